@@ -1,0 +1,72 @@
+"""Errors a user can act on: what went wrong, where, the nearest right spelling, what there is, what to do next.
+
+Everything raised on purpose derives from :class:`HgmsError`; the command line prints its message without a traceback
+and leaves with its ``exit_code`` (2: the input was wrong; 1: the run itself failed).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HgmsError(Exception):
+    """Base of all errors meant for the person at the keyboard."""
+
+    exit_code = 2
+
+
+class ConfigError(HgmsError):
+    """A configuration file, ``--set`` or constructor argument is wrong."""
+
+
+class UnknownComponent(HgmsError):
+    """No component of that name is registered."""
+
+
+class PluginError(HgmsError):
+    """A plugin failed to load, is incomplete, or clashes with another."""
+
+
+class MissingExtra(HgmsError):
+    """An optional dependency is not installed; the message carries the line that installs it."""
+
+
+class DataError(HgmsError):
+    """Data files are missing, truncated or inconsistent."""
+
+
+class CheckpointError(HgmsError):
+    """A checkpoint or run folder cannot be used; it is named and left untouched."""
+
+
+class NumericalError(HgmsError):
+    """The run cannot go on (for example: every candidate is non-finite); the last good state is kept."""
+
+    exit_code = 1
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like ``word``, ignoring case, or ``None``.
+
+    >>> closest("CGG", ["cg", "minres"])
+    'cg'
+    >>> closest("zebra", ["cg", "minres"]) is None
+    True
+    """
+    folded = {choice.casefold(): choice for choice in choices}
+    match = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[match[0]] if match else None
+
+
+def unknown(what: str, word: str, choices: Iterable[str]) -> str:
+    """The sentence for a misspelt name, with a suggestion where one is close and the whole list.
+
+    >>> print(unknown("linear solver", "cgg", ["cg", "minres"]))
+    unknown linear solver 'cgg'; did you mean 'cg'?
+      available: cg, minres
+    """
+    names = sorted(choices)
+    near = closest(word, names)
+    hint = f"did you mean {near!r}?" if near else "no close match."
+    return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) if names else '(none)'}"

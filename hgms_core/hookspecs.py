@@ -1,0 +1,97 @@
+"""Every hook a plugin may implement. A hook implementation may take fewer arguments than its specification.
+
+A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``::
+
+    from hgms_core import hookimpl
+
+    @hookimpl
+    def hgms_register_linear_solvers():
+        return [MySolver]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from hgms_core.protocols import (
+        CandidateGenerator,
+        HyperGradient,
+        LinearSolver,
+        Method,
+        OuterOptimizer,
+        Selector,
+        Task,
+    )
+    from hgms_core.registry import Composition
+    from hgms_core.runner import RunInfo
+
+hookspec = pluggy.HookspecMarker("hgms")
+hookimpl = pluggy.HookimplMarker("hgms")
+
+
+@hookspec
+def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
+    """Candidate generators, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_selectors() -> Iterable[type[Selector]]:
+    """Selectors, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
+    """Linear solvers, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
+    """Hypergradient estimators, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
+    """Outer optimisers, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_tasks() -> Iterable[type[Task]]:
+    """Tasks, as classes."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_methods() -> Iterable[type[Method] | Composition]:
+    """Methods: classes, or compositions (named defaults for the parts of a Pipeline)."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def hgms_register_commands(cli: click.Group) -> None:
+    """Add commands of your own to the ``hgms`` command line."""
+
+
+@hookspec
+def hgms_run_started(run: RunInfo) -> None:
+    """A run begins or resumes."""
+
+
+@hookspec
+def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
+    """An outer step is done; ``record`` holds plain numbers and strings. Called outside the budget's clock."""
+
+
+@hookspec
+def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None) -> None:
+    """A run ended: with its summary, or with the error that stopped it."""

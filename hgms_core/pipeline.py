@@ -1,0 +1,150 @@
+"""Propose, select, differentiate, update: the Method made of four parts."""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import asdict, field, frozen, validators
+
+from hgms_core.errors import ConfigError
+from hgms_core.problem import Problem
+from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
+from hgms_core.records import Cost, Record
+from hgms_core.seeding import Key
+from hgms_core.trees import Tree, norm
+
+
+@final
+@frozen(kw_only=True)
+class Pipeline:
+    """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
+
+    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``reference``
+    starts θ from one of the problem's named upper variables instead of ``theta0``. ``keep = "best"`` returns the state with the
+    lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
+    the last one.
+
+    >>> import torch
+    >>> from hgms_core import Pipeline, Problem
+    >>> from hgms_branches import Branches
+    >>> from hgms_cg import CG
+    >>> from hgms_hypergradients import Implicit
+    >>> from hgms_outer import Sgd
+    >>> from hgms_selectors import BestOfN
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
+    >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),
+    ...                   hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.2))
+    >>> state = method.init(problem, seed=0)
+    >>> for _ in range(30):
+    ...     state, record = method.step(problem, state)
+    >>> round(float(method.result(state)[0]["t"]), 2)
+    2.0
+    """
+
+    name: ClassVar[str] = "pipeline"
+
+    generator: CandidateGenerator
+    selector: Selector
+    hypergradient: HyperGradient
+    outer: OuterOptimizer
+    reference: str | None = None
+    keep: Literal["last", "best"] = field(default="last", validator=validators.in_(["last", "best"]))
+
+    def init(self, problem: Problem, seed: int) -> State:
+        if self.reference is not None and self.reference not in problem.references:
+            known = ", ".join(sorted(problem.references)) or "none"
+            raise ConfigError(
+                f"this problem has no reference upper variable {self.reference!r} (it has: {known})\n"
+                "  choose a task that names it, or leave `reference` out"
+            )
+        if self.keep == "best" and "stop" not in problem.upper_data:
+            raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
+        theta = problem.theta0 if self.reference is None else problem.references[self.reference]
+        key = Key(seed)
+        return {
+            "seed": seed,
+            "step": 0,
+            "theta": dict(theta),
+            "x": dict(problem.x0),
+            "start": self.generator.init(problem, key.fold("init")),
+            "hypergradient": self.hypergradient.init(problem),
+            "outer": self.outer.init(theta),
+            "cost": asdict(Cost()),
+            "best": None,
+        }
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        key = Key(state["seed"]).fold("step", state["step"])
+        theta, start = state["theta"], state["start"]
+
+        candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
+        selection = self.selector.select(problem, theta, candidates, key.fold("select"))
+        x = candidates.at(selection.index)
+
+        branch = Branch(x=x, replay=functools.partial(self._replay, problem, start, key.fold("propose"), selection.index))
+        estimate, memory = self.hypergradient.estimate(
+            problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
+        )
+        updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
+        updated = problem.project(updated)
+
+        cost = Cost(**state["cost"]) + candidates.cost + selection.cost + estimate.cost
+        record: Record = {
+            "step": state["step"] + 1,
+            "upper_loss": estimate.upper_loss,
+            "lower_loss": candidates.losses.index_select(0, selection.index.reshape(1))[0]
+            if candidates.losses is not None
+            else None,
+            "selected": selection.index,
+            "gap": selection.gap,
+            "scores": selection.scores,
+            "finite_candidates": selection.finite,
+            "hypergradient_norm": norm(estimate.value),
+            "lower_gradient_norm": estimate.lower_gradient_norm,
+            "update_norm": norm({name: updated[name] - theta[name] for name in theta}),
+            "residual": estimate.residual,
+            "iterations": estimate.iterations,
+            "curvature": estimate.curvature,
+        }
+        best = state["best"]
+        if self.keep == "best":
+            best, stop_loss, rows = self._better(problem, theta, x, best)
+            record["stop_loss"] = stop_loss
+            cost = cost + Cost(upper_values=1, rows=rows)
+        record["outcome"] = estimate.outcome.label
+        record.update({f"cost_{name}": value for name, value in asdict(cost).items()})
+        record["oracle_calls"] = cost.calls
+        return {
+            **state,
+            "step": state["step"] + 1,
+            "theta": updated,
+            "x": x,
+            "start": self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem),
+            "hypergradient": memory,
+            "outer": outer,
+            "cost": asdict(cost),
+            "best": best,
+        }, record
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        if self.keep == "best" and state["best"] is not None:
+            return state["best"]["theta"], state["best"]["x"]
+        return state["theta"], state["x"]
+
+    def _replay(
+        self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None
+    ) -> Tree:
+        return self.generator.replay(problem, theta, start, key, index, last)
+
+    def _better(
+        self, problem: Problem, theta: Tree, x: Tree, best: State | None
+    ) -> tuple[State, torch.Tensor, int]:
+        data = problem.upper_data["stop"]
+        with torch.no_grad():
+            loss = problem.f(theta, x, data.whole)
+        if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
+            best = {"loss": loss, "theta": theta, "x": x}
+        return best, loss, data.count(None)

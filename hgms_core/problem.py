@@ -1,0 +1,105 @@
+"""A bilevel problem: two losses, their data, and where to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from attrs import Factory, field, frozen
+from torch import Tensor
+
+from hgms_core.seeding import Key
+from hgms_core.trees import Tree
+
+Batch = Tree
+Loss = Callable[[Tree, Tree, Batch], Tensor]
+"""``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed."""
+
+
+def _nothing(_index: Tensor) -> Batch:
+    return {}
+
+
+@frozen
+class Data:
+    """The rows a loss is computed on.
+
+    ``whole`` is the batch of all ``size`` rows; ``rows(index)`` the batch of the rows numbered by an integer tensor of any
+    shape, whose axes lead every leaf of the result. ``Data.none()`` is for a loss without data.
+
+    >>> table = torch.arange(10.0)
+    >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
+    >>> data.batch(data.draw(Key(0), batch_size=4, steps=3))["t"].shape
+    torch.Size([3, 4])
+    >>> data.draw(Key(0), batch_size=None, steps=3) is None
+    True
+    """
+
+    size: int
+    whole: Batch = Factory(dict)
+    rows: Callable[[Tensor], Batch] = field(default=_nothing, eq=False)
+    device: torch.device = torch.device("cpu")
+
+    @classmethod
+    def none(cls) -> Data:
+        return cls(0)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Tensor]) -> Data:
+        """Rows of tensors that share their first axis; the batch also holds each row's number as ``index``."""
+        first = next(iter(table.values()))
+        size, device = first.shape[0], first.device
+        whole = {**table, "index": torch.arange(size, device=device)}
+
+        def rows(index: Tensor) -> Batch:
+            return {**{name: leaf[index] for name, leaf in table.items()}, "index": index}
+
+        return cls(size, whole, rows, device)
+
+    def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
+        """Row numbers ``[steps, batch_size]``, or None where each step sees the whole data."""
+        if batch_size is None or batch_size >= self.size:
+            return None
+        return key.indices(self.size, batch_size, steps, self.device)
+
+    def batch(self, index: Tensor | None) -> Batch:
+        return self.whole if index is None else self.rows(index)
+
+    def count(self, batch_size: int | None) -> int:
+        """Rows in a batch of the asked size; a loss without data counts one."""
+        return max(1, self.size if batch_size is None else min(batch_size, self.size))
+
+
+def _same(theta: Tree) -> Tree:
+    return theta
+
+
+ROLES = ("differentiate", "select", "stop")
+"""What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
+
+
+@frozen(kw_only=True)
+class Problem:
+    """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
+
+    ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss; ``lower_data`` what g is computed
+    on and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use
+    different validation rows; ``project`` maps θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported
+    (outside the budget's clock, and outside every decision). ``fresh(key)`` draws another initial lower state;
+    ``references`` names special upper variables, such as the weights that know which labels are right.
+    """
+
+    theta0: Tree
+    x0: Tree
+    g: Loss
+    f: Loss
+    lower_data: Data = Factory(Data.none)
+    upper_data: Mapping[str, Data] = Factory(lambda: {role: Data.none() for role in ROLES})
+    project: Callable[[Tree], Tree] = _same
+    evaluate: Callable[[Tree, Tree], Mapping[str, float]] = lambda theta, x: {}
+    fresh: Callable[[Key], Tree] | None = None
+    references: Mapping[str, Tree] = Factory(dict)
+
+    def initial(self, key: Key) -> Tree:
+        """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
+        return self.x0 if self.fresh is None else self.fresh(key)

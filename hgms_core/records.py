@@ -1,0 +1,175 @@
+"""The values that pass between components: candidates, selections, solutions, hypergradients and their costs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import Factory, asdict, frozen
+from torch import Tensor
+
+from hgms_core.trees import Tree, take
+
+
+class Outcome(enum.Enum):
+    """How a linear solve ended. The value is the sentence to show; ``code`` is what a tensor holds."""
+
+    CONVERGED = "the residual reached the tolerance"
+    ITERATION_LIMIT = "the iteration limit was reached first; raise max_steps or the ridge, or loosen the tolerance"
+    NEGATIVE_CURVATURE = (
+        "a direction of non-positive curvature was met (the lower Hessian plus ridge is not positive definite here) and the "
+        "iterate before it is returned; raise the ridge, use minres, or let the lower level run longer"
+    )
+    STAGNATED = (
+        "the residual stopped falling at the precision of the numbers: the system is singular and inconsistent or the "
+        "tolerance is too tight; raise the ridge, loosen the tolerance, or use float64"
+    )
+    DIVERGED = "the iteration grew instead of shrinking; lower the step size or use cg"
+    NONFINITE = (
+        "the operator or right-hand side is not finite; the last finite iterate is returned (check the losses for overflow)"
+    )
+    NOT_SOLVED = "no system was solved: this estimator does not use one"
+
+    @property
+    def code(self) -> int:
+        return list(Outcome).index(self)
+
+    @property
+    def label(self) -> str:
+        """Short kebab-case name, as records hold it."""
+        return self.name.lower().replace("_", "-")
+
+
+@frozen(kw_only=True)
+class Cost:
+    """Oracle calls. A call on a batch counts one; ``rows`` adds up the examples that went through all the calls.
+
+    >>> (Cost(lower_gradients=20) + Cost(upper_values=1)).calls
+    21
+    """
+
+    lower_gradients: int = 0
+    upper_values: int = 0
+    upper_gradients: int = 0
+    products: int = 0
+    cross_products: int = 0
+    rows: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        theirs = asdict(other)
+        return Cost(**{name: value + theirs[name] for name, value in asdict(self).items()})
+
+    @property
+    def calls(self) -> int:
+        """All oracle calls together: what a budget in oracle calls counts."""
+        return self.lower_gradients + self.upper_values + self.upper_gradients + self.products + self.cross_products
+
+
+@frozen(kw_only=True)
+class Candidates:
+    """N lower states as one stacked tree, and their baggage.
+
+    ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the like) only travels along.
+    ``losses`` holds the last lower loss each candidate saw, ``[N]``.
+    """
+
+    x: Tree
+    aux: Tree = Factory(dict)
+    losses: Tensor | None = None
+    cost: Cost = Cost()
+
+    @property
+    def count(self) -> int:
+        return next(iter(self.x.values())).shape[0]
+
+    def at(self, index: int | Tensor) -> Tree:
+        return take(self.x, index)
+
+
+@frozen(kw_only=True)
+class Selection:
+    """Which candidate was chosen. ``gap`` is the distance between the best two finite scores (inf if there is only one);
+    ``finite`` how many scores were finite, as a tensor, so that nothing waits for the GPU."""
+
+    index: Tensor
+    scores: Tensor
+    gap: Tensor
+    finite: Tensor
+    cost: Cost = Cost()
+
+
+@frozen(kw_only=True)
+class Solution:
+    """What a linear solver returns for (H + ridge·I) v = b, one system ``[d]`` or a batch ``[N, d]``.
+
+    ``residual`` is ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 where b = 0), ``curvature`` the
+    smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none), ``iterations`` per system, ``products`` the number
+    of calls of the operator.
+    """
+
+    value: Tensor
+    codes: Tensor
+    residual: Tensor
+    iterations: Tensor
+    curvature: Tensor
+    products: int
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of a single system; for a batch, the worst one (use ``outcomes`` for all)."""
+        return list(Outcome)[int(self.codes.max())]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        members = list(Outcome)
+        return tuple(members[code] for code in self.codes.reshape(-1).tolist())
+
+    @property
+    def converged(self) -> Tensor:
+        return self.codes == Outcome.CONVERGED.code
+
+
+@frozen(kw_only=True)
+class Hypergradient:
+    """An estimate of ∇F(θ), and how good it is.
+
+    ``value`` has the shapes of θ. ``solution`` is the linear solve behind it (None for estimators without one),
+    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower solution).
+    """
+
+    value: Tree
+    upper_loss: Tensor
+    lower_gradient_norm: Tensor | None = None
+    solution: Solution | None = None
+    cost: Cost = Cost()
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.solution.outcome if self.solution is not None else Outcome.NOT_SOLVED
+
+    @property
+    def residual(self) -> Tensor | None:
+        return self.solution.residual if self.solution is not None else None
+
+    @property
+    def iterations(self) -> Tensor | None:
+        return self.solution.iterations if self.solution is not None else None
+
+    @property
+    def curvature(self) -> Tensor | None:
+        return self.solution.curvature if self.solution is not None else None
+
+
+Record = dict[str, Any]
+"""One outer step as a flat row: tensors until the runner turns them into numbers, all in one transfer."""
+
+
+def to_numbers(record: Mapping[str, Any]) -> Record:
+    """The record with every tensor as a Python number, list or string, moved off the device at once."""
+    tensors = {name: value for name, value in record.items() if isinstance(value, Tensor)}
+    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
+    if any(value.is_cuda for value in tensors.values()):
+        torch.cuda.synchronize()
+    return {name: moved[name].tolist() if name in moved else value for name, value in record.items()}

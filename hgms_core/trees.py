@@ -1,0 +1,108 @@
+"""Trees: lower and upper variables are flat dictionaries of named tensors.
+
+A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors file. A *stacked*
+tree carries N candidates: every leaf has the same leading axis N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def detach(tree: Mapping[str, Tensor]) -> Tree:
+    """The same values cut off from any autograd graph (no copy)."""
+    return {name: leaf.detach() for name, leaf in tree.items()}
+
+
+def clone(tree: Mapping[str, Tensor]) -> Tree:
+    """A detached copy."""
+    return {name: leaf.detach().clone() for name, leaf in tree.items()}
+
+
+def require_grad(tree: Mapping[str, Tensor]) -> Tree:
+    """Fresh autograd leaves that share memory with ``tree``."""
+    return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
+
+
+def stack(trees: Sequence[Mapping[str, Tensor]]) -> Tree:
+    """N trees as one stacked tree."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def repeat(tree: Mapping[str, Tensor], n: int) -> Tree:
+    """n copies of ``tree`` along a new leading axis (memory is written, so each row can be changed on its own)."""
+    return {name: leaf.detach().expand(n, *leaf.shape).clone() for name, leaf in tree.items()}
+
+
+def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
+    """Row ``index`` of a stacked tree, copied; a tensor index stays on its device, so nothing waits for the GPU."""
+    if isinstance(index, Tensor):
+        row = index.reshape(1)
+        return {name: leaf.index_select(0, row)[0] for name, leaf in tree.items()}
+    return {name: leaf[index].clone() for name, leaf in tree.items()}
+
+
+def norm(tree: Mapping[str, Tensor]) -> Tensor:
+    """Euclidean norm over all leaves (a 0-dimensional tensor).
+
+    >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
+    tensor(5.)
+    """
+    if not tree:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tree.values()))))
+
+
+def is_finite(tree: Mapping[str, Tensor]) -> Tensor:
+    """Whether all numbers of the tree are finite (a 0-dimensional bool tensor)."""
+    return torch.stack([torch.isfinite(leaf).all() for leaf in tree.values()]).all()
+
+
+@frozen
+class Ravel:
+    """The bijection between a tree and one flat vector, for solvers that think in vectors.
+
+    ``batch_dims=1`` keeps a leading axis: N stacked candidates become an ``[N, d]`` matrix.
+
+    >>> spec = Ravel.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
+    >>> spec.size
+    9
+    >>> spec.unravel(spec.ravel({"w": torch.ones(2, 3), "b": torch.zeros(3)}))["b"]
+    tensor([0., 0., 0.])
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    sizes: tuple[int, ...]
+    batch_dims: int
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Tensor], batch_dims: int = 0) -> Ravel:
+        shapes = tuple(leaf.shape[batch_dims:] for leaf in tree.values())
+        return cls(tuple(tree), shapes, tuple(shape.numel() for shape in shapes), batch_dims)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def ravel(self, tree: Mapping[str, Tensor]) -> Tensor:
+        return self.ravel_leaves([tree[name] for name in self.names])
+
+    def ravel_leaves(self, leaves: Sequence[Tensor]) -> Tensor:
+        if len(leaves) == 1:
+            return leaves[0].reshape(*leaves[0].shape[: self.batch_dims], -1)
+        return torch.cat([leaf.reshape(*leaf.shape[: self.batch_dims], -1) for leaf in leaves], dim=-1)
+
+    def unravel_leaves(self, vector: Tensor) -> list[Tensor]:
+        lead = vector.shape[:-1]
+        parts = vector.split(self.sizes, dim=-1)
+        return [part.reshape(lead + shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def unravel(self, vector: Tensor) -> Tree:
+        return dict(zip(self.names, self.unravel_leaves(vector), strict=True))
