@@ -16,6 +16,7 @@ from hgms_core.errors import (
     PluginError as PluginError,
     UnknownComponent as UnknownComponent,
 )
+from hgms_core.hookspecs import hookimpl as hookimpl
 from hgms_core.hypergrad import (
     CallableSolver as CallableSolver,
     Strategy as Strategy,
@@ -51,3 +52,8 @@ from hgms_core.records import (
 from hgms_core.seeding import Key as Key
 from hgms_core.stacking import Mode as Mode, gradients as gradients, values as values
 from hgms_core.trees import Ravel as Ravel, Tree as Tree
+
+__version__ = "0.1.0"
+
+PLUGIN_API = 1
+"""The version of hooks and protocols that plugins are written against; it grows only when an old plugin would break."""
