@@ -118,9 +118,7 @@ def _step(x: Tensor, v: Tensor) -> Tensor:
     return torch.finfo(x.dtype).eps ** (1 / 3) * scale / length.clamp_min(tiny)
 
 
-def cross_product(
-    g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tree, strategy: Strategy = "vjp"
-) -> Tree:
+def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tree, strategy: Strategy = "vjp") -> Tree:
     """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower model.
 
     It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ alone. For
@@ -211,8 +209,12 @@ class CallableSolver:
             Outcome.NONFINITE.code,
         )
         return Solution(
-            value=value, codes=codes, residual=residual, iterations=torch.full_like(codes, products),
-            curvature=torch.full_like(residual, torch.inf), products=products + 1,
+            value=value,
+            codes=codes,
+            residual=residual,
+            iterations=torch.full_like(codes, products),
+            curvature=torch.full_like(residual, torch.inf),
+            products=products + 1,
         )
 
 
@@ -239,7 +241,10 @@ def implicit(
         lower_gradient_norm=torch.linalg.vector_norm(at.gradient),
         solution=solution,
         cost=Cost(
-            upper_gradients=1, lower_gradients=1, products=solution.products, cross_products=1,
+            upper_gradients=1,
+            lower_gradients=1,
+            products=solution.products,
+            cross_products=1,
             rows=rows[0] + rows[1] * (2 + solution.products),
         ),
     )
@@ -284,9 +289,7 @@ def hypergradient(
     upper, lower = _named(theta, "theta"), _named(x, "x")
 
     def bound(loss: Callable[..., Tensor]) -> Callable[[Tree, Tree], Tensor]:
-        return lambda a, b: loss(
-            a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"]
-        )
+        return lambda a, b: loss(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
     return implicit(bound(f), bound(g), upper, lower, solver, strategy, v0)
 
@@ -296,6 +299,14 @@ def _named(value: Tree | Tensor, name: str) -> Tree:
 
 
 __all__ = [
-    "CallableSolver", "Curvature", "Strategy", "as_solver", "cross_product", "curvature", "hypergradient", "implicit", "norm",
+    "CallableSolver",
+    "Curvature",
+    "Strategy",
+    "as_solver",
+    "cross_product",
+    "curvature",
+    "hypergradient",
+    "implicit",
+    "norm",
     "upper_gradients",
 ]

@@ -136,12 +136,10 @@ class Pipeline:
 
     def _replay(
         self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None
-    ) -> Tree:
+    ) -> tuple[Tree, Cost]:
         return self.generator.replay(problem, theta, start, key, index, last)
 
-    def _better(
-        self, problem: Problem, theta: Tree, x: Tree, best: State | None
-    ) -> tuple[State, torch.Tensor, int]:
+    def _better(self, problem: Problem, theta: Tree, x: Tree, best: State | None) -> tuple[State, torch.Tensor, int]:
         data = problem.upper_data["stop"]
         with torch.no_grad():
             loss = problem.f(theta, x, data.whole)

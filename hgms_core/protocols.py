@@ -23,7 +23,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core.problem import Problem
-from hgms_core.records import Candidates, Hypergradient, Record, Selection, Solution
+from hgms_core.records import Candidates, Cost, Hypergradient, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -38,11 +38,12 @@ class Branch:
     """The selected candidate, and how to get it again.
 
     ``x`` is the selected lower state (detached). ``replay(theta, last)`` runs the branch once more under autograd and returns
-    the same state as a function of θ, through its ``last`` steps (None: all of them).
+    the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together with the
+    backward pass.
     """
 
     x: Tree
-    replay: Callable[[Tree, int | None], Tree]
+    replay: Callable[[Tree, int | None], tuple[Tree, Cost]]
 
 
 @runtime_checkable
@@ -59,9 +60,11 @@ class CandidateGenerator(Protocol):
         """N candidates as one stacked, detached tree. ``start`` is not changed."""
         ...
 
-    def replay(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None) -> Tree:
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
         """Candidate ``index`` of ``propose`` with the same arguments, as a differentiable function of ``theta`` through its
-        ``last`` steps (all if None)."""
+        ``last`` steps (all if None), and the cost of running it and of going back through it."""
         ...
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:

@@ -1,25 +1,25 @@
-"""Losses of N stacked candidates at once: one vmapped computation, or a loop where vmap does not fit.
+"""Losses of N stacked candidates: one vmapped computation, or one candidate after the other.
 
-The stacked form pays where a single candidate is too small to fill the processor. ``auto`` decides from the sizes
-(see :func:`prefers_stack`), never from a clock, so that a run is the same every time.
+Stacking pays where a single candidate is too small to fill the processor. ``auto`` decides from the sizes (see
+:func:`prefers_stack`), never from a clock, so that a run is the same every time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms_core.problem import Batch, Loss
-from hgms_core.trees import Tree, detach, take
+from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
 
-STACK_BELOW = 2_000_000
-"""Multiply-adds of one candidate's forward pass below which stacking is faster on a CPU (measured: docs/benchmarks.md)."""
+STACK_BELOW = 1_000_000
+"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (measured: docs/benchmarks.md)."""
 
 
 def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
@@ -29,42 +29,44 @@ def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
     multiply-add an example, and beyond ``STACK_BELOW`` one candidate keeps the cores busy, while N stacked ones only spill
     the cache.
     """
-    if mode != "auto":
-        return mode == "stacked"
     leaf = next(iter(x.values()))
+    if mode != "auto" or leaf.shape[0] == 1:
+        return mode == "stacked"
     size = sum(each[0].numel() for each in x.values())
     return leaf.is_cuda or size * rows <= STACK_BELOW
 
 
-def _chunks(count: int, chunk: int | None) -> Iterator[slice]:
-    step = count if chunk is None else chunk
-    return (slice(first, min(first + step, count)) for first in range(0, count, step))
+@frozen(eq=False)
+class Group:
+    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits them.
+
+    ``part`` selects the group's rows from anything with a leading axis N: a slice where the group is stacked, a number where
+    it is a single candidate without the axis.
+    """
+
+    part: slice | int
+    x: Tree
+    loss: Loss
+
+    def rows_of(self, stacked: Any) -> Any:
+        return None if stacked is None else stacked[self.part]
 
 
-def _rows(tree: Tree, part: slice) -> Tree:
-    return {name: leaf[part] for name, leaf in tree.items()}
+def groups(
+    loss: Loss, x: Tree, *, own_batch: bool = False, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
+) -> list[Group]:
+    """The candidates in the groups in which they are best evaluated.
 
-
-def values(
-    loss: Loss, theta: Tree, x: Tree, batch: Batch, *, own_batch: bool = False, mode: Mode = "auto", rows: int = 1,
-    chunk: int | None = None,
-) -> Tensor:
-    """``loss`` of every candidate, ``[N]``, without a graph.
-
-    ``own_batch`` says that ``batch`` is stacked too (candidate i sees row i); otherwise all share it. ``chunk`` bounds how
-    many candidates are evaluated at a time. Cost: N values.
+    ``own_batch`` says that each candidate gets its own batch (a stacked one); otherwise all share it. ``rows`` is the size of
+    one candidate's batch; ``chunk`` bounds how many stacked candidates are in one group, and so the memory of their
+    activations. A group's ``x`` are views: changing them in place changes the candidates.
     """
     count = next(iter(x.values())).shape[0]
-    with torch.no_grad():
-        if not prefers_stack(x, rows, mode):
-            return torch.stack(
-                [loss(theta, take(x, i), take(batch, i) if own_batch else batch) for i in range(count)]
-            )
-        pieces = []
-        for part in _chunks(count, chunk):
-            piece = _rows(batch, part) if own_batch else batch
-            pieces.append(_vmapped(loss, own_batch)(theta, _rows(x, part), piece))
-        return torch.cat(pieces)
+    if not prefers_stack(x, rows, mode):
+        return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
+    step = chunk or count
+    parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
+    return [Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmapped(loss, own_batch)) for part in parts]
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,40 +74,31 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
     return torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
 
-def gradients(
-    loss: Loss, theta: Tree, x: Tree, batch: Batch, *, own_batch: bool = False, mode: Mode = "auto", rows: int = 1,
-    chunk: int | None = None,
-) -> tuple[list[Tensor], Tensor]:
-    """(∇_x ``loss`` of every candidate, their losses): a stacked list of leaves and ``[N]``.
+def values(
+    loss: Loss, theta: Tree, x: Tree, batch: Batch, *, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
+) -> Tensor:
+    """``loss`` of every candidate on one shared batch, ``[N]``, without a graph. Cost: N values.
 
-    The candidates do not interact, so the gradient of the sum of their losses holds each one's own gradient; that takes one
-    ordinary backward pass over a vmapped forward pass. Cost: N gradients; memory: the gradients, and activations of
-    ``chunk`` candidates.
+    >>> square = lambda theta, x, batch: theta["t"] * x["x"] ** 2
+    >>> values(square, {"t": torch.tensor(2.0)}, {"x": torch.tensor([1.0, 3.0])}, {})
+    tensor([ 2., 18.])
     """
-    count = next(iter(x.values())).shape[0]
-    theta = detach(theta)
-    stacked = prefers_stack(x, rows, mode)
-    parts = list(_chunks(count, chunk)) if stacked else [slice(i, i + 1) for i in range(count)]
-    if stacked and len(parts) == 1:
-        return _gradient_of_part(_vmapped(loss, own_batch), theta, x, batch)
-    output = [torch.empty_like(leaf) for leaf in x.values()]
-    losses = []
-    for part in parts:
-        piece = _rows(batch, part) if own_batch else batch
-        if stacked:
-            grads, value = _gradient_of_part(_vmapped(loss, own_batch), theta, _rows(x, part), piece)
-        else:
-            single = take(piece, 0) if own_batch else piece
-            grads, value = _gradient_of_part(loss, theta, {name: leaf[part.start] for name, leaf in x.items()}, single)
-        for target, grad in zip(output, grads, strict=True):
-            target[part] = grad
-        losses.append(value.reshape(-1))
-    return output, torch.cat(losses)
+    with torch.no_grad():
+        found = [group.loss(theta, group.x, batch) for group in groups(loss, x, rows=rows, mode=mode, chunk=chunk)]
+        return torch.cat([each.reshape(-1) for each in found])
 
 
-def _gradient_of_part(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
+def gradient(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:
+    """(∇_x loss as a list of leaves, the loss itself), for one candidate or for a stacked group.
+
+    Stacked candidates do not interact, so the gradient of the sum of their losses holds each one's own gradient: one ordinary
+    backward pass over a vmapped forward pass. Cost: one gradient a candidate.
+
+    >>> gradient(lambda theta, x, batch: (x["x"] ** 2).sum(), {}, {"x": torch.tensor([3.0])}, {})
+    ([tensor([6.])], tensor(9.))
+    """
+    leaves = [leaf.detach().requires_grad_() for leaf in x.values()]
     with torch.enable_grad():
-        value = loss(theta, leaves, batch)
-        grads = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
+        value = loss(theta, dict(zip(x, leaves, strict=True)), batch)
+        grads = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
     return list(grads), value.detach()

@@ -1,0 +1,219 @@
+"""N runs of an ordinary optimiser from one start: the practical candidate generator of HG-MS."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_branches.update import Hyper, advance, unrolled
+from hgms_core import Candidates, ConfigError, Cost, Group, Key, Mode, Problem, State, Tree, detach, groups, repeat
+
+positive = validators.gt(0)
+not_negative = validators.ge(0)
+
+
+def _spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
+    if value is not None and not 0 < value[0] <= value[1]:
+        raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
+
+
+@final
+@frozen(kw_only=True)
+class Branches:
+    """N runs of SGD or AdamW on the lower loss, K steps each, from a common or an own start.
+
+    Branch i, with its own batches B and step size η_i (SGD; AdamW has its usual form with decoupled decay)::
+
+        y ← y_start + noise_i,    y ← y − η_i (∇_y g(θ, y; B) clipped + wd_i·y)      K times
+
+    Branch 0 is always free of noise. The candidates differ through the order of the batches (``batches = "independent"``),
+    noise at the start, and factors on learning rate and weight decay spaced evenly in the logarithm.
+
+    Use when the lower level is a network that is trained by steps, not solved. Avoid when a temperature matters (``ula``).
+
+    Arguments:
+        count: N. ``steps``: K, lower updates of each branch in one outer step.
+        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers).
+        batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
+        noise: standard deviation of the Gaussian added to the start; in units of each leaf's root mean square if
+            ``noise_scale = "relative"`` (a leaf that is all zero then gets none).
+        lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
+        clip: bound on the norm of a branch's gradient.
+        schedule: ``constant``; ``cosine`` from lr to ``floor``·lr over the K steps; ``cosine-restarts`` over ``period`` lower
+            steps, again and again, counted over the whole run.
+        carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
+            each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
+        moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts them at zero each time.
+        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked branches at a time.
+
+    Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, and activations of ``chunk`` branches.
+
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> branches = Branches(count=3, steps=50, lr=0.1, noise=1.0)
+    >>> start = branches.init(problem, Key(0))
+    >>> found = branches.propose(problem, problem.theta0, start, Key(0))
+    >>> found.x["x"].shape, bool((found.x["x"].abs() < 1e-3).all())
+    (torch.Size([3, 1]), True)
+
+    Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment appendix.
+    """
+
+    name: ClassVar[str] = "branches"
+
+    count: int = field(default=4, validator=positive)
+    steps: int = field(default=20, validator=positive)
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
+    lr: float = field(default=0.1, validator=positive)
+    momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = field(default=1e-8, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    batch_size: int | None = field(default=None, validator=validators.optional(positive))
+    batches: Literal["independent", "shared"] = field(
+        default="independent", validator=validators.in_(["independent", "shared"])
+    )
+    noise: float = field(default=0.0, validator=not_negative)
+    noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=validators.in_(["absolute", "relative"]))
+    lr_spread: tuple[float, float] | None = field(default=None, validator=_spread)
+    decay_spread: tuple[float, float] | None = field(default=None, validator=_spread)
+    clip: float | None = field(default=None, validator=validators.optional(positive))
+    schedule: Literal["constant", "cosine", "cosine-restarts"] = field(
+        default="constant", validator=validators.in_(["constant", "cosine", "cosine-restarts"])
+    )
+    floor: float = field(default=0.0, validator=[not_negative, validators.le(1)])
+    period: int = field(default=20, validator=positive)
+    carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
+        default="selected", validator=validators.in_(["selected", "base", "per-branch", "restart"])
+    )
+    moments: Literal["carry", "fresh"] = field(default="carry", validator=validators.in_(["carry", "fresh"]))
+    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    chunk: int | None = field(default=None, validator=validators.optional(positive))
+
+    def init(self, problem: Problem, key: Key) -> State:
+        x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
+        return {"x": x, "moments": self._no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        x, moments, index = self._begin(problem, start, key, list(range(self.count)))
+        rates, decays = self._rates(start["lower_steps"]), self._factors(self.decay_spread)
+        rows = problem.lower_data.count(self.batch_size)
+        last = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        own_batch = self.batches == "independent" and index is not None
+        theta = detach(theta)
+        for group in groups(problem.g, x, own_batch=own_batch, rows=rows, mode=self.mode, chunk=self.chunk):
+            last[group.part] = advance(
+                self.hyper(start),
+                group,
+                theta,
+                {name: leaf[group.part] for name, leaf in moments.items()},
+                problem.lower_data,
+                group.rows_of(index) if own_batch else index,
+                [self._for_group(group, rate) for rate in rates],
+                self._for_group(group, [self.weight_decay * factor for factor in decays]),
+            )
+        calls = self.count * self.steps
+        return Candidates(x=x, aux=moments, losses=last, cost=Cost(lower_gradients=calls, rows=calls * rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        chosen = int(index)
+        x, moments, drawn = self._begin(problem, start, key, [chosen])
+        if drawn is not None and self.batches == "independent":
+            drawn = drawn[0]
+        rates = [rate[chosen] for rate in self._rates(start["lower_steps"])]
+        within = self.steps if last is None else min(last, self.steps)
+        rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
+        cost = Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
+        end = unrolled(
+            self.hyper(start),
+            problem,
+            theta,
+            {name: leaf[0] for name, leaf in x.items()},
+            {name: leaf[0] for name, leaf in moments.items()},
+            drawn,
+            rates,
+            self.weight_decay * self._factors(self.decay_spread)[chosen],
+            within,
+        )
+        return end, cost
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        if self.carry_rule == "per-branch":
+            x, moments = candidates.x, candidates.aux
+        elif self.carry_rule == "restart":
+            x = repeat(problem.initial(key), 1)
+            moments = self._no_moments(x)
+        else:
+            row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
+            x = {name: leaf.index_select(0, row) for name, leaf in candidates.x.items()}
+            moments = {name: leaf.index_select(0, row) for name, leaf in candidates.aux.items()}
+        fresh = self.moments == "fresh" or self.carry_rule == "restart"
+        return {
+            "x": x,
+            "moments": self._no_moments(x) if fresh else moments,
+            "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
+            "lower_steps": start["lower_steps"] + self.steps,
+        }
+
+    def hyper(self, start: State) -> Hyper:
+        return Hyper(self.optimizer, self.momentum, self.betas, self.eps, self.clip, start["optimizer_steps"])
+
+    def _no_moments(self, x: Tree) -> Tree:
+        kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
+        return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
+
+    def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
+        """Starts, moments and batch numbers of some branches: a pure function of the arguments, so one branch can be replayed."""
+        rows = start["x"]
+        carried = next(iter(rows.values())).shape[0]
+        if carried not in (1, self.count):
+            raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {self.count}")
+        pick = [0 if carried == 1 else member for member in members]
+        x = {name: leaf[pick].clone() for name, leaf in rows.items()}
+        moments = {name: leaf[pick].clone() for name, leaf in start["moments"].items()}
+        if self.noise:
+            for row, member in enumerate(members):
+                if member == 0:
+                    continue  # branch 0 is the noise-free parent
+                device = next(iter(x.values())).device
+                generator = key.fold("noise", member).generator(device)
+                for leaf in x.values():
+                    scale = leaf[row].square().mean().sqrt() if self.noise_scale == "relative" else 1.0
+                    drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+                    leaf[row] += self.noise * scale * drawn
+        data = problem.lower_data
+        if self.batches == "shared":
+            return x, moments, data.draw(key.fold("batches"), self.batch_size, self.steps)
+        drawn = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
+        return x, moments, None if drawn[0] is None else torch.stack([each for each in drawn if each is not None])
+
+    def _factors(self, spread: tuple[float, float] | None) -> list[float]:
+        if spread is None or self.count == 1:
+            return [1.0] * self.count
+        low, high = spread
+        return [low * (high / low) ** (i / (self.count - 1)) for i in range(self.count)]
+
+    def _rates(self, lower_steps: int) -> list[list[float]]:
+        """Learning rate of every branch at each of the K steps."""
+        factors = self._factors(self.lr_spread)
+        return [[self.lr * factor * self._shape(lower_steps, step) for factor in factors] for step in range(self.steps)]
+
+    def _shape(self, lower_steps: int, step: int) -> float:
+        if self.schedule == "constant":
+            return 1.0
+        turn = step / self.steps if self.schedule == "cosine" else ((lower_steps + step) % self.period) / self.period
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * turn))
+
+    def _for_group(self, group: Group, values: list[float]) -> float | Tensor:
+        """One number where all members agree (the usual case, and the faster one), else a tensor with one per member."""
+        mine = values[group.part] if isinstance(group.part, slice) else [values[group.part]]
+        if all(value == mine[0] for value in mine):
+            return mine[0]
+        leaf = next(iter(group.x.values()))
+        return torch.tensor(mine, dtype=leaf.dtype, device=leaf.device)

@@ -1,0 +1,165 @@
+"""One branch, or a stacked group of branches, moved K steps: in place without a graph, or unrolled under autograd."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import Data, Group, Problem, Tree, detach, gradient
+
+
+@frozen
+class Hyper:
+    """What both forms of the update share. ``done`` is how many steps the moments have already seen."""
+
+    optimizer: str
+    momentum: float
+    betas: tuple[float, float]
+    eps: float
+    clip: float | None
+    done: int
+
+
+def advance(
+    hyper: Hyper,
+    group: Group,
+    theta: Tree,
+    moments: Tree,
+    data: Data,
+    index: Tensor | None,
+    rates: list[float | Tensor],
+    decay: float | Tensor,
+) -> Tensor:
+    """Moves ``group.x`` and ``moments`` in place through all steps; returns the last lower losses.
+
+    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch.
+    """
+    leaves = list(group.x.values())
+    first = list(moments.values())[: len(leaves)]
+    second = list(moments.values())[len(leaves) :]
+    stacked = isinstance(group.part, slice)
+    loss = torch.empty(())
+    for step, rate in enumerate(rates):
+        batch = data.batch(None if index is None else index[..., step, :])
+        grads, loss = gradient(group.loss, theta, group.x, batch)
+        if hyper.clip is not None:
+            _clip_(grads, hyper.clip, stacked)
+        if not isinstance(decay, float) or decay:
+            _scale_(leaves, 1 - rate * decay)
+        if hyper.optimizer == "sgd":
+            if hyper.momentum:
+                torch._foreach_mul_(first, hyper.momentum)
+                torch._foreach_add_(first, grads)
+                grads = first
+            _descend_(leaves, grads, rate)
+        else:
+            _adam_(hyper, leaves, grads, first, second, hyper.done + step + 1, rate)
+    return loss
+
+
+def _adam_(
+    hyper: Hyper,
+    leaves: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    count: int,
+    rate: float | Tensor,
+) -> None:
+    beta1, beta2 = hyper.betas
+    torch._foreach_lerp_(first, grads, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+    # m̂ / (√v̂ + ε), with both bias corrections moved into two scalars.
+    root = torch._foreach_sqrt(second)
+    torch._foreach_div_(root, (1 - beta2**count) ** 0.5)
+    torch._foreach_add_(root, hyper.eps)
+    scale = rate / (1 - beta1**count)
+    if isinstance(scale, Tensor):
+        _descend_(leaves, torch._foreach_div(first, root), scale)
+    else:
+        torch._foreach_addcdiv_(leaves, first, root, -scale)
+
+
+def _clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
+    """Scales each member's gradient down to norm ``bound``."""
+    dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
+    squares = [grad.square().sum(dim) if dim else grad.square() for grad, dim in zip(grads, dims, strict=True)]
+    norm = torch.stack(squares).sum(0).sqrt()
+    _scale_(grads, (bound / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0))
+
+
+def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
+    if isinstance(factor, Tensor) and factor.dim():
+        for leaf in leaves:
+            leaf.mul_(factor.reshape(-1, *[1] * (leaf.dim() - 1)))
+    else:
+        torch._foreach_mul_(leaves, factor)
+
+
+def _descend_(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> None:
+    if isinstance(rate, Tensor):
+        for leaf, direction in zip(leaves, directions, strict=True):
+            leaf.sub_(rate.reshape(-1, *[1] * (leaf.dim() - 1)) * direction)
+    else:
+        torch._foreach_add_(leaves, directions, alpha=-rate)
+
+
+def unrolled(
+    hyper: Hyper,
+    problem: Problem,
+    theta: Tree,
+    x: Tree,
+    moments: Tree,
+    index: Tensor | None,
+    rates: list[float],
+    decay: float,
+    last: int,
+) -> Tree:
+    """The same K steps of one branch as a differentiable function of ``theta`` through the ``last`` of them.
+
+    The steps before keep no graph. Memory: the graphs of ``last`` gradients.
+    """
+    names = list(x)
+    state = [x, *({name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments)]
+    for step, rate in enumerate(rates):
+        within = step >= len(rates) - last
+        batch = problem.lower_data.batch(None if index is None else index[step])
+        point = state[0]
+        leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in point.values()]
+        with torch.enable_grad():
+            value = problem.g(theta if within else detach(theta), dict(zip(names, leaves, strict=True)), batch)
+            found = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
+        with torch.set_grad_enabled(within):
+            grads = dict(zip(names, found, strict=True))
+            if hyper.clip is not None:
+                norm = torch.cat([each.reshape(-1) for each in found]).norm()
+                grads = {name: grad * (hyper.clip / norm).clamp_max(1.0) for name, grad in grads.items()}
+            point = {name: leaf * (1 - rate * decay) for name, leaf in zip(names, leaves, strict=True)}
+            state = _step(hyper, point, grads, state[1:], hyper.done + step + 1, rate)
+    return state[0]
+
+
+def _step(hyper: Hyper, x: Tree, grads: Tree, moments: list[Tree], count: int, rate: float) -> list[Tree]:
+    if hyper.optimizer == "sgd":
+        if not hyper.momentum:
+            return [{name: x[name] - rate * grads[name] for name in x}]
+        first = {name: hyper.momentum * moments[0][name] + grads[name] for name in x}
+        return [{name: x[name] - rate * first[name] for name in x}, first]
+    beta1, beta2 = hyper.betas
+    first = {name: beta1 * moments[0][name] + (1 - beta1) * grads[name] for name in x}
+    second = {name: beta2 * moments[1][name] + (1 - beta2) * grads[name].square() for name in x}
+    corrected = (1 - beta2**count) ** 0.5
+    new = {
+        name: x[name] - rate / (1 - beta1**count) * first[name] / (_root(second[name]) / corrected + hyper.eps) for name in x
+    }
+    return [new, first, second]
+
+
+def _root(v: Tensor) -> Tensor:
+    """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a gradient stays where it is)."""
+    zero = v == 0
+    return cast("Tensor", torch.where(zero, torch.zeros_like(v), torch.where(zero, torch.ones_like(v), v).sqrt()))

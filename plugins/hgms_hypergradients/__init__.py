@@ -1,0 +1,14 @@
+"""Hypergradient estimators `implicit`, `unrolled`, `one-step` and `fixed`."""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_hypergradients.fixed import Fixed as Fixed
+from hgms_hypergradients.implicit import Implicit as Implicit
+from hgms_hypergradients.one_step import OneStep as OneStep
+from hgms_hypergradients.unrolled import Unrolled as Unrolled
+
+
+@hookimpl
+def hgms_register_hypergradients() -> list[type]:
+    return [Implicit, Unrolled, OneStep, Fixed]

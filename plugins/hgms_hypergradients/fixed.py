@@ -1,0 +1,42 @@
+"""No hypergradient: θ stays where it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, frozen, validators
+
+from hgms_core import Branch, Cost, Hypergradient, Key, Problem, State, Tree
+from hgms_hypergradients.upper import upper_batch
+
+
+@final
+@frozen(kw_only=True)
+class Fixed:
+    """h = 0: the lower level is trained at the given θ, and f is only reported.
+
+    The floor of every comparison (``uniform`` weights) and, from a reference θ, its ceiling (``oracle-clean``).
+
+    Cost: 1 upper value.
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)},
+    ...                   g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: (2 * x["x"]).sum())
+    >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0, replay=None), Key(0), {})[0].value["t"]
+    tensor([0.])
+
+    Source: the trivial estimator; named so that fixed weights run under the same budget, records and stopping as the rest.
+    """
+
+    name: ClassVar[str] = "fixed"
+    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    def init(self, problem: Problem) -> State:
+        return {}
+
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+        batch, rows = upper_batch(problem, key, self.upper_batch_size)
+        with torch.no_grad():
+            loss = problem.f(theta, branch.x, batch)
+        value = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
+        return Hypergradient(value=value, upper_loss=loss, cost=Cost(upper_values=1, rows=rows)), state

@@ -1,0 +1,53 @@
+"""The derivative of the path: backpropagation through the selected branch's own optimiser steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, frozen, validators
+
+from hgms_core import Branch, Cost, Hypergradient, Key, Problem, State, Tree, detach
+from hgms_hypergradients.upper import upper_batch
+
+
+@final
+@frozen(kw_only=True)
+class Unrolled:
+    """∇_θ f(θ, y_K(θ)), where y_K(θ) is the selected branch run again under autograd.
+
+    The start of the branch is a constant; the derivative goes through its last ``last`` steps of SGD or AdamW (all if None).
+    Only the one selected branch is replayed, so memory is that of one branch whatever N is.
+
+    Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the steps.
+
+    Arguments:
+        last: how many of the last steps to differentiate through; None for all (full unrolling).
+        upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
+
+    Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated through, 1 upper gradient.
+
+    Example: the `hg-baseline` method, ``hgms describe method hg-baseline``.
+
+    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al. 2017; truncation: Shaban et al. 2019.
+    """
+
+    name: ClassVar[str] = "unrolled"
+    last: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    def init(self, problem: Problem) -> State:
+        return {}
+
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+        batch, rows = upper_batch(problem, key, self.upper_batch_size)
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        x, cost = branch.replay(leaves, self.last)
+        with torch.enable_grad():
+            value = problem.f(leaves, x, batch)
+            if value.requires_grad:
+                grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            else:
+                grads = tuple(torch.zeros_like(leaf) for leaf in leaves.values())
+        found = detach(dict(zip(leaves, grads, strict=True)))
+        return Hypergradient(value=found, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state

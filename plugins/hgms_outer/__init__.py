@@ -1,0 +1,17 @@
+"""Outer optimisers `sgd`, `projected-gradient`, `adam`, `adamw` and `exponentiated-gradient`."""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_outer.additive import Adam as Adam
+from hgms_outer.additive import AdamW as AdamW
+from hgms_outer.additive import ProjectedGradient as ProjectedGradient
+from hgms_outer.additive import Sgd as Sgd
+from hgms_outer.exponentiated import ExponentiatedGradient as ExponentiatedGradient
+from hgms_outer.shape import Projection as Projection
+from hgms_outer.shape import Schedule as Schedule
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [Sgd, ProjectedGradient, Adam, AdamW, ExponentiatedGradient]

@@ -1,0 +1,160 @@
+"""Outer optimisers that add a step: gradient descent, projected gradient, Adam and AdamW."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, frozen, validators
+
+from hgms_core import State, Tree
+from hgms_outer.shape import Projection, Schedule, clipped
+
+_positive = validators.gt(0)
+_share = [validators.ge(0), validators.lt(1)]
+
+
+@final
+@frozen(kw_only=True)
+class Sgd:
+    """θ ← θ − α m,  m ← β m + h  (m = h without momentum).
+
+    Arguments: ``lr`` α; ``momentum`` β; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
+
+    >>> theta, _ = Sgd(lr=0.5).step({"t": torch.ones(1)}, {"t": torch.ones(1)}, Sgd(lr=0.5).init({"t": torch.ones(1)}), 0.0)
+    >>> theta["t"]
+    tensor([0.5000])
+
+    Source: Robbins & Monro 1951; Polyak 1964.
+    """
+
+    name: ClassVar[str] = "sgd"
+    lr: float = field(default=0.1, validator=_positive)
+    momentum: float = field(default=0.0, validator=_share)
+    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        moments = {name: torch.zeros_like(leaf) for name, leaf in theta.items()} if self.momentum else {}
+        return {"step": 0, "m": moments}
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        direction = clipped(gradient, self.clip)
+        moments = state["m"]
+        if self.momentum:
+            direction = moments = {name: self.momentum * moments[name] + direction[name] for name in theta}
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        return {name: theta[name] - rate * direction[name] for name in theta}, {"step": state["step"] + 1, "m": moments}
+
+
+@final
+@frozen(kw_only=True)
+class ProjectedGradient:
+    """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
+
+    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well); ``clip`` and ``schedule`` as in ``sgd``.
+
+    >>> outer = ProjectedGradient(lr=1.0, projection=Projection(kind="box", low=0.0, high=1.0))
+    >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 5.0)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    tensor([0.])
+
+    Source: HG-MS paper, Algorithm 1.
+    """
+
+    name: ClassVar[str] = "projected-gradient"
+    lr: float = field(default=0.1, validator=_positive)
+    projection: Projection = Projection()
+    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        return {"step": 0}
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        direction = clipped(gradient, self.clip)
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        moved = {name: theta[name] - rate * direction[name] for name in theta}
+        return self.projection.apply(moved), {"step": state["step"] + 1}
+
+
+def _adam_direction(gradient: Tree, state: State, betas: tuple[float, float], eps: float) -> tuple[Tree, State]:
+    """m̂ / (√v̂ + ε) and the new moments."""
+    count = state["step"] + 1
+    first = {name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()}
+    second = {name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad for name, grad in gradient.items()}
+    scale, correction = 1 / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
+    direction = {name: scale * first[name] / (second[name].sqrt() / correction + eps) for name in gradient}
+    return direction, {"step": count, "m": first, "v": second}
+
+
+def _no_moments(theta: Tree) -> State:
+    zeros = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
+    return {"step": 0, "m": zeros, "v": dict(zeros)}
+
+
+@final
+@frozen(kw_only=True)
+class Adam:
+    """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
+
+    The step hardly depends on the length of h, which suits hypergradients whose scale is unknown (ridge, one-step).
+
+    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖; ``projection`` and ``schedule`` as above.
+
+    >>> outer = Adam(lr=0.1)
+    >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 1e-3)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    tensor([0.9000])
+
+    Source: Kingma & Ba 2015.
+    """
+
+    name: ClassVar[str] = "adam"
+    lr: float = field(default=0.1, validator=_positive)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = field(default=1e-8, validator=_positive)
+    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    projection: Projection = Projection()
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        return _no_moments(theta)
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        direction, state = _adam_direction(clipped(gradient, self.clip), state, self.betas, self.eps)
+        return self.projection.apply({name: theta[name] - rate * direction[name] for name in theta}), state
+
+
+@final
+@frozen(kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay: θ ← (1 − α·wd)θ − α m̂/(√v̂ + ε).
+
+    The decay pulls θ to 0 (logits to uniform weights): an outer regularisation, zero by default.
+
+    Arguments: ``weight_decay`` wd; the rest as in ``adam``.
+
+    >>> outer = AdamW(lr=0.1, weight_decay=0.5)
+    >>> outer.step({"t": torch.ones(1)}, {"t": torch.zeros(1)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    tensor([0.9500])
+
+    Source: Loshchilov & Hutter 2019.
+    """
+
+    name: ClassVar[str] = "adamw"
+    lr: float = field(default=0.1, validator=_positive)
+    weight_decay: float = field(default=0.0, validator=validators.ge(0))
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = field(default=1e-8, validator=_positive)
+    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    projection: Projection = Projection()
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        return _no_moments(theta)
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        direction, state = _adam_direction(clipped(gradient, self.clip), state, self.betas, self.eps)
+        moved = {name: (1 - rate * self.weight_decay) * theta[name] - rate * direction[name] for name in theta}
+        return self.projection.apply(moved), state

@@ -1,0 +1,48 @@
+"""Exponentiated gradient: mirror descent on the simplex."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, frozen, validators
+
+from hgms_core import State, Tree
+from hgms_outer.shape import Schedule, clipped
+
+
+@final
+@frozen(kw_only=True)
+class ExponentiatedGradient:
+    """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
+
+    Use when θ itself is a mixture on the simplex; it stays there by construction and moves multiplicatively. Avoid for logits. A
+    start off the simplex is normalised by the first step; an entry that is exactly 0 stays 0.
+
+    Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
+
+    >>> outer = ExponentiatedGradient(lr=1.0)
+    >>> p = {"p": torch.tensor([0.5, 0.5])}
+    >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
+    tensor([0.7500, 0.2500])
+
+    Source: Kivinen & Warmuth 1997.
+    """
+
+    name: ClassVar[str] = "exponentiated-gradient"
+    lr: float = field(default=0.1, validator=validators.gt(0))
+    clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        return {"step": 0}
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        direction = clipped(gradient, self.clip)
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        moved = {}
+        for name, leaf in theta.items():
+            # In logarithms, so that a large step cannot overflow.
+            logits = leaf.clamp_min(0).log() - rate * direction[name]
+            moved[name] = torch.softmax(logits.reshape(-1), 0).reshape(leaf.shape)
+        return moved, {"step": state["step"] + 1}

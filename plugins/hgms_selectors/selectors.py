@@ -1,0 +1,119 @@
+"""Which of N candidates to differentiate through."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, values
+
+
+def _score(
+    problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None
+) -> tuple[Tensor, Cost]:
+    """f of all candidates on one shared batch of the validation rows set apart for selecting."""
+    data = problem.upper_data["select"]
+    index = data.draw(key, batch_size, 1)
+    rows = data.count(batch_size)
+    batch = data.batch(None if index is None else index[0])
+    scores = values(problem.f, theta, candidates.x, batch, rows=rows, mode=mode, chunk=chunk)
+    # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
+    sound = torch.stack([torch.isfinite(leaf.flatten(1)).all(1) for leaf in candidates.x.values()]).all(0)
+    scores = torch.where(sound, scores, torch.full_like(scores, torch.nan))
+    return scores, Cost(upper_values=candidates.count, rows=candidates.count * rows)
+
+
+def _choose(scores: Tensor, signed: Tensor, cost: Cost) -> Selection:
+    """The lowest finite ``signed`` score, ties to the lowest index; no number leaves the device."""
+    finite = torch.isfinite(signed)
+    ranked = torch.where(finite, signed, torch.full_like(signed, torch.inf))
+    count = ranked.shape[0]
+    positions = torch.arange(count, device=ranked.device)
+    ties = (ranked == ranked.min()) & finite
+    index = torch.where(ties, positions, count - 1).min() if count > 1 else positions[0]
+    ordered = ranked.sort().values
+    gap = ordered[1] - ordered[0] if count > 1 else torch.full_like(ordered[0], torch.inf)
+    return Selection(index=index, scores=scores, gap=torch.nan_to_num(gap, nan=torch.inf), finite=finite.sum(), cost=cost)
+
+
+@final
+@frozen(kw_only=True)
+class BestOfN:
+    """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
+
+    Every candidate is scored on the same rows, otherwise sampling noise decides. Ties go to the lowest index, and a candidate
+    that is not finite is never chosen.
+
+    Arguments:
+        batch_size: validation rows a score is computed on (all of the role ``select`` if None).
+        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked candidates at a time.
+
+    Cost: N upper values.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> chosen = BestOfN().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0))
+    >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
+    (1, 2.0, 2)
+
+    Source: HG-MS paper, Algorithm 1, line 3.
+    """
+
+    name: ClassVar[str] = "best-of-n"
+    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
+        return _choose(scores, scores, cost)
+
+
+@final
+@frozen(kw_only=True)
+class Worst:
+    """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
+
+    Over the iterates of one trajectory this is the truncation of IAPTT-GM. Arguments, ties and cost as in ``best-of-n``.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> int(Worst().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0)).index)
+    0
+
+    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and beyond* (2021).
+    """
+
+    name: ClassVar[str] = "worst"
+    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
+        return _choose(scores, -scores, cost)
+
+
+@final
+@frozen(kw_only=True)
+class First:
+    """No choice: the first candidate that is finite. Scores nothing, so it costs nothing.
+
+    For generators that propose one candidate, and as the ablation that switches selection off.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> int(First().select(problem, {}, Candidates(x={"x": torch.tensor([[torch.nan], [5.0], [1.0]])}), Key(0)).index)
+    1
+
+    Source: the one-candidate special case of Algorithm 1 of the HG-MS paper.
+    """
+
+    name: ClassVar[str] = "first"
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        sound = torch.stack([torch.isfinite(leaf.flatten(1)).all(1) for leaf in candidates.x.values()]).all(0)
+        positions = torch.arange(candidates.count, device=sound.device)
+        index = torch.where(sound, positions, candidates.count - 1).min()
+        scores = torch.full(sound.shape, torch.nan, device=sound.device)
+        return Selection(index=index, scores=scores, gap=torch.full_like(scores[0], torch.inf), finite=sound.sum())

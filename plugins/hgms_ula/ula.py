@@ -1,0 +1,172 @@
+"""Unadjusted Langevin chains at temperature λ: the candidate generator of the analysed HG-MS."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, repeat
+
+NOISE_BLOCK = 4096
+"""Numbers of noise drawn at a time for one chain: small states draw many steps at once, large ones a step at a time."""
+
+
+@final
+@frozen(kw_only=True)
+class Ula:
+    """N parallel chains that sample the Gibbs measure exp(−g(θ, x)/λ), which concentrates on the lower minimisers as λ → 0.
+
+    Each chain, K times (Algorithm ULA of the paper)::
+
+        x ← x − h ∇_x g(θ, x) + √(2λh) ξ,        ξ ~ N(0, I)
+
+    Use when the lower minimisers form a manifold that has to be explored. Avoid for networks trained in a few steps
+    (``branches``): mixing takes many steps. Stability needs h < 2/L, with L the largest curvature of g.
+
+    Arguments:
+        count: N chains. ``steps``: K. ``lr``: the step size h. ``temperature``: λ (0 gives gradient descent).
+        spread: τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm start).
+        carry_rule: the centre is the last ``selected`` state, each chain's own end (``per-branch``), or the problem's initial
+            lower state (``restart``).
+        batch_size: None for the full gradient; a number gives stochastic-gradient Langevin dynamics.
+        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked chains at a time.
+
+    Cost: N·K lower gradients. Memory: 2N + 1 lower states, and activations of ``chunk`` chains.
+
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(2)},
+    ...                   g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> ula = Ula(count=4000, steps=100, lr=0.1, temperature=0.25)
+    >>> found = ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0)).x["x"]
+    >>> bool((found.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02)      # λ/(1 − h/2): the step size biases ULA
+    True
+
+    Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi, *Log-concave sampling*.
+    """
+
+    name: ClassVar[str] = "ula"
+
+    count: int = field(default=8, validator=validators.gt(0))
+    steps: int = field(default=100, validator=validators.gt(0))
+    lr: float = field(default=1e-2, validator=validators.gt(0))
+    temperature: float = field(default=1e-3, validator=validators.ge(0))
+    spread: float = field(default=1.0, validator=validators.ge(0))
+    carry_rule: Literal["selected", "per-branch", "restart"] = field(
+        default="restart", validator=validators.in_(["selected", "per-branch", "restart"])
+    )
+    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    def init(self, problem: Problem, key: Key) -> State:
+        return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        members = list(range(self.count))
+        streams = self._streams(start, key, members)
+        x, index = self._begin(problem, start, key, members, streams)
+        rows = problem.lower_data.count(self.batch_size)
+        last = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        theta = detach(theta)
+        for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
+            leaves = list(group.x.values())
+            own = streams[group.part] if isinstance(group.part, slice) else [streams[group.part]]
+            views = [leaves] if not isinstance(group.part, slice) else [[leaf[i] for leaf in leaves] for i in range(len(own))]
+            drawn = None if index is None else group.rows_of(index)
+            for step in range(self.steps):
+                batch = problem.lower_data.batch(None if drawn is None else drawn[..., step, :])
+                grads, loss = gradient(group.loss, theta, group.x, batch)
+                torch._foreach_add_(leaves, grads, alpha=-self.lr)
+                del grads  # so that the next gradient can take its memory: the peak stays at two states a chain
+                for stream, chain in zip(own, views, strict=True):
+                    stream.add_to(chain, step, self._scale)
+            last[group.part] = loss
+        calls = self.count * self.steps
+        return Candidates(x=x, losses=last, cost=Cost(lower_gradients=calls, rows=calls * rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        streams = self._streams(start, key, [int(index)])
+        x, drawn = self._begin(problem, start, key, [int(index)], streams)
+        point = {name: leaf[0] for name, leaf in x.items()}
+        through = self.steps if last is None else min(last, self.steps)
+        for step in range(self.steps):
+            within = step >= self.steps - through
+            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in point.values()]
+            batch = problem.lower_data.batch(None if drawn is None else drawn[0, step])
+            with torch.enable_grad():
+                value = problem.g(theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch)
+                grads = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
+            noise = [torch.zeros_like(leaf) for leaf in point.values()]
+            streams[0].add_to(noise, step, self._scale)
+            with torch.set_grad_enabled(within):
+                moved = [leaf - self.lr * grad + xi for leaf, grad, xi in zip(leaves, grads, noise, strict=True)]
+                point = dict(zip(point, moved, strict=True))
+        rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * through)
+        return point, Cost(lower_gradients=self.steps, products=through, cross_products=through, rows=rows)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        if self.carry_rule == "per-branch":
+            return {"x": candidates.x}
+        if self.carry_rule == "restart":
+            return {"x": repeat(problem.initial(key), 1)}
+        return {"x": {name: leaf.index_select(0, index.reshape(1)) for name, leaf in candidates.x.items()}}
+
+    @property
+    def _scale(self) -> float:
+        return math.sqrt(2 * self.temperature * self.lr)
+
+    def _streams(self, start: State, key: Key, members: list[int]) -> list[_Noise]:
+        device = next(iter(start["x"].values())).device
+        return [_Noise(key.fold("noise", member).generator(device), self.steps) for member in members]
+
+    def _begin(
+        self, problem: Problem, start: State, key: Key, members: list[int], streams: list[_Noise]
+    ) -> tuple[Tree, Tensor | None]:
+        carried = next(iter(start["x"].values())).shape[0]
+        if carried not in (1, self.count):
+            raise ConfigError(f"the carried state holds {carried} chains, this generator has count = {self.count}")
+        pick = [0 if carried == 1 else member for member in members]
+        x = {name: leaf[pick].clone() for name, leaf in start["x"].items()}
+        if self.spread:
+            scale = math.sqrt(self.spread * self.temperature)
+            for row, stream in enumerate(streams):
+                for leaf in x.values():
+                    leaf[row] += scale * torch.randn(
+                        leaf[row].shape, generator=stream.generator, dtype=leaf.dtype, device=leaf.device
+                    )
+        data = problem.lower_data
+        drawn = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
+        return x, None if drawn[0] is None else torch.stack([each for each in drawn if each is not None])
+
+
+class _Noise:
+    """The Gaussian increments of one chain, drawn from its own generator in blocks of steps."""
+
+    def __init__(self, generator: torch.Generator, steps: int) -> None:
+        self.generator = generator
+        self.steps = steps
+        self._block: Tensor | None = None
+
+    def add_to(self, chain: list[Tensor], step: int, scale: float) -> None:
+        """chain += scale·ξ for this step; steps must come in order."""
+        size = sum(leaf.numel() for leaf in chain)
+        like = chain[0]
+        if size > NOISE_BLOCK:
+            for leaf in chain:
+                drawn = torch.randn(leaf.shape, generator=self.generator, dtype=leaf.dtype, device=leaf.device)
+                leaf.add_(drawn, alpha=scale)
+            return
+        length = max(1, min(self.steps, NOISE_BLOCK // size))
+        if step % length == 0:
+            self._block = torch.randn(length, size, generator=self.generator, dtype=like.dtype, device=like.device)
+        assert self._block is not None
+        row = self._block[step % length]
+        offset = 0
+        for leaf in chain:
+            leaf.add_(row[offset : offset + leaf.numel()].view(leaf.shape), alpha=scale)
+            offset += leaf.numel()
