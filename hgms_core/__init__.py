@@ -6,6 +6,7 @@ line) live in their own modules and are imported when first used.
 
 from __future__ import annotations
 
+from hgms_core.budget import Budget as Budget
 from hgms_core.errors import (
     CheckpointError as CheckpointError,
 )
@@ -107,6 +108,7 @@ from hgms_core.records import (
 from hgms_core.records import (
     Solution as Solution,
 )
+from hgms_core.registry import Composition as Composition
 from hgms_core.seeding import Key as Key
 from hgms_core.stacking import Group as Group
 from hgms_core.stacking import Mode as Mode

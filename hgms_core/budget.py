@@ -1,0 +1,92 @@
+"""Budgets: how long a run may go on, in one of three currencies."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+from attrs import field, frozen, validators
+
+from hgms_core.errors import ConfigError
+
+_UNITS = {
+    "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
+    "min": ("seconds", 60), "minute": ("seconds", 60), "minutes": ("seconds", 60),
+    "h": ("seconds", 3600), "hour": ("seconds", 3600), "hours": ("seconds", 3600),
+    "step": ("outer_steps", 1), "steps": ("outer_steps", 1), "outer step": ("outer_steps", 1), "outer steps": ("outer_steps", 1),
+    "call": ("oracle_calls", 1), "calls": ("oracle_calls", 1), "oracle call": ("oracle_calls", 1),
+    "oracle calls": ("oracle_calls", 1),
+}  # fmt: skip
+
+
+def _positive_whole(_budget: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
+
+
+@frozen(kw_only=True)
+class Budget:
+    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls.
+
+    >>> Budget.parse("60s")
+    Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
+    >>> Budget.parse("1e5 calls").oracle_calls
+    100000
+    >>> Budget(outer_steps=25).spent(seconds=3.0, steps=5, calls=900)
+    0.2
+    """
+
+    seconds: float | None = field(
+        default=None,
+        converter=attrs.converters.optional(float),
+        validator=validators.optional([validators.gt(0.0), validators.lt(float("inf"))]),
+    )
+    outer_steps: int | None = field(default=None, validator=validators.optional(_positive_whole))
+    oracle_calls: int | None = field(default=None, validator=validators.optional(_positive_whole))
+
+    def __attrs_post_init__(self) -> None:
+        given = [name for name, value in attrs.asdict(self).items() if value is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                "a budget is exactly one of seconds, outer_steps, oracle_calls "
+                f"(given: {', '.join(given) if given else 'none'}); "
+                'to replace one from the command line: --set budget="25 steps"'
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
+        match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*([a-z ]+?)\s*", text.casefold())
+        unit = _UNITS.get(match[2]) if match else None
+        try:
+            amount = float(match[1]) if match else None
+        except ValueError:
+            amount = None
+        if unit is None or amount is None:
+            raise ConfigError(f"cannot read the budget {text!r}; write for example '60s', '25 steps' or '1e5 calls'")
+        name, factor = unit
+        if name != "seconds" and amount != int(amount):
+            raise ConfigError(f"the budget {text!r} is not a whole number of {match[2] if match else name}")
+        try:
+            return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
+        except ValueError as error:
+            raise ConfigError(f"the budget {text!r} is not usable: {error}") from None
+
+    def spent(self, seconds: float, steps: int, calls: int) -> float:
+        """The share of the budget used, from 0 to 1."""
+        if self.seconds is not None:
+            share = seconds / self.seconds
+        elif self.outer_steps is not None:
+            share = steps / self.outer_steps
+        else:
+            share = calls / (self.oracle_calls or 1)
+        return min(1.0, max(0.0, share))
+
+    def exhausted(self, seconds: float, steps: int, calls: int) -> bool:
+        return self.spent(seconds, steps, calls) >= 1.0
+
+    def __str__(self) -> str:
+        if self.seconds is not None:
+            return f"{self.seconds:g} s"
+        return f"{self.outer_steps} outer steps" if self.outer_steps is not None else f"{self.oracle_calls} oracle calls"

@@ -1,0 +1,383 @@
+"""The registry: turns a name that a person typed into a component. Nothing but the configuration and the command line uses it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from hgms_core import protocols
+from hgms_core.errors import PluginError, UnknownComponent, unknown
+from hgms_core.pipeline import Pipeline
+from hgms_core.plugins import Host, PluginInfo, host
+
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@frozen
+class Kind:
+    """A noun of :mod:`hgms_core.protocols`: its name on the command line, in messages, its hook and its protocol."""
+
+    name: str
+    label: str
+    hook: str
+    protocol: type
+
+    def methods(self) -> dict[str, inspect.Signature]:
+        found = vars(self.protocol).items()
+        return {name: inspect.signature(value) for name, value in found if inspect.isfunction(value) and name[0] != "_"}
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("generator", "candidate generator", "hgms_register_generators", protocols.CandidateGenerator),
+        Kind("selector", "selector", "hgms_register_selectors", protocols.Selector),
+        Kind("solver", "linear solver", "hgms_register_linear_solvers", protocols.LinearSolver),
+        Kind("hypergradient", "hypergradient estimator", "hgms_register_hypergradients", protocols.HyperGradient),
+        Kind("outer", "outer optimiser", "hgms_register_outer_optimizers", protocols.OuterOptimizer),
+        Kind("task", "task", "hgms_register_tasks", protocols.Task),
+        Kind("method", "method", "hgms_register_methods", protocols.Method),
+    )
+}
+
+
+@frozen(kw_only=True)
+class Composition:
+    """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in a TOML file.
+
+    So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
+    whole part by another name. ``source`` says where the method comes from.
+
+    >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
+    ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
+    ...     "hypergradient": {"name": "implicit", "solver": {"name": "cg"}}, "outer": {"name": "adam", "lr": 0.1},
+    ... }).with_overrides({"outer": {"lr": 0.2}, "hypergradient": {"solver": {"name": "minres"}}})["outer"]
+    {'name': 'adam', 'lr': 0.2}
+    """
+
+    name: str
+    summary: str
+    source: str
+    parts: Mapping[str, Any] = field(hash=False)
+
+    def with_overrides(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The parts, with ``table`` laid over them."""
+        return overlay(self.parts, table)
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``base``: tables are merged key by key; a table that names another component replaces the whole.
+
+    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
+    {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
+    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": "minres"})
+    {'solver': {'name': 'minres'}}
+    """
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for key, value in over.items():
+        below = merged.get(key)
+        named = isinstance(below, Mapping) and "name" in below
+        table = {"name": value} if named and isinstance(value, str) and value != "none" else value
+        if (
+            isinstance(below, Mapping)
+            and isinstance(table, Mapping)
+            and table.get("name", below.get("name")) == below.get("name")
+        ):
+            merged[key] = overlay(below, table)
+        else:
+            merged[key] = dict(table) if isinstance(table, Mapping) else table
+    return merged
+
+
+@frozen(kw_only=True)
+class Component:
+    """A registered class or composition, and whose it is."""
+
+    kind: Kind
+    name: str
+    target: type | Composition
+    plugin: PluginInfo
+
+    @property
+    def summary(self) -> str:
+        return self.target.summary if isinstance(self.target, Composition) else summary_of(self.target.__doc__)
+
+    @property
+    def where(self) -> str:
+        if isinstance(self.target, Composition):
+            return f"{self.plugin.module}: composition {self.name!r}"
+        return f"{self.target.__module__}:{self.target.__qualname__}"
+
+    def row(self) -> dict[str, Any]:
+        owner = {"plugin": self.plugin.name, "distribution": self.plugin.distribution, "version": self.plugin.version}
+        return {
+            "kind": self.kind.name,
+            "name": self.name,
+            **owner,
+            "summary": self.summary,
+            "status": "available",
+            "install": None,
+        }
+
+
+@frozen(kw_only=True)
+class Absent:
+    """A component of a plugin that did not load, as read from its source text."""
+
+    kind: Kind
+    name: str
+    summary: str
+    plugin: PluginInfo
+
+    def row(self) -> dict[str, Any]:
+        owner = {"plugin": self.plugin.name, "distribution": self.plugin.distribution, "version": self.plugin.version}
+        state = {"status": self.plugin.status, "install": self.plugin.install}
+        return {"kind": self.kind.name, "name": self.name, **owner, "summary": self.summary, **state}
+
+
+def _core() -> PluginInfo:
+    from hgms_core import __version__
+
+    return PluginInfo(name="core", module="hgms_core", distribution="hgms", version=__version__)
+
+
+class Registry:
+    """The components of a host's plugins, by kind and name."""
+
+    def __init__(self, plugins: Host) -> None:
+        self.host = plugins
+        self._found: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
+        self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
+        for kind in KINDS.values():
+            for info, impl in plugins.implementations(kind.hook):
+                for target in self._returned(kind, info, impl):
+                    self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
+
+    def components(self, kind: str | None = None) -> list[Component]:
+        kinds = KINDS if kind is None else (kind,)
+        return [self._found[name][key] for name in kinds for key in sorted(self._found[name])]
+
+    def absent(self, kind: str | None = None) -> list[Absent]:
+        """What the plugins that did not load would have brought."""
+        gone = [info for info in self.host.failed() if info.status in ("missing-extra", "failed")]
+        every = [absent for info in gone for absent in read_source(info)]
+        return [
+            absent for absent in every if kind in (None, absent.kind.name) and absent.name not in self._found[absent.kind.name]
+        ]
+
+    def get(self, kind: str, name: str) -> Component:
+        """The component, or an error with the nearest name, the list, and the plugins that are missing."""
+        if name in self._found[kind]:
+            return self._found[kind][name]
+        raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
+
+    def unknown(self, kind: str, name: str) -> list[str]:
+        """The message for an unknown name, line by line."""
+        label = KINDS[kind].label
+        absent = {item.name: item for item in self.absent(kind)}
+        if name in absent:
+            info = absent[name].plugin
+            lines = [
+                f"the {label} {name!r} cannot be used: its plugin {info.name!r} ({info.owner}) did not load",
+                info.error or "",
+            ]
+            return lines + ([f"-> {info.install}"] if info.install else ["`hgms plugins -v` shows the traceback"])
+        first, *rest = unknown(label, name, self._found[kind]).splitlines()
+        lines = [first, *(line.strip() for line in rest)]
+        for info in self.host.failed():
+            if info.status == "incomplete":
+                lines.append(f"note: plugin {info.name!r} ({info.owner}) is not whole: {info.error}")
+            else:
+                lines.append(f"note: plugin {info.name!r} ({info.owner}) did not load: {info.error}")
+            lines.append(f"      -> {info.install}" if info.install else "      `hgms plugins -v` shows the traceback")
+        return [*lines, f"`hgms list {kind}` says what each does"]
+
+    def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> Iterator[Any]:
+        try:
+            returned = impl.function()
+            if inspect.isclass(returned) or not isinstance(returned, Iterable) or isinstance(returned, (str, Mapping)):
+                what = f"the class {returned.__name__}" if inspect.isclass(returned) else f"{type(returned).__name__}"
+                raise PluginError(f"{impl.function.__name__} returned {what}; return a list of classes")
+            targets = list(returned)
+        except Exception as error:
+            self.host.blame(info, error, part=True)
+            return
+        for target in targets:
+            faults = faults_of(kind, target)
+            if faults:
+                lines = "".join(f"\n  - {fault}" for fault in faults)
+                self.host.blame(info, PluginError(f"{_called(target)} is not a {kind.label}:{lines}"), part=True)
+            else:
+                yield target
+
+    def _add(self, component: Component) -> None:
+        known = self._found[component.kind.name]
+        other = known.setdefault(component.name, component)
+        if other is component:
+            return
+        pair = (other, component)
+        width = max(len(item.where) for item in pair)
+        owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
+        block = next((item.plugin.name for item in reversed(pair) if not item.plugin.vital), None)
+        block = block or next((item.plugin.name for item in pair if item.plugin.distribution), None)
+        advice = f"block one with HGMS_DISABLE_PLUGINS={block}, or rename it" if block else "rename one"
+        error = PluginError(f"two plugins register the {component.kind.label} {component.name!r}:{owners}\n  {advice}")
+        if not self.host.tolerant:
+            raise error
+        self.host.blame(component.plugin, error, part=True)
+
+
+_default: tuple[Host, int, Registry] | None = None
+
+
+def default() -> Registry:
+    """The registry of this process's host, collected anew when a plugin has been added."""
+    global _default
+    plugins = host()
+    if _default is None or _default[0] is not plugins or _default[1] != len(plugins.infos):
+        _default = (plugins, len(plugins.infos), Registry(plugins))
+    return _default[2]
+
+
+def kind_called(word: str) -> Kind:
+    """A kind by its name, singular or plural."""
+    name = word.casefold().removesuffix("s")
+    if name in KINDS:
+        return KINDS[name]
+    raise UnknownComponent(unknown("kind of component", word, KINDS))
+
+
+def kinds_of(target: type) -> list[Kind]:
+    """The kinds whose methods the class has; which one it is if its signatures are right for one only."""
+    likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
+    right = [kind for kind in likely if not faults_of(kind, target)]
+    return right or likely
+
+
+def summary_of(doc: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split())
+
+
+def faults_of(kind: Kind, target: object) -> list[str]:
+    """Why ``target`` cannot be registered as a component of this kind; empty if it can."""
+    if kind.name == "method" and isinstance(target, Composition):
+        return [*_name_faults(target.name), *_part_faults(target.parts)]
+    if not inspect.isclass(target):
+        return [f"it is {target!r}, not a class; return the class itself, without parentheses"]
+    faults = _name_faults(getattr(target, "name", None))
+    if not attrs.has(target):
+        faults.append("it is not an attrs class; put @attrs.frozen(kw_only=True) above it")
+    for name in vars(kind.protocol).get("__annotations__", {}):
+        if name != "name" and not hasattr(target, name):
+            faults.append(f"it has no class variable {name!r}")
+    for name, wanted in kind.methods().items():
+        faults += _method_faults(target, name, wanted)
+    return faults
+
+
+def _name_faults(name: object) -> list[str]:
+    if not isinstance(name, str):
+        return ['it has no name; give it a class variable: name: ClassVar[str] = "my-name"']
+    return [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
+
+
+def _part_faults(parts: Mapping[str, Any]) -> list[str]:
+    known = attrs.fields_dict(Pipeline)
+    faults = [unknown("part of a pipeline", key, known) for key in parts if key not in known]
+    missing = [key for key, part in known.items() if part.default is attrs.NOTHING and key not in parts]
+    return faults + [f"it has no part {key!r}" for key in missing]
+
+
+def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
+    """The core calls with the protocol's parameters, by position or by name; more parameters need defaults."""
+    method = getattr(target, name, None)
+    shown = f"{name}{_short(wanted)}"
+    if not callable(method):
+        return [f"it misses the method {shown}"]
+    parameters = list(inspect.signature(method).parameters.values())
+    if not isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod)):
+        parameters = parameters[1:]
+    names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.POSITIONAL_ONLY)]
+    variadic = any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    expected = list(wanted.parameters.values())[1:]
+    if variadic and len(names) < len(expected):
+        return []
+    if names[: len(expected)] != [item.name for item in expected]:
+        return [f"its method {name}({', '.join(map(str, names))}) should be {shown}"]
+    optional = {item.name for item in expected if item.default is not item.empty}
+    by_name = {item.name: item for item in parameters}
+    extra = [
+        item.name
+        for item in parameters
+        if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+        and item.default is item.empty
+        and (item.name in optional or item.name not in {one.name for one in expected})
+    ]
+    assert by_name.keys() >= optional
+    return [f"its method {name}: the parameter {item!r} needs a default (the protocol is {shown})" for item in extra]
+
+
+def _short(signature: inspect.Signature) -> str:
+    """A signature without self and annotations."""
+    shown = [
+        item.name if item.default is item.empty else f"{item.name}={item.default!r}" for item in signature.parameters.values()
+    ]
+    return f"({', '.join(shown[1:])})"
+
+
+def _called(target: object) -> str:
+    if isinstance(target, Composition):
+        return f"the composition {target.name!r}"
+    return f"{target.__module__}:{target.__qualname__}" if inspect.isclass(target) else repr(target)
+
+
+def read_source(info: PluginInfo) -> list[Absent]:
+    """The components a plugin would bring, read from its source without running it: classes with a constant ``name``."""
+    module = info.module.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+        origin = Path(spec.origin) if spec is not None and spec.origin else None
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if origin is None or origin.suffix != ".py":
+        return []
+    files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+    found = []
+    for file in files:
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                found += _read_class(node, info)
+    return found
+
+
+def _read_class(node: ast.ClassDef, info: PluginInfo) -> list[Absent]:
+    names = [
+        item.value.value
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and item.target.id == "name"
+        and isinstance(item.value, ast.Constant)
+        and isinstance(item.value.value, str)
+    ]
+    methods = {item.name: len(item.args.args) for item in node.body if isinstance(item, ast.FunctionDef)}
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if all(methods.get(name) == len(wanted.parameters) for name, wanted in kind.methods().items())
+    ]
+    summary = summary_of(ast.get_docstring(node))
+    return [Absent(kind=kind, name=name, summary=summary, plugin=info) for name in names for kind in kinds[:1]]
