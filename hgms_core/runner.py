@@ -1,0 +1,372 @@
+"""Runs: a method on a problem under a budget, recorded, observed and resumable."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from attrs import field, frozen
+
+from hgms_core.budget import Budget
+from hgms_core.errors import CheckpointError, ConfigError, HgmsError, NumericalError
+from hgms_core.folder import RunFolder
+from hgms_core.problem import Problem
+from hgms_core.protocols import Method, State
+from hgms_core.records import Record, to_numbers
+from hgms_core.trees import Tree
+
+if TYPE_CHECKING:
+    from hgms_core.config import RunConfig
+    from hgms_core.progress import Progress
+
+
+@frozen(kw_only=True)
+class RunInfo:
+    """What an observer is told about the run. ``resumed_from`` is the step a resumed run goes on from (0 for a new one)."""
+
+    task: str
+    method: str
+    seed: int
+    budget: Budget
+    folder: Path | None = None
+    resumed_from: int = 0
+    config: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class RunResult:
+    """The end of a run. ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``."""
+
+    info: RunInfo
+    theta: Tree
+    x: Tree
+    summary: dict[str, Any]
+    records: list[Record]
+
+    @property
+    def seconds(self) -> float:
+        return float(self.records[-1]["seconds"]) if self.records else 0.0
+
+
+Watcher = Callable[[RunInfo, Record, float], None]
+"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: the state is saved; the message says how to go on."""
+
+
+class _Clock:
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
+
+    def __init__(self, seconds: float, device: torch.device) -> None:
+        self.seconds = seconds
+        self._wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._wait()
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds += time.perf_counter() - self._started
+
+
+class _Interrupts:
+    """Lets the running step finish on the first Ctrl-C, so that what is written is whole; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    return None
+
+
+def run(
+    method: Method,
+    problem: Problem,
+    budget: Budget,
+    *,
+    seed: int = 0,
+    info: RunInfo | None = None,
+    folder: RunFolder | None = None,
+    resume: bool = False,
+    evaluate_every: int = 1,
+    checkpoint_seconds: float = 30.0,
+    watch: Watcher = _ignore,
+    notify: Callable[..., None] = _ignore,
+) -> RunResult:
+    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
+
+    The clock runs during steps only. With a ``folder`` every step is appended to it and a checkpoint is written every
+    ``checkpoint_seconds``, at the end, on Ctrl-C and before an error leaves; ``resume`` goes on from there, and on the CPU
+    ends with the very bytes an uninterrupted run under a budget of steps or calls would have written.
+
+    Raises:
+        NumericalError: all candidates or the hypergradient were not finite; the last good state is on disk.
+        CheckpointError: the folder is damaged, or holds another run.
+
+    >>> from hgms_core.budget import Budget
+    >>> from hgms_core import Problem
+    >>> class Halve:                                   # anything with init, step and result is a Method
+    ...     name = "halve"
+    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
+    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
+    ...     def result(self, state): return {}, state["x"]
+    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> result = run(Halve(), problem, Budget(outer_steps=3))
+    >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
+    ([1.0, 0.5, 0.25], tensor([0.1250]))
+    """
+    info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
+    device = next(iter(problem.x0.values())).device
+    state, step, seconds, calls = method.init(problem, seed), 0, 0.0, 0
+    records: list[Record] = []
+    if folder is not None and resume and (found := folder.load(device)) is not None:
+        state, step = found
+        seconds = folder.rewind(step)
+        records = folder.records()
+        if not records or records[-1]["step"] != step:
+            raise CheckpointError(f"damaged run file {folder.steps}: it ends before step {step} of the checkpoint")
+        calls = int(records[-1].get("oracle_calls", 0)) if records else 0
+        info = attrs.evolve(info, resumed_from=step)
+    elif folder is not None and resume:
+        folder.rewind(-1)  # killed before its first checkpoint: start again
+
+    clock = _Clock(seconds, device)
+    notify("hgms_run_started", run=info)
+
+    def commit(record: Record) -> None:
+        timing = {"step": record["step"], "seconds": clock.seconds}
+        if folder is not None:
+            folder.append(record, timing)
+        records.append({**record, "seconds": clock.seconds})
+        notify("hgms_step_finished", run=info, record=records[-1])
+        watch(info, records[-1], budget.spent(clock.seconds, step, calls))
+
+    def evaluation() -> Record:
+        return {f"metric.{name}": float(value) for name, value in problem.evaluate(*method.result(state)).items()}
+
+    saved_at, saved_step = time.monotonic(), step if records else -1
+
+    def save() -> None:
+        nonlocal saved_at, saved_step
+        if folder is not None and saved_step != step:
+            folder.save(state, step)
+        saved_at, saved_step = time.monotonic(), step
+
+    summary: dict[str, Any] | None = None
+    failure: BaseException | None = None
+    try:
+        with _Interrupts() as interrupts:
+            if not records:
+                commit({"step": 0, **evaluation()})
+            while not budget.exhausted(clock.seconds, step, calls):
+                with clock:
+                    following, raw = method.step(problem, state, budget.spent(clock.seconds, step, calls))
+                record = to_numbers(raw)
+                _check(record, step + 1)
+                state, step = following, step + 1
+                calls = int(record.get("oracle_calls", calls))
+                last = budget.exhausted(clock.seconds, step, calls)
+                if last or step % evaluate_every == 0:
+                    record.update(evaluation())
+                commit({**record, "step": step})
+                if interrupts.asked and not last:
+                    save()
+                    raise KeyboardInterrupt
+                if time.monotonic() - saved_at >= checkpoint_seconds:
+                    save()
+            save()
+        summary = _summary(info, "done", step, records)
+        if folder is not None:
+            folder.write_summary(summary)
+    except KeyboardInterrupt as error:
+        failure = error
+        kept = f"; the state after step {saved_step} is saved in {folder.path}\n  add --resume to go on" if folder else ""
+        raise Interrupted(f"interrupted{kept if saved_step > 0 else ''}") from None
+    except HgmsError as error:
+        failure = error
+        if isinstance(error, NumericalError):
+            save()
+            summary = _summary(info, "failed", step, records, str(error))
+            if folder is not None:
+                folder.write_summary(summary)
+        raise
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        notify("hgms_run_finished", run=info, summary=summary, error=failure)
+    theta, x = method.result(state)
+    return RunResult(info=info, theta=theta, x=x, summary=summary, records=records)
+
+
+def _check(record: Record, step: int) -> None:
+    """Stops a run whose numbers broke down, before the broken state replaces the good one."""
+    if record.get("finite_candidates", 1) == 0:
+        raise NumericalError(
+            f"step {step}: none of the {len(record.get('scores') or [])} candidates is finite (scores: {record.get('scores')})\n"
+            f"  the state after step {step - 1} is kept; lower the generator's lr, or set its clip"
+        )
+    size = record.get("hypergradient_norm")
+    if size is not None and not abs(size) < float("inf"):
+        raise NumericalError(
+            f"step {step}: the hypergradient is not finite (norm {size}, linear solve: {record.get('outcome', 'none')})\n"
+            f"  the state after step {step - 1} is kept; raise the solver's ridge, or lower the generator's lr"
+        )
+
+
+def _summary(info: RunInfo, status: str, step: int, records: list[Record], error: str | None = None) -> dict[str, Any]:
+    """The result of a run without its clock, so that it is the same for every run of one seed."""
+    last = records[-1] if records else {}
+    evaluated = next((row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {})
+    return {
+        "status": status,
+        **({"error": error} if error else {}),
+        "task": info.task,
+        "method": info.method,
+        "seed": info.seed,
+        "budget": str(info.budget),
+        "outer_steps": step,
+        "upper_loss": last.get("upper_loss"),
+        "metrics": {key.removeprefix("metric."): value for key, value in evaluated.items() if key.startswith("metric.")},
+        "oracle_calls": last.get("oracle_calls"),
+        "cost": {key.removeprefix("cost_"): value for key, value in last.items() if key.startswith("cost_")},
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a number depends on besides its configuration."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    from hgms_core.plugins import host
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "versions": versions,
+        "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
+        "git": _git(),
+    }
+
+
+def _git() -> str | None:
+    """The commit of the working directory's repository, with a + where it is changed; None outside one."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where a configuration's run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``."""
+    return Path(config.run.out, config.task.name, f"{config.method_name}-{config.config_hash}", f"seed-{config.seed}")
+
+
+def run_config(config: RunConfig, *, resume: bool = False, view: Progress | None = None) -> RunResult:
+    """One run from a configuration, in its own folder (:func:`run_path`); ``view`` shows how it goes.
+
+    A finished run that is resumed is read back, not run again.
+    """
+    from filelock import FileLock, Timeout
+
+    from hgms_core.plugins import notify
+
+    settings = config.run
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = _device(settings.device)
+    folder = RunFolder(run_path(config))
+    info = RunInfo(
+        task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget, folder=folder.path,
+        config=config.resolved(),
+    )  # fmt: skip
+    _prepare(folder, config.to_toml(), resume)
+    try:
+        with FileLock(folder.path / ".lock", timeout=0):
+            finished = folder.read_summary() if resume else None
+            if finished is not None and finished["status"] == "done":
+                found = folder.load(device)
+                if found is None:
+                    raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
+                theta, x = config.method.result(found[0])
+                return RunResult(info=info, theta=theta, x=x, summary=finished, records=folder.records())
+            problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
+            folder.create(config.to_toml(), environment(device))
+            return run(
+                config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,
+                evaluate_every=settings.evaluate_every, checkpoint_seconds=settings.checkpoint_seconds,
+                watch=view.watch if view is not None else _ignore, notify=notify,
+            )  # fmt: skip
+    except Timeout:
+        raise CheckpointError(f"another process is writing to {folder.path}; wait for it, or choose another --out") from None
+
+
+def _prepare(folder: RunFolder, config: str, resume: bool) -> None:
+    """The folder may be new, or hold this very run and be resumed. Anything else is refused with what to do."""
+    if folder.config.exists():
+        if folder.config.read_text() != config:
+            raise CheckpointError(
+                f"{folder.path} holds a run of another configuration\n"
+                f"  compare {folder.config} with yours; choose another --out, or remove the folder"
+            )
+        if not resume:
+            state = "finished" if folder.summary.exists() else "begun"
+            raise CheckpointError(
+                f"{folder.path} holds this run already ({state})\n"
+                "  add --resume to go on from its checkpoint, choose another --out or --seed, or remove the folder"
+            )
+    folder.path.mkdir(parents=True, exist_ok=True)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device")
+    return device
+
+
+__all__ = ["RunInfo", "RunResult", "State", "Watcher", "environment", "run", "run_config", "run_path"]

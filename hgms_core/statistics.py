@@ -1,0 +1,40 @@
+"""Means with intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import frozen
+
+
+@frozen
+class Interval:
+    """A mean and the half-width of its two-sided t-interval; the half-width is NaN for fewer than two values.
+
+    >>> str(Interval.of([1.0, 2.0, 3.0]))
+    '2.000 ± 2.484 (n = 3)'
+    """
+
+    mean: float
+    half_width: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], level: float = 0.95) -> Interval:
+        """mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
+        n = len(values)
+        mean = math.fsum(values) / n if n else math.nan
+        if n < 2:
+            return cls(mean, math.nan, n)
+        from scipy import stats
+
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+        return cls(mean, float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation / math.sqrt(n), n)
+
+    def scaled(self, factor: float) -> Interval:
+        return Interval(self.mean * factor, self.half_width * factor, self.count)
+
+    def __str__(self) -> str:
+        spread = "" if math.isnan(self.half_width) else f" ± {self.half_width:.3f}"
+        return f"{self.mean:.3f}{spread} (n = {self.count})"

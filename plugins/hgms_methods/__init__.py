@@ -1,0 +1,88 @@
+"""HG-MS and what it is compared with, as compositions of parts by name.
+
+Nothing is computed here: a composition is the default configuration of a :class:`hgms_core.Pipeline`. Any part or number can be
+changed where the method is used, e.g. ``--set method.generator.count=8``.
+"""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_core.registry import Composition
+
+HG_MS_ULA = Composition(
+    name="hg-ms-ula",
+    summary="HG-MS as analysed: best of N Langevin chains at temperature λ, ridge CG with clipping, projected gradient.",
+    source="HG-MS paper, Algorithm 1 with Algorithm ULA.",
+    parts={
+        "generator": {"name": "ula", "count": 16, "steps": 200, "lr": 1e-2, "temperature": 1e-3},
+        "selector": {"name": "best-of-n"},
+        "hypergradient": {
+            "name": "implicit",
+            "solver": {"name": "cg", "ridge": 1e-2, "rtol": 1e-3, "max_steps": 30, "clip": 1e3},
+        },
+        "outer": {"name": "projected-gradient", "lr": 0.1},
+    },
+)
+
+HG_MS = Composition(
+    name="hg-ms",
+    summary="HG-MS as practised: best of N optimiser branches, truncated ridge CG, Adam on a cosine schedule.",
+    source="HG-MS paper, section on the algorithm and experiment appendix.",
+    parts={
+        "generator": {
+            "name": "branches", "count": 4, "steps": 20, "optimizer": "sgd", "lr": 0.3, "momentum": 0.9, "batch_size": 256,
+        },
+        "selector": {"name": "best-of-n"},
+        "hypergradient": {"name": "implicit", "solver": {"name": "cg", "ridge": 1e-2, "rtol": 1e-3, "max_steps": 5}},
+        "outer": {"name": "adam", "lr": 0.3, "betas": [0.5, 0.999], "schedule": {"kind": "cosine", "final": 0.1}},
+        "keep": "best",
+    },
+)  # fmt: skip
+
+HG_IMPLICIT = Composition(
+    name="hg-implicit",
+    summary="HG-MS with one branch: the ablation that isolates the selection.",
+    source="HG-MS paper with N = 1; Lorraine et al. 2020 (implicit differentiation).",
+    parts={
+        **HG_MS.parts,
+        "generator": {**HG_MS.parts["generator"], "count": 1},
+        "selector": {"name": "first"},
+    },
+)
+
+HG_BASELINE = Composition(
+    name="hg-baseline",
+    summary="One branch of AdamW, unrolled: the paper's single-trajectory baseline.",
+    source="HG-MS paper, appendix on data hyper-cleaning (20 AdamW steps at 5e-3, outer AdamW at 0.1).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 20, "optimizer": "adamw", "lr": 5e-3, "batch_size": 256},
+        "selector": {"name": "first"},
+        "hypergradient": {"name": "unrolled"},
+        "outer": {"name": "adamw", "lr": 0.1},
+    },
+)
+
+UNIFORM = Composition(
+    name="uniform",
+    summary="Trains the lower level at the initial θ (equal weights): the floor of every comparison.",
+    source="no bilevel optimisation.",
+    parts={
+        "generator": {**HG_MS.parts["generator"], "count": 1},
+        "selector": {"name": "first"},
+        "hypergradient": {"name": "fixed"},
+        "outer": {"name": "sgd"},
+        "keep": "best",
+    },
+)
+
+ORACLE_CLEAN = Composition(
+    name="oracle-clean",
+    summary="Trains on the uncorrupted examples only, as if somebody had told which they are: the ceiling.",
+    source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    parts={**UNIFORM.parts, "reference": "clean"},
+)
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [HG_MS, HG_MS_ULA, HG_IMPLICIT, HG_BASELINE, UNIFORM, ORACLE_CLEAN]
