@@ -1,0 +1,107 @@
+"""What every linear solver needs: a counted operator with the ridge in it, a safe start, and an honest answer.
+
+A solver that goes through :class:`LinearSystem` keeps the promises of :class:`hgms_core.LinearSolver` without effort: inputs are
+not changed, a batch is rows, nothing non-finite is returned, the residual is that of the returned value before clipping.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from hgms_core.protocols import MatVec
+from hgms_core.records import Outcome, Solution
+
+
+@define(eq=False)
+class LinearSystem:
+    """(H + ridge·I) v = b with b scaled to a largest entry of 1, so that nothing overflows or vanishes when it is squared.
+
+    ``rhs`` is the scaled b (zero where b is not finite), ``size`` its norm, ``target`` the residual norm to reach, all per
+    system; ``products`` counts the calls of the operator. Vectors in the scaled system are in units of ``unit``.
+
+    >>> system = LinearSystem.of(lambda v: 2 * v, torch.tensor([3.0, 6.0]), ridge=1.0)
+    >>> system.rhs, system.apply(system.rhs), system.products
+    (tensor([0.5000, 1.0000]), tensor([1.5000, 3.0000]), 1)
+    """
+
+    matvec: MatVec
+    ridge: float
+    rhs: Tensor
+    unit: Tensor
+    size: Tensor
+    target: Tensor
+    finite: Tensor
+    products: int = 0
+
+    @staticmethod
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        """aᵀb, per system."""
+        return torch.linalg.vecdot(a, b)
+
+    @staticmethod
+    def norm(a: Tensor) -> Tensor:
+        """‖a‖, per system."""
+        return torch.linalg.vector_norm(a, dim=-1)
+
+    @staticmethod
+    def rows(scalars: Tensor) -> Tensor:
+        """One number per system, ready to multiply the systems' vectors."""
+        return scalars.unsqueeze(-1)
+
+    @classmethod
+    def of(cls, matvec: MatVec, b: Tensor, *, ridge: float = 0.0, rtol: float = 0.0, atol: float = 0.0) -> LinearSystem:
+        b = b.detach()
+        finite = torch.isfinite(b).all(-1)
+        b = torch.where(cls.rows(finite), b, torch.zeros_like(b))
+        largest = torch.linalg.vector_norm(b, ord=torch.inf, dim=-1, keepdim=True)
+        unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+        rhs = b / unit
+        size = cls.norm(rhs)
+        target = rtol * size
+        if atol > 0:
+            target = torch.maximum(target, atol / unit.squeeze(-1))
+        return cls(matvec, ridge, rhs, unit, size, target, finite)
+
+    def apply(self, v: Tensor) -> Tensor:
+        """(H + ridge·I) v: one product."""
+        self.products += 1
+        product = self.matvec(v).detach()
+        return torch.add(product, v, alpha=self.ridge) if self.ridge else product
+
+    def start(self, x0: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The first iterate and its residual: ``x0`` (one product), or zero (none).
+
+        A system whose ``x0`` is worse than zero, or not finite, starts from zero.
+        """
+        zero = torch.zeros_like(self.rhs)
+        if x0 is None:
+            return zero, self.rhs
+        x = x0.detach() / self.unit
+        residual = self.rhs - self.apply(x)
+        helps = self.rows(self.norm(residual) <= self.size)
+        return torch.where(helps, x, zero), torch.where(helps, residual, self.rhs)
+
+    def codes(self, outcome: Outcome) -> Tensor:
+        """The outcome for every system; non-finite right-hand sides already say so."""
+        codes = torch.full(self.size.shape, outcome.code, dtype=torch.int64, device=self.size.device)
+        return torch.where(self.finite, codes, Outcome.NONFINITE.code)
+
+    def solution(
+        self, x: Tensor, residual: Tensor, codes: Tensor, iterations: Tensor, curvature: Tensor, clip: float | None = None
+    ) -> Solution:
+        """The answer in the units of b, from the scaled iterate and its residual norm; ``clip`` projects it onto a ball."""
+        value = x * self.unit
+        usable = torch.isfinite(value).all(-1) & torch.isfinite(residual)
+        value = torch.where(self.rows(usable), value, torch.zeros_like(value))
+        codes = torch.where(usable, codes, Outcome.NONFINITE.code)
+        size = torch.where(self.size > 0, self.size, torch.ones_like(self.size))
+        residual = torch.where(usable, residual, self.size) / size
+        residual = torch.where(self.finite, residual, torch.ones_like(residual))
+        if clip is not None:
+            length = self.norm(value)
+            value = value * self.rows(torch.where(length > clip, clip / length, torch.ones_like(length)))
+        return Solution(
+            value=value, codes=codes, residual=residual, iterations=iterations, curvature=curvature, products=self.products
+        )
