@@ -14,7 +14,8 @@ _UNITS = {
     "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
     "min": ("seconds", 60), "minute": ("seconds", 60), "minutes": ("seconds", 60),
     "h": ("seconds", 3600), "hour": ("seconds", 3600), "hours": ("seconds", 3600),
-    "step": ("outer_steps", 1), "steps": ("outer_steps", 1), "outer step": ("outer_steps", 1), "outer steps": ("outer_steps", 1),
+    "step": ("outer_steps", 1), "steps": ("outer_steps", 1),
+    "outer step": ("outer_steps", 1), "outer steps": ("outer_steps", 1),
     "call": ("oracle_calls", 1), "calls": ("oracle_calls", 1), "oracle call": ("oracle_calls", 1),
     "oracle calls": ("oracle_calls", 1),
 }  # fmt: skip
@@ -23,6 +24,11 @@ _UNITS = {
 def _positive_whole(_budget: Any, attribute: attrs.Attribute[Any], value: object) -> None:
     if type(value) is not int or value < 1:
         raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
+
+
+def _positive_finite(_budget: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{attribute.name!r} must be > 0 and finite: {value!r}")
 
 
 @frozen(kw_only=True)
@@ -37,11 +43,7 @@ class Budget:
     0.2
     """
 
-    seconds: float | None = field(
-        default=None,
-        converter=attrs.converters.optional(float),
-        validator=validators.optional([validators.gt(0.0), validators.lt(float("inf"))]),
-    )
+    seconds: float | None = field(default=None, validator=validators.optional(_positive_finite))
     outer_steps: int | None = field(default=None, validator=validators.optional(_positive_whole))
     oracle_calls: int | None = field(default=None, validator=validators.optional(_positive_whole))
 

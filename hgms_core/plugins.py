@@ -102,7 +102,7 @@ class Host:
         name = Path(where).stem if where.endswith(".py") else where
         info = PluginInfo(name=where if name in self.infos else name, module=where)
         with self._guarded(info):
-            module = plugin if isinstance(plugin, ModuleType) else _import(str(plugin))
+            module = plugin if isinstance(plugin, ModuleType) else import_plugin(str(plugin))
             self._register(info, module)
         return self.infos[info.name]
 
@@ -162,15 +162,18 @@ class Host:
     def _load_installed(self) -> None:
         found = importlib.metadata.entry_points(group=GROUP)
         # ours first among equals, so that a third party cannot take a built-in plugin's name
-        entries = sorted(found, key=lambda entry: (entry.name, _owner(entry)[0] != FIRST_PARTY, _owner(entry)))
-        names = {entry.name for entry in entries}
+        owners = {
+            id(dist): (dist.name, dist.version) for dist in {id(entry.dist): entry.dist for entry in found}.values() if dist
+        }
+        owned = [(entry.name, *owners.get(id(entry.dist), ("(unknown)", "?")), entry) for entry in found]
+        owned.sort(key=lambda item: (item[0], item[1] != FIRST_PARTY, item[1]))
+        names = {name for name, *_ in owned}
         allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
             raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
         for name in sorted(blocked - names):
             LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
-        for entry in entries:
-            distribution, version = _owner(entry)
+        for _, distribution, version, entry in owned:
             info = PluginInfo(
                 name=entry.name,
                 module=entry.value,
@@ -254,10 +257,6 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _owner(entry: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    return (entry.dist.name, entry.dist.version) if entry.dist is not None else ("(unknown)", "?")
-
-
 def _names(variable: str) -> set[str] | None:
     text = os.environ.get(variable)
     return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
@@ -271,7 +270,7 @@ def _not_installed(variable: str, name: str, names: Iterable[str]) -> str:
     )
 
 
-def _import(where: str) -> ModuleType:
+def import_plugin(where: str) -> ModuleType:
     """A module by its name, or from a file under a name that cannot clash with an installed module's."""
     path = Path(where)
     if path.suffix != ".py":

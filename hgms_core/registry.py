@@ -1,4 +1,4 @@
-"""The registry: turns a name that a person typed into a component. Nothing but the configuration and the command line uses it."""
+"""The registry: turns a name that a person typed into a component. Only the configuration and the command line use it."""
 
 from __future__ import annotations
 
@@ -173,10 +173,14 @@ class Registry:
             absent for absent in every if kind in (None, absent.kind.name) and absent.name not in self._found[absent.kind.name]
         ]
 
+    def find(self, kind: str, name: str) -> Component | None:
+        return self._found[kind].get(name)
+
     def get(self, kind: str, name: str) -> Component:
         """The component, or an error with the nearest name, the list, and the plugins that are missing."""
-        if name in self._found[kind]:
-            return self._found[kind][name]
+        found = self.find(kind, name)
+        if found is not None:
+            return found
         raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
 
     def unknown(self, kind: str, name: str) -> list[str]:
@@ -264,7 +268,7 @@ def kinds_of(target: type) -> list[Kind]:
 
 def summary_of(doc: str | None) -> str:
     """The first paragraph of a docstring, on one line."""
-    return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split())
+    return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split()).rstrip(":")
 
 
 def faults_of(kind: Kind, target: object) -> list[str]:

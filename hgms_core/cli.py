@@ -1,0 +1,330 @@
+"""The command line: parses, calls, prints. Every table is also there as ``--json``.
+
+Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from hgms_core import PLUGIN_API, __version__, plugins, registry
+from hgms_core.errors import HgmsError
+
+
+class _Warnings(logging.Handler):
+    """Library warnings as lines on stderr; only the command line attaches it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+class _Commands(click.Group):
+    """Our own commands, then those of plugins, which are loaded only when one of them can be meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        with contextlib.suppress(HgmsError):  # `hgms --help` has to work with a broken plugin too
+            return sorted({*self.commands, *self._foreign()})
+        return sorted(self.commands)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return self.commands.get(name) or self._foreign().get(name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        # plugins may be loaded here, before `invoke` runs, and their errors are ours to show
+        try:
+            return super().resolve_command(ctx, args)
+        except HgmsError as error:
+            raise _shown(error) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        handler = _Warnings(logging.WARNING)
+        logger = logging.getLogger("hgms")
+        logger.addHandler(handler)
+        try:
+            return super().invoke(ctx)
+        except HgmsError as error:
+            if ctx.params.get("debug"):
+                raise
+            raise _shown(error) from error
+        except KeyboardInterrupt as error:
+            click.echo(str(error) or "interrupted", err=True)
+            ctx.exit(130)
+        finally:
+            logger.removeHandler(handler)
+
+    def _foreign(self) -> dict[str, click.Command]:
+        """The plugins' commands. Each plugin adds to a group of its own, so that a broken one cannot spoil the others'."""
+        host = plugins.host()
+        found: dict[str, click.Command] = {}
+        for info, impl in host.implementations("hgms_register_commands"):
+            scratch = click.Group()
+            try:
+                impl.function(*[scratch for _ in impl.argnames])
+            except Exception as error:
+                host.blame(info, error, part=True)
+                continue
+            for name, command in scratch.commands.items():
+                if name in self.commands or name in found:
+                    plugins.LOG.warning(
+                        "plugin %r (%s): there is a command %r already; its own is left out", info.name, info.owner, name
+                    )
+                else:
+                    found[name] = command
+        return found
+
+
+class _Shown(click.ClickException):
+    """An error of ours the way click shows its own: a message and an exit code, no traceback."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=True, file=file)
+
+
+def _shown(error: HgmsError) -> click.ClickException:
+    return _Shown(str(error), error.exit_code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hgms", message=f"%(prog)s %(version)s (plugin API {PLUGIN_API})")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Bilevel optimization when the lower level has many minimisers: propose, select, differentiate, update."""
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_plugin = click.option(
+    "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
+)
+
+
+@main.command("list")
+@click.argument("kind", required=False)
+@_plugin
+@_json
+def list_components(kind: str | None, files: Sequence[str], as_json: bool) -> None:
+    """What there is to choose from: all components, or those of one KIND.
+
+    Kinds: generator, selector, solver, hypergradient, outer, task, method.
+    """
+    plugins.host(files)
+    wanted = registry.kind_called(kind).name if kind else None
+    found = registry.default()
+    rows = [item.row() for item in found.components(wanted)] + [item.row() for item in found.absent(wanted)]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        if row["status"] != "available":
+            row["summary"] = f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
+    _print_table(("kind", "name", "plugin", "summary"), rows)
+
+
+@main.command()
+@click.argument("kind")
+@click.argument("name")
+@_plugin
+@_json
+def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
+    """Everything about one component: its fields with types and defaults, and its documentation."""
+    plugins.host(files)
+    found = registry.default().get(registry.kind_called(kind).name, name)
+    description = _description(found)
+    if as_json:
+        _print_json(description)
+        return
+    click.echo(f"{found.kind.label} {found.name}  ({found.plugin.owner}, plugin {found.plugin.name!r}, {found.where})\n")
+    click.echo(description["doc"] + "\n")
+    if "parts" in description:
+        import tomlkit
+
+        click.echo(tomlkit.dumps({"method": {"name": found.name, **description["parts"]}}))
+    elif description["fields"]:
+        for row in description["fields"]:
+            row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
+        _print_table(("name", "type", "default"), description["fields"])
+    else:
+        click.echo("It has no fields.")
+
+
+def _description(found: registry.Component) -> dict[str, Any]:
+    import inspect
+
+    from hgms_core import config
+
+    row = found.row() | {"class": found.where}
+    target = found.target
+    if isinstance(target, registry.Composition):
+        return row | {"doc": f"{target.summary}\n\nSource: {target.source}", "parts": config.plain(target.parts)}
+    hints = config.type_hints(target)
+    fields = []
+    for key, one in config.init_fields(target).items():
+        required = one.default is attrs.NOTHING
+        default = None
+        if not required:
+            factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
+            value = one.default if factory is None else (None if factory.takes_self else factory.factory())
+            default = config.plain(value, hints[one.name])
+        fields.append({"name": key, "type": config.spell(hints[one.name]), "required": required, "default": default})
+    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
+
+
+@main.command("plugins")
+@click.option("-v", "--verbose", is_flag=True, help="Show errors with their tracebacks.")
+@_plugin
+@_json
+def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
+    """Every plugin found: where it is from, whether it loaded, what it does."""
+    host = plugins.Host.load(files, tolerant=True)
+    registry.Registry(host)  # what is wrong with components shows only when they are collected
+    rows = [info.row() for info in host.infos.values()]
+    if as_json:
+        _print_json(
+            [
+                row | {"traceback": info.traceback} if verbose else row
+                for row, info in zip(rows, host.infos.values(), strict=True)
+            ]
+        )
+        return
+    click.echo(f"hgms {__version__}, plugin API {PLUGIN_API}")
+    for row in rows:
+        row["hooks"] = ", ".join(hook.removeprefix("hgms_") for hook in row["hooks"])
+        row["error"] = row["install"] or (row["error"] or "").splitlines()[:1]
+        row["error"] = row["error"] if isinstance(row["error"], str) else " ".join(row["error"])
+    _print_table(("name", "distribution", "version", "status", "hooks", "error"), rows)
+    if verbose:
+        for info in host.failed():
+            click.echo(f"\n{info.name} ({info.owner}): {info.status}\n{info.error}\n{info.traceback or ''}")
+
+
+@main.command()
+@click.argument("spec", metavar="MODULE:CLASS")
+@_json
+@click.pass_context
+def check(ctx: click.Context, spec: str, as_json: bool) -> None:
+    """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver."""
+    from hgms_core import check as checks
+
+    cls = checks.import_class(spec)
+    kind = checks.kind_of(cls)
+    results = list(checks.check(cls, kind))
+    failures = sum(bool(result.fault) for result in results)
+    if as_json:
+        _print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
+    else:
+        click.echo(f"{spec}: a {kind.label}")
+        for result in results:
+            click.echo(f"  {'FAIL' if result.fault else 'ok  '} {result.check}{': ' + result.fault if result.fault else ''}")
+        click.echo(f"{failures} of {len(results)} checks failed" if failures else f"all {len(results)} checks passed")
+    ctx.exit(1 if failures else 0)
+
+
+@main.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option("--seed", type=int, help="Another seed than the file's.")
+@click.option("--out", help="Where run folders go.")
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@_plugin
+@_json
+def run(
+    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, files: Sequence[str], as_json: bool
+) -> None:
+    """Run what a CONFIG file describes, into a run folder of its own."""
+    plugins.host(files)
+    from hgms_core.config import load
+
+    loaded = load(config, sets, seed=seed, out=out)
+    from hgms_core.progress import Progress
+    from hgms_core.runner import run_config
+
+    with Progress(enabled=not as_json) as view:
+        result = run_config(loaded, resume=resume, view=view)
+    summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
+    if as_json:
+        _print_json(summary)
+        return
+    click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
+    for name, value in (summary.get("metrics") or {}).items():
+        click.echo(f"  {name}: {value:.6g}")
+    calls = summary.get("oracle_calls")
+    click.echo(f"  {summary['outer_steps']} outer steps, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    click.echo(f"  {summary['folder']}")
+
+
+@main.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("hgms-demo"), show_default=True, help="Folder for results."
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each method.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=54.0,
+    show_default=True,
+    help="Budget of all runs together.",
+)
+@_json
+def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
+    """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
+    from hgms_core.demo import run_demo
+
+    result = run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
+    if as_json:
+        _print_json(result.as_dict())
+        return
+    rows: list[dict[str, Any]] = []
+    for row in result.rows:
+        metrics = {name.replace("_", " "): interval for name, interval in row.metrics.items()}
+        others = {"outer steps": row.outer_steps, "oracle calls": row.oracle_calls, "seconds": row.seconds}
+        rows.append({"method": row.method, **metrics, "difference": row.difference, **others})
+    click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval")
+    _print_table(tuple(rows[0]), rows)
+    for path in result.pictures:
+        click.echo(f"  {path}")
+    click.echo(f"  {result.folder}")
+
+
+def _print_json(value: object) -> None:
+    """Strict JSON; an infinite or undefined number is null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, float) and not abs(item) < float("inf"):
+            return None
+        if isinstance(item, Mapping):
+            return {str(key): clean(inner) for key, inner in item.items()}
+        return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
+
+    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def _print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        table.add_row(*[Text(str(row[column] if row[column] is not None else "")) for column in columns])
+    # into a pipe: one line a row, so that it can be searched
+    Console(file=sys.stdout, width=None if terminal else 10_000).print(table)
+
+
+if __name__ == "__main__":
+    main()
