@@ -1,0 +1,71 @@
+"""The flat functions of the paper's examples, differentiable any number of times and free of NaN gradients.
+
+Each is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰), so nothing is approximated. The argument is
+replaced *before* the division as well as the value after it: otherwise the unused branch of ``torch.where`` would put
+0·inf = NaN into the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hgms_core import Tree
+
+FLAT = 0.03
+"""Below this, exp(−1/t²) and all its derivatives are 0 in float64."""
+
+
+def bump(theta: Tensor) -> Tensor:
+    """e^{−1/θ²} sin(10/θ), and 0 at θ = 0: the paper's a(θ) up to its factor."""
+    flat = theta.abs() < FLAT
+    t = torch.where(flat, torch.ones_like(theta), theta)
+    return torch.where(flat, torch.zeros_like(theta), torch.exp(-1 / t.square()) * torch.sin(10 / t))
+
+
+def bump_slope(theta: Tensor) -> Tensor:
+    """The derivative of :func:`bump`: e^{−1/θ²} ((2/θ³) sin(10/θ) − (10/θ²) cos(10/θ))."""
+    flat = theta.abs() < FLAT
+    t = torch.where(flat, torch.ones_like(theta), theta)
+    slope = torch.exp(-1 / t.square()) * (2 / t**3 * torch.sin(10 / t) - 10 / t.square() * torch.cos(10 / t))
+    return torch.where(flat, torch.zeros_like(theta), slope)
+
+
+def well(t: Tensor) -> Tensor:
+    """φ(t) = ∫₀ᵗ sign(s) e^{−1/s²} ds = |t| e^{−1/t²} − √π erfc(1/|t|): convex, with all derivatives 0 at its minimiser 0.
+
+    (Differentiate the right side for t > 0: e^{−1/t²}(1 + 2/t²) − (2/t²) e^{−1/t²} = e^{−1/t²}, and both sides vanish at 0.)
+
+    >>> t = torch.tensor([0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    >>> well(t).sum().backward()
+    >>> bool((t.grad - torch.tensor([0.0, math.exp(-4)], dtype=torch.float64)).abs().max() < 1e-15)
+    True
+    """
+    flat = t.abs() < FLAT
+    s = torch.where(flat, torch.ones_like(t), t.abs())
+    value = s * torch.exp(-1 / s.square()) - math.sqrt(math.pi) * torch.erfc(1 / s)
+    return torch.where(flat, torch.zeros_like(t), value)
+
+
+def wall(s: Tensor) -> Tensor:
+    """ρ(s) = e^{−1/s} for s > 0 and 0 for s ≤ 0."""
+    flat = s < FLAT**2
+    safe = torch.where(flat, torch.ones_like(s), s)
+    return torch.where(flat, torch.zeros_like(s), torch.exp(-1 / safe))
+
+
+def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    """g(θ, x) = (‖x‖² − (1 + θ²))²: zero exactly on the circle of radius r(θ) = √(1 + θ²)."""
+    return (x["x"].square().sum() - 1 - theta["theta"].square().sum()).square()
+
+
+def radius(theta: Tensor) -> Tensor:
+    """r(θ) = √(1 + θ²)."""
+    return (1 + theta.square()).sqrt()
+
+
+def off_circle(theta: Tree, x: Tree) -> Tensor:
+    """The distance from x to S(θ)."""
+    return (torch.linalg.vector_norm(x["x"]) - radius(theta["theta"][0])).abs()

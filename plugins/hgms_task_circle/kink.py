@@ -1,0 +1,117 @@
+"""Example 1 of the paper: the optimistic minimiser jumps across a circle, and F has infinitely many kinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from attrs import Attribute, field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Problem, Tree
+from hgms_task_circle.functions import bump, bump_slope, lower, off_circle, radius
+
+
+def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    return bump(theta["theta"][0]) * x["x"][0] + x["x"][1].square()
+
+
+@final
+@frozen
+class KinkClosedForm:
+    """x*(θ), F(θ) and F'(θ) of :class:`CircleKink`. At a tie, a(θ) = 0, both ends of the diameter minimise f and F has no
+    derivative; there, the solution and slope of the branch x⁺ = (r, 0) are returned."""
+
+    def solution(self, theta: Tree) -> Tree:
+        """x*(θ) = (−sign(a(θ)) r(θ), 0)."""
+        t = theta["theta"][0]
+        first = torch.where(bump(t) > 0, -radius(t), radius(t))
+        return {"x": torch.stack([first, torch.zeros_like(first)])}
+
+    def value(self, theta: Tree) -> Tensor:
+        """F(θ) = −r(θ) |a(θ)|."""
+        t = theta["theta"][0]
+        return -radius(t) * bump(t).abs()
+
+    def hypergradient(self, theta: Tree) -> Tree:
+        """F'(θ) = −sign(a) (r'(θ) a(θ) + r(θ) a'(θ)) with r' = θ/r."""
+        t = theta["theta"]
+        branch = t / radius(t) * bump(t) + radius(t) * bump_slope(t)
+        return {"theta": torch.where(bump(t) > 0, -branch, branch)}
+
+
+@final
+@frozen(kw_only=True)
+class CircleKink:
+    """The paper's example of a non-differentiable hyper-objective with smooth f, g and S(θ).
+
+    With a(θ) = e^{−1/θ²} sin(10/θ) and r(θ)² = 1 + θ²::
+
+        g(θ, x) = (‖x‖² − r(θ)²)²,        f(θ, x) = a(θ) x₁ + x₂²,        F(θ) = −r(θ) |a(θ)|
+
+    S(θ) is a circle; the optimistic minimiser x*(θ) = (−sign(a) r, 0) changes side at θ_k = 10/(kπ), where F has a kink (a
+    local maximum). The start x0 is the worst point of the circle at θ0: without selection x stays on that side, follows the
+    branch +r|a| and is driven *towards* a kink.
+
+    Use when selection has to be seen on two numbers. Avoid for convergence rates: F has several local minima in Θ.
+
+    Arguments:
+        low, high: Θ = [low, high], enforced by projection (the kinks below 3.2 are at 3.18, 1.59, 1.06, 0.80, 0.64, …).
+        start: θ0.
+
+    Errors: none beyond the fields' ranges. The seed changes nothing: the problem holds no random number.
+
+    >>> task, cpu, double = CircleKink(), torch.device("cpu"), torch.float64
+    >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
+    >>> x = exact.solution(problem.theta0)
+    >>> bool(torch.isclose(problem.f(problem.theta0, x, {}), exact.value(problem.theta0)))
+    True
+
+    Source: HG-MS paper, example "Non-unique minima-selection can create kinks in the hyper-objective".
+    """
+
+    name: ClassVar[str] = "circle-kink"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {
+        "value": False,
+        "upper_loss": False,
+        "manifold_distance": False,
+        "solution_distance": False,
+    }
+
+    low: float = field(default=0.2)
+    high: float = field(default=3.0)
+    start: float = field(default=1.3)
+
+    @high.validator
+    def _ordered(self, attribute: Attribute[float], value: float) -> None:
+        if not value > self.low:
+            raise ValueError(f"'high' must be > low ({self.low}): {value}")
+
+    @start.validator
+    def _inside(self, attribute: Attribute[float], value: float) -> None:
+        validators.ge(self.low)(self, attribute, value)
+        validators.le(self.high)(self, attribute, value)
+
+    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> KinkClosedForm:
+        """The exact solution, value and derivative; they need no data, so the arguments are only those of ``problem``."""
+        return KinkClosedForm()
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        exact = self.closed_form(seed, device, dtype)
+
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
+            numbers = torch.stack([exact.value(theta), _upper(theta, x, {}), off_circle(theta, x), gap])
+            return dict(zip(self.metrics, numbers.tolist(), strict=True))
+
+        theta0 = {"theta": torch.tensor([self.start], dtype=dtype, device=device)}
+        return Problem(
+            theta0=theta0,
+            x0={"x": -exact.solution(theta0)["x"]},
+            g=lower,
+            f=_upper,
+            project=lambda theta: {"theta": theta["theta"].clamp(self.low, self.high)},
+            evaluate=evaluate,
+        )

@@ -1,0 +1,13 @@
+"""Task `hyper-cleaning`: one weight per training example, learned from a few clean validation images."""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_task_cleaning.images import Images as Images
+from hgms_task_cleaning.images import load_images as load_images
+from hgms_task_cleaning.task import HyperCleaning as HyperCleaning
+
+
+@hookimpl
+def hgms_register_tasks() -> list[type]:
+    return [HyperCleaning]

@@ -1,0 +1,131 @@
+"""A k-dimensional sphere of lower minimisers in R^d that moves, turns and grows with θ: where selection decides the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from attrs import Attribute, field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Key, Problem, Tree
+from hgms_task_sphere.closed_form import SphereClosedForm
+
+
+@final
+@frozen(kw_only=True)
+class Sphere:
+    """Lower minimisers that form a k-sphere in R^d, one of whose points is best for the upper loss.
+
+    With a seeded orthonormal frame (E, N) of R^d, E of k+1 columns, and θ ∈ R^{k+1}::
+
+        g(θ, x) = ¼ (‖Eᵀx − c(θ)‖² − r(θ)²)² + ½ ‖Nᵀx − Bθ‖²        c(θ) = c₀ + γθ,   r(θ) = r₀ + β eᵀθ
+        f(θ, x) = θᵀEᵀx + wᵀNᵀx + (α/2)‖θ‖²
+        S(θ)    = {x: ‖Eᵀx − c(θ)‖ = r(θ), Nᵀx = Bθ}
+        x*(θ)   = E (c(θ) − r(θ) θ/‖θ‖) + N Bθ
+        F(θ)    = −ω eᵀθ − r(θ)‖θ‖ + (α/2 + γ)‖θ‖²,     θ* = e (ω + r₀)/(α + 2γ − 2β)
+
+    c₀ is set to −ωe − Bᵀw, so the part of F that is linear in θ is −ω eᵀθ, with e a seeded unit vector. For θ ≠ 0 the
+    optimistic minimiser is unique and non-degenerate (its Riemannian Hessian is ‖θ‖/r(θ)); θ = 0 is a tie and a kink of F.
+    x0 is the *worst* point of S(θ0): descent on g alone only moves it with the sphere, so a method that does not select
+    works with a wrong x and stops short of F*.
+
+    Use when selection, chains or hypergradients on a manifold of any dimension have to be measured against the truth.
+    Avoid d in the tens of thousands: the frame takes d² numbers.
+
+    Arguments:
+        k, d: dimensions of the sphere and of x, 1 ≤ k < d. ``radius``: r₀. ``offset``: ω. ``shift``: γ. ``growth``: β.
+        alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ = {‖θ‖ ≤ 2t*}
+            (enforced by projection).
+
+    Errors: ValueError where these do not hold. Cost of ``evaluate``: a few products with the frame.
+
+    >>> task, cpu, double = Sphere(k=2, d=5), torch.device("cpu"), torch.float64
+    >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
+    >>> abs(problem.evaluate(exact.theta_star, exact.solution(exact.theta_star))["upper_gap"]) < 1e-12
+    True
+    >>> problem.evaluate(problem.theta0, problem.x0)["manifold_distance"] < 1e-12
+    True
+
+    Source: this project's own construction, after the geometry of the HG-MS paper's assumptions.
+    """
+
+    name: ClassVar[str] = "sphere"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {
+        "upper_gap": False,
+        "upper_loss": False,
+        "manifold_distance": False,
+        "solution_distance": False,
+    }
+
+    k: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
+    d: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
+    radius: float = field(default=1.0, validator=validators.gt(0))
+    offset: float = field(default=0.5, validator=validators.gt(0))
+    shift: float = field(default=0.5, validator=validators.ge(0))
+    growth: float = field(default=0.2, validator=validators.ge(0))
+    alpha: float = field(default=2.0, validator=validators.gt(0))
+
+    @d.validator
+    def _has_room(self, attribute: Attribute[int], value: int) -> None:
+        if value <= self.k:
+            raise ValueError(f"'d' must be > k ({self.k}), the dimension of the sphere: {value}")
+
+    @alpha.validator
+    def _is_bounded(self, attribute: Attribute[float], value: float) -> None:
+        curvature = value + 2 * self.shift - 2 * self.growth
+        if curvature <= 0:
+            raise ValueError(f"'alpha' must be > 2 growth - 2 shift ({2 * (self.growth - self.shift)}): {value}")
+        if 2 * self.growth * (self.offset + self.radius) / curvature >= self.radius:
+            raise ValueError(f"'growth' lets the radius vanish on Θ; lower it or raise alpha: {self.growth}")
+
+    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> SphereClosedForm:
+        """The losses and exact quantities of ``problem`` with the same arguments."""
+        generator = Key(seed).fold("sphere").generator()
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        # Always drawn in float64 on the CPU: every device and precision sees the same problem.
+        size, rest = self.k + 1, self.d - self.k - 1
+        frame = torch.linalg.qr(normal(self.d, self.d)).Q
+        tilt, slope = normal(rest, size) / self.d**0.5, normal(rest) / self.d**0.5
+        best = normal(size)
+        best = best / torch.linalg.vector_norm(best)
+        base = -self.offset * best - tilt.T @ slope
+        tensors = (frame[:, :size].contiguous(), frame[:, size:].contiguous(), tilt, slope, best, base)
+        moved = [tensor.to(device, dtype) for tensor in tensors]
+        return SphereClosedForm(*moved, self.radius, self.offset, self.shift, self.growth, self.alpha)
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        exact = self.closed_form(seed, device, dtype)
+        best = exact.best
+        reach = float(torch.linalg.vector_norm(exact.theta_star["theta"]))
+        # θ0 has the length of θ* and lies 53° away from it; the worst point of S(θ0) is then also a bad one at θ*.
+        across = torch.eye(self.k + 1, dtype=dtype, device=device)[best.abs().argmin()]
+        across = across - (across @ best) * best
+        theta0 = {"theta": reach * (0.8 * across / torch.linalg.vector_norm(across) + 0.6 * best)}
+        worst = exact.point(theta0, theta0["theta"] / torch.linalg.vector_norm(theta0["theta"]))
+
+        def project(theta: Tree) -> Tree:
+            size = torch.linalg.vector_norm(theta["theta"])
+            return {"theta": theta["theta"] * (2 * reach / size.clamp_min(2 * reach))}
+
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            numbers = torch.stack(
+                [
+                    exact.value(theta) - exact.optimum,
+                    exact.upper(theta, x, {}),
+                    exact.off_manifold(theta, x),
+                    torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"]),
+                ]
+            )
+            return dict(zip(self.metrics, numbers.tolist(), strict=True))
+
+        def fresh(key: Key) -> Tree:
+            direction = torch.randn(self.k + 1, generator=key.generator(), dtype=torch.float64).to(device, dtype)
+            return exact.point(theta0, direction / torch.linalg.vector_norm(direction))
+
+        return Problem(theta0=theta0, x0=worst, g=exact.lower, f=exact.upper, project=project, evaluate=evaluate, fresh=fresh)
