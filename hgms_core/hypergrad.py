@@ -113,9 +113,9 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
 def _step(x: Tensor, v: Tensor) -> Tensor:
     """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding."""
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    tiny = torch.finfo(x.dtype).tiny
+    length = torch.where(length > 0, length, torch.ones_like(length))
     scale = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.finfo(x.dtype).eps ** (1 / 3) * scale / length.clamp_min(tiny)
+    return torch.finfo(x.dtype).eps ** (1 / 3) * scale / length
 
 
 def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tree, strategy: Strategy = "vjp") -> Tree:
@@ -272,8 +272,9 @@ def hypergradient(
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
 
     Returns:
-        a :class:`Hypergradient`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good it
-        is: ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula assumes 0).
+        a :class:`Hypergradient`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good
+        it is: ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula
+        assumes 0).
 
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. The solver never raises for
     non-convergence; read ``outcome``.

@@ -6,7 +6,6 @@ Stacking pays where a single candidate is too small to fill the processor. ``aut
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal
 
 import torch
@@ -69,7 +68,6 @@ def groups(
     return [Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmapped(loss, own_batch)) for part in parts]
 
 
-@functools.lru_cache(maxsize=64)
 def _vmapped(loss: Loss, own_batch: bool) -> Loss:
     return torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 

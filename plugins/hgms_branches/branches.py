@@ -13,6 +13,7 @@ from hgms_branches.update import Hyper, advance, unrolled
 from hgms_core import Candidates, ConfigError, Cost, Group, Key, Mode, Problem, State, Tree, detach, groups, repeat
 
 positive = validators.gt(0)
+whole = [validators.instance_of(int), validators.gt(0)]
 not_negative = validators.ge(0)
 
 
@@ -65,15 +66,15 @@ class Branches:
 
     name: ClassVar[str] = "branches"
 
-    count: int = field(default=4, validator=positive)
-    steps: int = field(default=20, validator=positive)
+    count: int = field(default=4, validator=whole)
+    steps: int = field(default=20, validator=whole)
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    batch_size: int | None = field(default=None, validator=validators.optional(positive))
+    batch_size: int | None = field(default=None, validator=validators.optional(whole))
     batches: Literal["independent", "shared"] = field(
         default="independent", validator=validators.in_(["independent", "shared"])
     )
@@ -86,13 +87,13 @@ class Branches:
         default="constant", validator=validators.in_(["constant", "cosine", "cosine-restarts"])
     )
     floor: float = field(default=0.0, validator=[not_negative, validators.le(1)])
-    period: int = field(default=20, validator=positive)
+    period: int = field(default=20, validator=whole)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
         default="selected", validator=validators.in_(["selected", "base", "per-branch", "restart"])
     )
     moments: Literal["carry", "fresh"] = field(default="carry", validator=validators.in_(["carry", "fresh"]))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
-    chunk: int | None = field(default=None, validator=validators.optional(positive))
+    chunk: int | None = field(default=None, validator=validators.optional(whole))
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
@@ -169,14 +170,14 @@ class Branches:
         return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
 
     def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
-        """Starts, moments and batch numbers of some branches: a pure function of the arguments, so one branch can be replayed."""
+        """Starts, moments and batch numbers of some branches: a function of the arguments alone, so one can be replayed."""
         rows = start["x"]
         carried = next(iter(rows.values())).shape[0]
         if carried not in (1, self.count):
             raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {self.count}")
         pick = [0 if carried == 1 else member for member in members]
-        x = {name: leaf[pick].clone() for name, leaf in rows.items()}
-        moments = {name: leaf[pick].clone() for name, leaf in start["moments"].items()}
+        x = {name: leaf[pick] for name, leaf in rows.items()}  # a list of rows copies
+        moments = {name: leaf[pick] for name, leaf in start["moments"].items()}
         if self.noise:
             for row, member in enumerate(members):
                 if member == 0:

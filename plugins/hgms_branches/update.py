@@ -89,7 +89,7 @@ def _clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
     dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
     squares = [grad.square().sum(dim) if dim else grad.square() for grad, dim in zip(grads, dims, strict=True)]
     norm = torch.stack(squares).sum(0).sqrt()
-    _scale_(grads, (bound / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0))
+    _scale_(grads, bound / norm.clamp_min(bound))
 
 
 def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
@@ -137,7 +137,8 @@ def unrolled(
             grads = dict(zip(names, found, strict=True))
             if hyper.clip is not None:
                 norm = torch.cat([each.reshape(-1) for each in found]).norm()
-                grads = {name: grad * (hyper.clip / norm).clamp_max(1.0) for name, grad in grads.items()}
+                # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
+                grads = {name: grad * (hyper.clip / norm.clamp_min(hyper.clip)) for name, grad in grads.items()}
             point = {name: leaf * (1 - rate * decay) for name, leaf in zip(names, leaves, strict=True)}
             state = _step(hyper, point, grads, state[1:], hyper.done + step + 1, rate)
     return state[0]

@@ -29,7 +29,9 @@ class Fixed:
     """
 
     name: ClassVar[str] = "fixed"
-    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    upper_batch_size: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
+    )
 
     def init(self, problem: Problem) -> State:
         return {}

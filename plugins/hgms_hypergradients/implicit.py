@@ -48,8 +48,10 @@ class Implicit:
     name: ClassVar[str] = "implicit"
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=validators.in_(["vjp", "jvp", "difference"]))
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    upper_batch_size: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
+    )
     warm_start: bool = False
 
     def init(self, problem: Problem) -> State:

@@ -31,6 +31,7 @@ class OneStep:
 
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
 
+    >>> import torch
     >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
     >>> estimate, _ = OneStep(lr=0.5).estimate(problem, problem.theta0, Branch(x=problem.x0, replay=None), Key(0), {})
@@ -43,8 +44,10 @@ class OneStep:
     name: ClassVar[str] = "one-step"
     lr: float = field(default=0.1, validator=validators.gt(0))
     derivative: Literal["exact", "difference"] = field(default="exact", validator=validators.in_(["exact", "difference"]))
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    upper_batch_size: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
+    )
 
     def init(self, problem: Problem) -> State:
         return {}

@@ -29,12 +29,15 @@ class Unrolled:
 
     Example: the `hg-baseline` method, ``hgms describe method hg-baseline``.
 
-    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al. 2017; truncation: Shaban et al. 2019.
+    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al. 2017; truncation: Shaban et
+    al. 2019.
     """
 
     name: ClassVar[str] = "unrolled"
-    last: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    upper_batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    last: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    upper_batch_size: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
+    )
 
     def init(self, problem: Problem) -> State:
         return {}

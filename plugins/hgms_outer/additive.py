@@ -52,7 +52,8 @@ class Sgd:
 class ProjectedGradient:
     """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
 
-    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well); ``clip`` and ``schedule`` as in ``sgd``.
+    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well); ``clip`` and
+    ``schedule`` as in ``sgd``.
 
     >>> outer = ProjectedGradient(lr=1.0, projection=Projection(kind="box", low=0.0, high=1.0))
     >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 5.0)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
@@ -99,7 +100,8 @@ class Adam:
 
     The step hardly depends on the length of h, which suits hypergradients whose scale is unknown (ridge, one-step).
 
-    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖; ``projection`` and ``schedule`` as above.
+    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖; ``projection`` and ``schedule`` as in
+    ``projected-gradient``.
 
     >>> outer = Adam(lr=0.1)
     >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 1e-3)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen, validators
 
-from hgms_core import State, Tree
+from hgms_core import ConfigError, State, Tree
 from hgms_outer.shape import Schedule, clipped
 
 
@@ -16,8 +16,8 @@ from hgms_outer.shape import Schedule, clipped
 class ExponentiatedGradient:
     """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
 
-    Use when θ itself is a mixture on the simplex; it stays there by construction and moves multiplicatively. Avoid for logits. A
-    start off the simplex is normalised by the first step; an entry that is exactly 0 stays 0.
+    Use when θ itself is a mixture on the simplex; it stays there by construction and moves multiplicatively. Avoid for logits.
+    A start off the simplex is normalised by the first step; an entry that is exactly 0 stays 0.
 
     Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
 
@@ -25,6 +25,8 @@ class ExponentiatedGradient:
     >>> p = {"p": torch.tensor([0.5, 0.5])}
     >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
     tensor([0.7500, 0.2500])
+
+    Errors: ConfigError where a leaf of the start has no positive finite entry (logits that start at 0, for example).
 
     Source: Kivinen & Warmuth 1997.
     """
@@ -35,6 +37,12 @@ class ExponentiatedGradient:
     schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
+        for name, leaf in theta.items():
+            if not (leaf.clamp_min(0).sum() > 0 and torch.isfinite(leaf).all()):
+                raise ConfigError(
+                    f"exponentiated-gradient needs a positive start, and the upper variable {name!r} is not one\n"
+                    "  start from a probability vector, or use sgd or adam for logits"
+                )
         return {"step": 0}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:

@@ -17,8 +17,8 @@ from hgms_core import Tree, norm
 class Schedule:
     """The factor on the learning rate.
 
-    ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2. ``inverse``: 1/(1 + t/``decay_steps``)
-    after t outer steps.
+    ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2. ``inverse``:
+    1/(1 + t/``decay_steps``) after t outer steps.
 
     >>> Schedule(kind="cosine", final=0.1).factor(step=0, progress=1.0)
     0.1
@@ -45,8 +45,8 @@ class Schedule:
 class Projection:
     """The nearest point of a set, in the Euclidean norm.
 
-    ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤ ``radius``. ``simplex``: each leaf onto
-    {p ≥ 0, Σp = 1}.
+    ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤ ``radius``. ``simplex``: each leaf
+    onto {p ≥ 0, Σp = 1}.
 
     >>> Projection(kind="simplex").apply({"w": torch.tensor([0.5, 1.5])})["w"]
     tensor([0., 1.])
@@ -68,7 +68,7 @@ class Projection:
         if self.kind == "box":
             return {name: leaf.clamp(self.low, self.high) for name, leaf in theta.items()}
         if self.kind == "ball":
-            scale = (self.radius / norm(theta).clamp_min(torch.finfo(next(iter(theta.values())).dtype).tiny)).clamp_max(1.0)
+            scale = self.radius / norm(theta).clamp_min(self.radius)
             return {name: leaf * scale for name, leaf in theta.items()}
         if self.kind == "simplex":
             return {name: onto_simplex(leaf) for name, leaf in theta.items()}
@@ -89,5 +89,5 @@ def clipped(gradient: Tree, bound: float | None) -> Tree:
     """The gradient scaled down to norm ``bound`` where it is longer (all leaves together)."""
     if bound is None:
         return gradient
-    scale = (bound / norm(gradient).clamp_min(torch.finfo(next(iter(gradient.values())).dtype).tiny)).clamp_max(1.0)
+    scale = bound / norm(gradient).clamp_min(bound)
     return {name: leaf * scale for name, leaf in gradient.items()}

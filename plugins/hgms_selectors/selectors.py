@@ -11,6 +11,12 @@ from torch import Tensor
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, values
 
 
+def _sound(candidates: Candidates) -> Tensor:
+    """Which candidates hold only finite numbers, ``[N]``."""
+    rows = [leaf.reshape(candidates.count, -1) for leaf in candidates.x.values()]
+    return torch.stack([torch.isfinite(row).all(1) for row in rows]).all(0)
+
+
 def _score(
     problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None
 ) -> tuple[Tensor, Cost]:
@@ -21,7 +27,7 @@ def _score(
     batch = data.batch(None if index is None else index[0])
     scores = values(problem.f, theta, candidates.x, batch, rows=rows, mode=mode, chunk=chunk)
     # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
-    sound = torch.stack([torch.isfinite(leaf.flatten(1)).all(1) for leaf in candidates.x.values()]).all(0)
+    sound = _sound(candidates)
     scores = torch.where(sound, scores, torch.full_like(scores, torch.nan))
     return scores, Cost(upper_values=candidates.count, rows=candidates.count * rows)
 
@@ -36,7 +42,7 @@ def _choose(scores: Tensor, signed: Tensor, cost: Cost) -> Selection:
     index = torch.where(ties, positions, count - 1).min() if count > 1 else positions[0]
     ordered = ranked.sort().values
     gap = ordered[1] - ordered[0] if count > 1 else torch.full_like(ordered[0], torch.inf)
-    return Selection(index=index, scores=scores, gap=torch.nan_to_num(gap, nan=torch.inf), finite=finite.sum(), cost=cost)
+    return Selection(index=index, scores=scores, gap=torch.where(gap.isnan(), torch.inf, gap), finite=finite.sum(), cost=cost)
 
 
 @final
@@ -62,9 +68,9 @@ class BestOfN:
     """
 
     name: ClassVar[str] = "best-of-n"
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
-    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
@@ -86,9 +92,9 @@ class Worst:
     """
 
     name: ClassVar[str] = "worst"
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
-    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
@@ -112,7 +118,9 @@ class First:
     name: ClassVar[str] = "first"
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        sound = torch.stack([torch.isfinite(leaf.flatten(1)).all(1) for leaf in candidates.x.values()]).all(0)
+        sound = torch.stack([torch.isfinite(leaf.reshape(candidates.count, -1)).all(1) for leaf in candidates.x.values()]).all(
+            0
+        )
         positions = torch.arange(candidates.count, device=sound.device)
         index = torch.where(sound, positions, candidates.count - 1).min()
         scores = torch.full(sound.shape, torch.nan, device=sound.device)

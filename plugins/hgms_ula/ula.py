@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, repeat
 
+whole = [validators.instance_of(int), validators.gt(0)]
+
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain: small states draw many steps at once, large ones a step at a time."""
 
@@ -49,17 +51,17 @@ class Ula:
 
     name: ClassVar[str] = "ula"
 
-    count: int = field(default=8, validator=validators.gt(0))
-    steps: int = field(default=100, validator=validators.gt(0))
+    count: int = field(default=8, validator=whole)
+    steps: int = field(default=100, validator=whole)
     lr: float = field(default=1e-2, validator=validators.gt(0))
     temperature: float = field(default=1e-3, validator=validators.ge(0))
     spread: float = field(default=1.0, validator=validators.ge(0))
     carry_rule: Literal["selected", "per-branch", "restart"] = field(
         default="restart", validator=validators.in_(["selected", "per-branch", "restart"])
     )
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    batch_size: int | None = field(default=None, validator=validators.optional(whole))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
-    chunk: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    chunk: int | None = field(default=None, validator=validators.optional(whole))
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}
@@ -131,7 +133,7 @@ class Ula:
         if carried not in (1, self.count):
             raise ConfigError(f"the carried state holds {carried} chains, this generator has count = {self.count}")
         pick = [0 if carried == 1 else member for member in members]
-        x = {name: leaf[pick].clone() for name, leaf in start["x"].items()}
+        x = {name: leaf[pick] for name, leaf in start["x"].items()}  # a list of rows copies
         if self.spread:
             scale = math.sqrt(self.spread * self.temperature)
             for row, stream in enumerate(streams):
