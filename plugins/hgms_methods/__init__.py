@@ -6,8 +6,7 @@ changed where the method is used, e.g. ``--set method.generator.count=8``.
 
 from __future__ import annotations
 
-from hgms_core import hookimpl
-from hgms_core.registry import Composition
+from hgms_core import Composition, hookimpl
 
 HG_MS_ULA = Composition(
     name="hg-ms-ula",
