@@ -100,16 +100,18 @@ def _idx_folder(folder: Path) -> Images:
 
 def _npz(path: Path) -> Images:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = next((pair for pair in NPZ_NAMES if set(pair) <= set(archive.files)), None)
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            held = getattr(archive, "files", [])  # an .npy file holds one array without a name
+            names = next((pair for pair in NPZ_NAMES if set(pair) <= set(held)), None)
             if names is None:
                 raise DataError(
-                    f"{path}: holds {', '.join(archive.files) or 'nothing'}, but needs "
+                    f"{path}: holds {', '.join(held) or 'no named arrays'}, but needs "
                     + " or ".join(" and ".join(pair) for pair in NPZ_NAMES)
                     + "\n  save it with numpy.savez(path, images=…, labels=…)"
                 )
             pixels, labels = archive[names[0]], archive[names[1]]
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read as an .npz file ({error})\n  check the path, or save the file again"
         ) from error

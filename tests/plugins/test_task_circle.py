@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-import hgms_core
 import pytest
 import scipy.integrate
 import torch
+
+import hgms_core
 from hgms_task_circle import CircleDegenerate, CircleKink
 from hgms_task_circle.functions import bump, bump_slope, wall, well
 
@@ -155,5 +156,5 @@ def test_a_field_out_of_range_is_named(kind: type) -> None:
 
 
 def test_the_weight_of_the_vanishing_term_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="'b' must be > 0: 0.0"):
+    with pytest.raises(ValueError, match=r"'b' must be > 0: 0\.0"):
         CircleDegenerate(b=0.0)
