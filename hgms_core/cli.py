@@ -38,13 +38,6 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return self.commands.get(name) or self._foreign().get(name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        # plugins may be loaded here, before `invoke` runs, and their errors are ours to show
-        try:
-            return super().resolve_command(ctx, args)
-        except HgmsError as error:
-            raise _shown(error) from error
-
     def invoke(self, ctx: click.Context) -> Any:
         handler = _Warnings(logging.WARNING)
         logger = logging.getLogger("hgms")

@@ -1,4 +1,8 @@
-"""Every hook a plugin may implement. A hook implementation may take fewer arguments than its specification.
+"""Every hook a plugin may implement, all in version 1 of the plugin API (``hgms_core.PLUGIN_API``).
+
+A hook implementation may take fewer arguments than its specification, so specifications can grow. Registration hooks are called
+once and return classes; what is returned is checked against the protocol of its kind. Observers are called one at a time, in
+the order of the plugins' names, outside the budget's clock; one that raises is reported and not called again.
 
 A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``::
 
@@ -79,7 +83,7 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
 
 @hookspec
 def hgms_register_commands(cli: click.Group) -> None:
-    """Add commands of your own to the ``hgms`` command line."""
+    """Add commands of your own to the ``hgms`` command line: ``@cli.command("my-command")``. A name that is taken stays."""
 
 
 @hookspec

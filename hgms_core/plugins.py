@@ -152,8 +152,8 @@ class Host:
             return
         if self.strict or (info.vital and not self.tolerant):
             raise PluginError(f"{message}\n  `hgms plugins -v` shows the traceback") from error
-        line = "; ".join(part.strip(" -") for part in message.splitlines())
-        LOG.warning("%s (`hgms plugins -v` shows more)", line)
+        first, *rest = (line.strip(" -") for line in message.splitlines())
+        LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
 
     def failed(self) -> list[PluginInfo]:
         """The plugins that are not there, or not whole."""
@@ -170,7 +170,8 @@ class Host:
         names = {name for name, *_ in owned}
         allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
-            raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
+            if not self.tolerant:
+                raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
         for name in sorted(blocked - names):
             LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
         for _, distribution, version, entry in owned:

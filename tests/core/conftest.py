@@ -1,0 +1,29 @@
+"""Fixtures of the core's tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import Site
+
+from hgms_core import plugins, registry
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """No plugin is installed but what the test installs: a distribution called hgms stands before the real one."""
+    root = tmp_path / "site"
+    root.mkdir()
+    monkeypatch.syspath_prepend(root)
+    for variable in ("HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setattr(registry, "_default", None)
+    made = Site(root)
+    made.install("hgms", {}, version="0.1.0", extras=["sklearn"], requires=['no-such-module>=1; extra == "sklearn"'])
+    yield made
+    for name in [key for key in sys.modules if key in made.modules or key.startswith("hgms_file_")]:
+        del sys.modules[name]

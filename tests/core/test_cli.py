@@ -1,0 +1,389 @@
+"""The command line, with plugins made in the test: what is printed where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fakes import Site
+
+import hgms_core
+from hgms_core import PLUGIN_API, NumericalError, runner
+from hgms_core.cli import main
+
+PLUGIN = '''
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
+
+import click
+import torch
+from attrs import field, frozen, validators
+from hgms_core import Problem, hookimpl
+
+
+@final
+@frozen(kw_only=True)
+class Halve:
+    """Halves x at every step.
+
+    >>> Halve().rate
+    0.5
+    """
+
+    name: ClassVar[str] = "halve"
+    rate: float = field(default=0.5, validator=validators.gt(0))
+
+    def init(self, problem, seed):
+        return {"x": dict(problem.x0)}
+
+    def step(self, problem, state, progress):
+        x = {"x": state["x"]["x"] * self.rate}
+        return {"x": x}, {"size": x["x"].sum(), "oracle_calls": 1}
+
+    def result(self, state):
+        return {}, state["x"]
+
+
+@final
+@frozen(kw_only=True)
+class One:
+    """One number."""
+
+    name: ClassVar[str] = "one"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {"size": False}
+
+    def problem(self, seed, device, dtype):
+        return Problem(
+            theta0={}, x0={"x": torch.ones(1, device=device, dtype=dtype)},
+            g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+            evaluate=lambda t, x: {"size": float(x["x"])},
+        )
+
+
+@hookimpl
+def hgms_register_methods():
+    return [Halve]
+
+
+@hookimpl
+def hgms_register_tasks():
+    return [One]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group):
+    @cli.command("greet")
+    def greet():
+        """Says hello."""
+        click.echo("hello")
+
+    @cli.command("list")
+    def not_this_one():
+        click.echo("stolen")
+'''
+
+CONFIG = """
+task = "one"
+method = "halve"
+budget = "3 steps"
+"""
+
+
+@pytest.fixture
+def fake(site: Site) -> Site:
+    site.module("fake_plugin", PLUGIN)
+    site.install("hgms-fake", {"fake": "fake_plugin"}, version="3.0")
+    return site
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def json_of(*arguments: str | Path) -> Any:
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_list_prints_one_object_per_component(fake: Site) -> None:
+    rows = json_of("list")
+    assert [(row["kind"], row["name"], row["plugin"], row["summary"]) for row in rows] == [
+        ("task", "one", "fake", "One number."),
+        ("method", "halve", "fake", "Halves x at every step."),
+        ("method", "pipeline", "core", "HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper)."),
+    ]
+    assert json_of("list", "tasks") == rows[:1]
+
+
+def test_list_as_a_table_keeps_one_line_a_component(fake: Site) -> None:
+    lines = call("list").stdout.splitlines()
+    assert any("halve" in line and "fake" in line and "Halves x at every step." in line for line in lines)
+
+
+def test_list_shows_what_needs_an_extra(site: Site) -> None:
+    site.module("plug", "import no_such_module\n" + site.solver("template", "fast").read_text().replace("from __future__", "#"))
+    site.install("hgms", {"fast": "plug"}, version="0.1.0", extras=["sklearn"], requires=['no-such-module; extra == "sklearn"'])
+    (row,) = json_of("list", "solver")
+    assert (row["name"], row["status"], row["install"]) == ("fast", "missing-extra", "pip install 'hgms[sklearn]'")
+    assert "[not loaded: pip install 'hgms[sklearn]'] Solves nothing, politely." in call("list").stdout
+
+
+def test_list_of_an_unknown_kind(fake: Site) -> None:
+    done = call("list", "metods")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: unknown kind of component 'metods'; did you mean 'method'?\n"
+        "  available: generator, hypergradient, method, outer, selector, solver, task\n"
+    )
+
+
+def test_describe_a_class(fake: Site) -> None:
+    found = json_of("describe", "method", "halve")
+    assert found["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5}]
+    assert found["doc"].startswith("Halves x at every step.")
+    assert found["class"] == "fake_plugin:Halve"
+    text = call("describe", "method", "halve").stdout
+    assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
+
+
+def test_describe_says_which_fields_are_required(fake: Site) -> None:
+    fields = {row["name"]: row for row in json_of("describe", "method", "pipeline")["fields"]}
+    assert fields["generator"] == {"name": "generator", "type": "a candidate generator", "required": True, "default": None}
+    assert fields["keep"]["default"] == "last"
+    assert "(required)" in call("describe", "method", "pipeline").stdout
+
+
+def test_describe_an_unknown_component(fake: Site) -> None:
+    done = call("describe", "task", "won")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: unknown task 'won'; did you mean 'one'?\n  available: one\n  `hgms list task` says what each does\n",
+    )
+
+
+def test_describe_a_composition(site: Site) -> None:
+    site.module(
+        "recipes",
+        """
+        from hgms_core import Composition, hookimpl
+        parts = {"generator": {"name": "g", "count": 4}, "selector": "s", "hypergradient": "h", "outer": "o"}
+        @hookimpl
+        def hgms_register_methods():
+            return [Composition(name="mix", summary="A mix.", source="a cookbook", parts=parts)]
+        """,
+    )
+    site.install("hgms-recipes", {"recipes": "recipes"})
+    found = json_of("describe", "method", "mix")
+    assert found["parts"]["generator"] == {"name": "g", "count": 4}
+    assert "Source: a cookbook" in call("describe", "method", "mix").stdout
+    assert '[method.generator]\nname = "g"\ncount = 4' in call("describe", "method", "mix").stdout
+
+
+def test_plugins_works_whatever_is_broken(fake: Site) -> None:
+    fake.module("bad_plugin", "import does_not_exist_anywhere\n")
+    fake.install("hgms", {"ours": "bad_plugin"}, version="0.1.0")
+    rows = {row["name"]: row for row in json_of("plugins")}
+    assert rows["fake"] == {
+        "name": "fake",
+        "module": "fake_plugin",
+        "distribution": "hgms-fake",
+        "version": "3.0",
+        "status": "loaded",
+        "hooks": ["hgms_register_commands", "hgms_register_methods", "hgms_register_tasks"],
+        "error": None,
+        "install": None,
+    }
+    assert rows["ours"]["status"] == "failed"
+    assert rows["ours"]["error"] == "ModuleNotFoundError: No module named 'does_not_exist_anywhere'"
+    done = call("plugins")
+    assert f"plugin API {PLUGIN_API}" in done.stdout
+    assert done.stderr.count("warning: plugin 'ours' (hgms 0.1.0) failed to load") == 1
+    assert "Traceback" not in done.output
+    assert "Traceback (most recent call last)" in call("plugins", "-v").stdout
+    failed = call("list")
+    assert failed.exit_code == 2
+    assert failed.stderr.startswith("error: plugin 'ours' (hgms 0.1.0) failed to load: ModuleNotFoundError")
+
+
+def test_plugins_shows_duplicates_that_stop_every_other_command(fake: Site) -> None:
+    fake.module("twin", PLUGIN)
+    fake.install("hgms-twin", {"twin": "twin"})
+    assert {row["name"]: row["status"] for row in json_of("plugins")} == {"fake": "loaded", "twin": "incomplete"}
+    done = call("list")
+    assert done.exit_code == 2
+    assert "HGMS_DISABLE_PLUGINS=twin" in done.stderr
+
+
+def test_a_broken_third_party_plugin_is_a_warning_on_stderr(fake: Site) -> None:
+    fake.module("bad_plugin", "1 / 0")
+    fake.install("hgms-bad", {"bad": "bad_plugin"})
+    done = call("list", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)
+    assert done.stderr == (
+        "warning: plugin 'bad' (hgms-bad 1.0) failed to load: ZeroDivisionError: division by zero "
+        "(`hgms plugins -v` shows more)\n"
+    )
+    assert not any(type(handler).__name__ == "_Warnings" for handler in logging.getLogger("hgms").handlers)
+
+
+def test_plugins_add_commands_but_take_none(fake: Site) -> None:
+    assert call("greet").stdout == "hello\n"
+    assert "stolen" not in call("list").stdout
+    done = call("--help")
+    assert "greet" in done.stdout
+    assert "Says hello." in done.stdout
+
+
+def test_a_plugin_whose_commands_break_spoils_nothing(fake: Site) -> None:
+    fake.module(
+        "bad_commands", "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_commands(cli): raise ValueError('no')\n"
+    )
+    fake.install("hgms-bad", {"bad": "bad_commands"})
+    done = call("greet")
+    assert done.stdout == "hello\n"
+    assert "plugin 'bad' (hgms-bad 1.0)" in done.stderr
+
+
+def test_an_unknown_command(fake: Site) -> None:
+    done = call("lst")
+    assert done.exit_code == 2
+    assert "No such command 'lst'" in done.stderr
+
+
+def test_check_passes_a_good_class(fake: Site) -> None:
+    done = call("check", "fake_plugin:Halve")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "fake_plugin:Halve: a method")
+    assert done.stdout.splitlines()[-1] == "all 7 checks passed"
+
+
+CLASS = """
+from typing import ClassVar
+from attrs import define, frozen
+@{decorator}
+class Mine:
+    {doc}
+    name: ClassVar[str] = "mine"
+    {field}
+    def solve(self, matvec, b, x0=None): return b
+"""
+DOC = '"""Mine.\n\n    >>> 1\n    1\n    """'
+
+
+@pytest.mark.parametrize(
+    ("decorator", "doc", "fields", "check", "fault"),
+    [
+        ("frozen(kw_only=True)", '"""Mine."""', "", "docstring", "its docstring has no example (a line with >>>)"),
+        ("frozen(kw_only=True)", "", "", "docstring", "it has no docstring"),
+        ("define(kw_only=True)", DOC, "rtol: float = 1.0", "frozen", "its attribute 'rtol' can be set"),
+        ("frozen(kw_only=True)", DOC, "rtol: float", "construction", "it cannot be built without arguments"),
+        ("frozen(kw_only=True)", DOC, "rtol: list[int] = [1]", "hashable", "it cannot be hashed (unhashable type: 'list')"),
+        ("frozen(kw_only=True)", DOC, "rtol: object = print", "toml", "can only be used from Python"),
+        ("frozen(kw_only=True)", DOC, "rtol: int = 1.5", "toml", "expected an integer, got 1.5 @ its own TOML.rtol"),
+        ("frozen(kw_only=True)", DOC, "rtol: 'Nowhere' = 1", "types", "name 'Nowhere' is not defined"),
+        ("(lambda cls: cls)", DOC, "", "registration", "it is not an attrs class"),
+    ],
+)
+def test_check_names_the_fault(site: Site, decorator: str, doc: str, fields: str, check: str, fault: str) -> None:
+    file = site.module("mine", CLASS.format(decorator=decorator, doc=doc, field=fields))
+    done = call("check", f"{file}:Mine", "--json")
+    assert done.exit_code == 1
+    faults = {result["check"]: result["fault"] for result in json.loads(done.stdout)["results"] if result["fault"]}
+    assert fault in faults[check]
+    assert f"FAIL {check}: " in call("check", f"{file}:Mine").stdout
+
+
+def test_check_of_what_cannot_be_found(site: Site) -> None:
+    file = site.module("mine", "class Mine: pass\n")
+    assert "is not of the form MODULE:CLASS" in call("check", "mine").stderr
+    assert "has no class 'Mne'; did you mean 'Mine'?" in call("check", f"{file}:Mne").stderr
+    assert "has the methods of no kind of component" in call("check", f"{file}:Mine").stderr
+    absent = call("check", "no_such_module:Mine")
+    assert (absent.exit_code, absent.stderr) == (
+        2,
+        "error: no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'\n",
+    )
+
+
+def config_file(folder: Path, text: str = CONFIG) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_run_writes_a_folder_and_prints_the_summary(fake: Site, tmp_path: Path) -> None:
+    arguments = ("run", config_file(tmp_path), "--out", tmp_path / "runs", "--seed", "4", "--set", "method.rate=0.25")
+    summary = json_of(*arguments)
+    assert summary["metrics"] == {"size": 0.25**3}
+    assert (summary["task"], summary["method"], summary["seed"], summary["outer_steps"]) == ("one", "halve", 4, 3)
+    assert (Path(summary["folder"]) / "summary.json").exists()
+    refused = call(*arguments)
+    assert refused.exit_code == 2
+    assert "--resume" in refused.stderr
+    resumed = call(*arguments, "--resume")
+    assert resumed.exit_code == 0
+    assert resumed.stdout.splitlines()[:2] == ["one, halve, seed 4: done", "  size: 0.015625"]
+
+
+def test_run_with_a_plugin_from_a_file(site: Site, tmp_path: Path) -> None:
+    file = site.module("single", PLUGIN)
+    summary = json_of("run", config_file(tmp_path), "--out", tmp_path / "runs", "--plugin", file)
+    assert summary["status"] == "done"
+
+
+def test_errors_in_a_configuration_have_no_traceback(fake: Site, tmp_path: Path) -> None:
+    done = call("run", config_file(tmp_path, CONFIG.replace('"halve"', '{name = "halve", rate = -1}').replace("one", "won")))
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: 2 errors in run.toml:\n"
+        "  unknown task 'won'; did you mean 'one'? @ run.toml.task\n"
+        "    available: one\n"
+        "    `hgms list task` says what each does\n"
+        "  'rate' must be > 0: -1.0 @ run.toml.method.rate\n"
+    )
+    debug = call("--debug", "run", tmp_path / "absent.toml")
+    assert isinstance(debug.exception, hgms_core.ConfigError)
+
+
+def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[BaseException] = [NumericalError("step 3: nothing is finite"), runner.Interrupted("interrupted; add --resume")]
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise raised.pop(0)
+
+    monkeypatch.setattr(runner, "run_config", stop)
+    failed = call("run", config_file(tmp_path))
+    assert (failed.exit_code, failed.stderr) == (1, "error: step 3: nothing is finite\n")
+    interrupted = call("run", config_file(tmp_path))
+    assert (interrupted.exit_code, interrupted.stderr) == (130, "interrupted; add --resume\n")
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    assert hgms_core.__version__ == version("hgms")
+    assert call("--version").stdout == f"hgms {hgms_core.__version__} (plugin API {PLUGIN_API})\n"
+
+
+def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
+    code = (
+        "import sys\nfrom hgms_core.cli import main\n"
+        "try: main(['list', '--json'])\nexcept SystemExit: pass\n"
+        "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"HGMS_PLUGINS": "", "PATH": ""}
+    )
+    assert done.stderr == "[]\n"
+    assert [row["name"] for row in json.loads(done.stdout)] == ["pipeline"]

@@ -1,0 +1,248 @@
+"""The plugin host: what loads, what fails, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import Site
+
+from hgms_core.errors import MissingExtra, PluginError
+from hgms_core.plugins import Host
+from hgms_core.registry import Registry
+
+BROKEN = "import does_not_exist_anywhere\n"
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_plugins_load_in_the_order_of_their_names(site: Site) -> None:
+    site.solver("one_plugin", "one")
+    site.solver("two_plugin", "two")
+    site.install("hgms-two", {"b-two": "two_plugin"})
+    site.install("hgms-one", {"a-one": "one_plugin"})
+    host = Host.load()
+    assert list(host.infos) == ["a-one", "b-two"]
+    assert host.infos["a-one"].row() == {
+        "name": "a-one",
+        "module": "one_plugin",
+        "distribution": "hgms-one",
+        "version": "1.0",
+        "status": "loaded",
+        "hooks": ["hgms_register_linear_solvers"],
+        "error": None,
+        "install": None,
+    }
+
+
+def test_a_broken_third_party_plugin_is_one_warning_and_a_row(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.module("bad_plugin", BROKEN)
+    site.solver("good_plugin", "good")
+    site.install("hgms-bad", {"bad": "bad_plugin"})
+    site.install("hgms-good", {"good": "good_plugin"})
+    host = Host.load()
+    assert warnings_of(caplog) == [
+        "plugin 'bad' (hgms-bad 1.0) failed to load: ModuleNotFoundError: No module named 'does_not_exist_anywhere' "
+        "(`hgms plugins -v` shows more)"
+    ]
+    assert host.infos["bad"].status == "failed"
+    assert "import does_not_exist_anywhere" in (host.infos["bad"].traceback or "")
+    assert Registry(host).find("solver", "good") is not None
+
+
+@pytest.mark.parametrize("source", ["def f(:\n", "raise RuntimeError\n", "import sys; sys.exit(3)\n", "1 / 0\n"])
+def test_whatever_a_plugin_raises_the_others_load(site: Site, source: str, caplog: pytest.LogCaptureFixture) -> None:
+    site.module("bad_plugin", source)
+    site.solver("good_plugin", "good")
+    site.install("hgms-bad", {"bad": "bad_plugin"})
+    site.install("hgms-good", {"good": "good_plugin"})
+    host = Host.load()
+    assert (host.infos["bad"].status, host.infos["good"].status) == ("failed", "loaded")
+    assert len(warnings_of(caplog)) == 1
+    assert "\n" not in warnings_of(caplog)[0]
+
+
+def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
+    site.module("bad_plugin", BROKEN)
+    site.install("hgms", {"bad": "bad_plugin"}, version="0.1.0")
+    with pytest.raises(PluginError) as caught:
+        Host.load()
+    assert str(caught.value) == (
+        "plugin 'bad' (hgms 0.1.0) failed to load: ModuleNotFoundError: No module named 'does_not_exist_anywhere'\n"
+        "  `hgms plugins -v` shows the traceback"
+    )
+    assert Host.load(tolerant=True).infos["bad"].status == "failed"
+
+
+def test_strict_makes_every_failure_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.module("bad_plugin", BROKEN)
+    site.install("hgms-bad", {"bad": "bad_plugin"})
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+    with pytest.raises(PluginError, match=r"plugin 'bad' \(hgms-bad 1.0\)"):
+        Host.load()
+
+
+@pytest.mark.parametrize(
+    ("entry", "missing"),
+    [("plug", "no_such_module"), ("plug", "sklearnish"), ("plug [sklearn]", "anything_at_all")],
+    ids=["by requirement", "by the extra's name", "by the entry point"],
+)
+def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
+    site: Site, entry: str, missing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.module("plug", f"import {missing}\n")
+    site.install(
+        "hgms",
+        {"cleaning": entry},
+        version="0.1.0",
+        extras=["sklearn", "sklearnish"],
+        requires=['no-such-module>=1; extra == "sklearn"'],
+    )
+    extra = "sklearnish" if missing == "sklearnish" else "sklearn"
+    info = Host.load().infos["cleaning"]
+    assert (info.status, info.install) == ("missing-extra", f"pip install 'hgms[{extra}]'")
+    assert warnings_of(caplog) == []
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+    with pytest.raises(MissingExtra, match=f"pip install 'hgms\\[{extra}\\]'"):
+        Host.load()
+
+
+def test_a_plugin_may_name_its_missing_extra_itself(site: Site) -> None:
+    site.module("plug", "from hgms_core import MissingExtra\nraise MissingExtra(\"needs: pip install 'hgms-x[fast]'\")\n")
+    site.install("hgms-x", {"x": "plug"})
+    assert Host.load().infos["x"].install == "pip install 'hgms-x[fast]'"
+
+
+def test_an_unknown_hook_is_refused_with_a_suggestion(site: Site) -> None:
+    file = site.module("typo", "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_linear_solvr(): return []\n")
+    with pytest.raises(PluginError) as caught:
+        Host.load([file])
+    assert str(caught.value).splitlines()[0] == (
+        f"plugin 'typo' (file {file}): unknown hook 'hgms_register_linear_solvr'; did you mean 'hgms_register_linear_solvers'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def hgms_register_tasks(): return []", "the function hgms_register_tasks is not marked; put @hookimpl above it"),
+        ("x = 1", "it implements no hook; mark its functions with @hookimpl"),
+        ("@hookimpl\ndef hgms_register_tasks(wrong): return []", "Argument\\(s\\) {'wrong'} are declared in the hookimpl"),
+        ("@hookimpl(wrapper=True)\ndef hgms_register_tasks(): yield", "hgms_register_tasks is a hook wrapper"),
+    ],
+)
+def test_a_plugin_without_usable_hooks_says_why(site: Site, body: str, message: str) -> None:
+    file = site.module("odd", f"from hgms_core import hookimpl\n{body}\n")
+    with pytest.raises(PluginError, match=message):
+        Host.load([file])
+
+
+def test_the_environment_blocks_and_allows(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.solver("one_plugin", "one")
+    site.solver("two_plugin", "two")
+    site.install("hgms-two", {"one": "one_plugin", "two": "two_plugin"})
+
+    def loaded() -> list[str]:
+        return [name for name, info in Host.load().infos.items() if info.status == "loaded"]
+
+    monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "one, tow")
+    assert loaded() == ["two"]
+    assert warnings_of(caplog) == [
+        "HGMS_DISABLE_PLUGINS names 'tow', which is not an installed plugin; did you mean 'two'? (installed: one, two)"
+    ]
+    monkeypatch.delenv("HGMS_DISABLE_PLUGINS")
+    monkeypatch.setenv("HGMS_PLUGINS", "one")
+    assert loaded() == ["one"]
+    monkeypatch.setenv("HGMS_PLUGINS", "")
+    assert loaded() == []
+    monkeypatch.setenv("HGMS_PLUGINS", "onee")
+    with pytest.raises(PluginError, match=r"HGMS_PLUGINS names 'onee'.*did you mean 'one'"):
+        Host.load()
+
+
+def test_two_entry_points_of_one_name_ours_wins(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.solver("ours_plugin", "ours")
+    site.solver("theirs_plugin", "theirs")
+    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
+    site.install("fastcg", {"cg": "theirs_plugin"})
+    host = Host.load()
+    assert host.infos["cg"].distribution == "hgms"
+    assert host.infos["cg (fastcg)"].status == "failed"
+    assert "a plugin of hgms 0.1.0 is already called 'cg'; rename one" in warnings_of(caplog)[0]
+
+
+def test_a_single_file_is_a_plugin_and_its_failure_an_error(site: Site, tmp_path: Path) -> None:
+    good = tmp_path / "my_solver.py"
+    good.write_text(site.solver("template", "mine").read_text())
+    host = Host.load([good])
+    assert host.infos["my_solver"].owner == f"file {good}"
+    assert host.add(good) is host.infos["my_solver"], "a file is loaded once"
+    with pytest.raises(PluginError, match="there is no file"):
+        Host.load([tmp_path / "absent.py"])
+    with pytest.raises(PluginError, match="does_not_exist_anywhere"):
+        Host.load([site.module("bad", BROKEN)])
+
+
+def test_what_a_plugin_prints_while_it_loads_does_not_reach_stdout(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.module("loud", "print('hello')\n" + site.solver("template", "loud").read_text().replace("from __future__", "#"))
+    site.install("hgms-loud", {"loud": "loud"})
+    assert Host.load().infos["loud"].status == "loaded"
+    assert capsys.readouterr().out == ""
+
+
+OBSERVER = """
+from hgms_core import hookimpl
+heard = []
+@hookimpl
+def hgms_step_finished(record):
+    heard.append(record["step"])
+    {body}
+@hookimpl
+def hgms_run_finished(run, summary, error):
+    heard.append(summary)
+"""
+
+
+def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    good = site.module("good_observer", OBSERVER.format(body=""))
+    bad = site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))
+    host = Host.load([bad, good])
+    for step in (1, 2):
+        host.notify("hgms_step_finished", run=None, record={"step": step})
+    host.notify("hgms_run_finished", run=None, summary="the end", error=None)
+    assert warnings_of(caplog) == [
+        f"plugin 'bad_observer' (file {bad}): hgms_step_finished raised ValueError: disk on fire; "
+        "its observers are not called again, the run goes on"
+    ]
+    assert sys.modules["hgms_file_good_observer"].heard == [1, 2, "the end"]
+    assert sys.modules["hgms_file_bad_observer"].heard == [1]
+    assert host.infos["bad_observer"].status == "incomplete"
+
+
+def test_under_strict_an_observer_s_error_stops_the_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+    host = Host.load([site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))])
+    with pytest.raises(ValueError, match="disk on fire") as caught:
+        host.notify("hgms_step_finished", run=None, record={"step": 1})
+    assert "raised by hgms_step_finished of the plugin 'bad_observer'" in caught.value.__notes__[0]
+
+
+def test_importing_the_core_is_light_and_loads_no_plugin() -> None:
+    code = (
+        "import sys, json, importlib.metadata as m, hgms_core\n"
+        "heavy = {'transformers', 'datasets', 'click', 'cattrs', 'rich', 'tomlkit', 'matplotlib', 'sklearn', 'scipy'}\n"
+        "plugins = {e.value.partition(':')[0] for e in m.entry_points(group='hgms')}\n"
+        "print(json.dumps([sorted((heavy | plugins) & set(sys.modules)), len(plugins)]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, known = json.loads(done.stdout)
+    assert loaded == []
+    assert known > 0

@@ -1,0 +1,300 @@
+"""The registry: what may be registered, what a name finds, and what is said when it finds nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+import pytest
+from fakes import Site
+
+from hgms_core import Composition
+from hgms_core.errors import PluginError, UnknownComponent
+from hgms_core.pipeline import Pipeline
+from hgms_core.plugins import Host
+from hgms_core.registry import KINDS, Registry, faults_of, kind_called, kinds_of, overlay
+
+SOLVER = KINDS["solver"]
+
+
+def registry_of(*plugins: Path, tolerant: bool = False) -> Registry:
+    return Registry(Host.load(plugins, tolerant=tolerant))
+
+
+def test_a_component_is_found_with_its_owner(site: Site) -> None:
+    site.solver("plug", "mine")
+    site.install("hgms-mine", {"mine-plugin": "plug"}, version="2.1")
+    found = registry_of().get("solver", "mine")
+    assert found.row() == {
+        "kind": "solver",
+        "name": "mine",
+        "plugin": "mine-plugin",
+        "distribution": "hgms-mine",
+        "version": "2.1",
+        "summary": "Solves nothing, politely.",
+        "status": "available",
+        "install": None,
+    }
+    assert found.where == "plug:Solver"
+
+
+def test_the_pipeline_is_a_method_without_any_plugin(site: Site) -> None:
+    assert [item.name for item in registry_of().components()] == ["pipeline"]
+    assert registry_of().get("method", "pipeline").target is Pipeline
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("cgg", "; did you mean 'cg'?"), ("CG", "; did you mean 'cg'?"), ("zebra", "; no close match.")]
+)
+def test_an_unknown_name_gets_a_suggestion_and_the_list(site: Site, typed: str, hint: str) -> None:
+    registry = registry_of(site.solver("one", "cg"), site.solver("two", "minres"))
+    with pytest.raises(UnknownComponent) as caught:
+        registry.get("solver", typed)
+    assert str(caught.value) == (
+        f"unknown linear solver {typed!r}{hint}\n  available: cg, minres\n  `hgms list solver` says what each does"
+    )
+
+
+def test_an_unknown_name_tells_of_plugins_that_did_not_load(site: Site) -> None:
+    site.module("plug", "import no_such_module\n")
+    site.install("hgms-math", {"math": "plug"}, extras=["math"], requires=['no-such-module; extra == "math"', "hgms>=0.1"])
+    with pytest.raises(UnknownComponent) as caught:
+        registry_of().get("task", "maths")
+    assert str(caught.value) == (
+        "unknown task 'maths'; no close match.\n"
+        "  available: (none)\n"
+        "  note: plugin 'math' (hgms-math 1.0) did not load: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "        -> pip install 'hgms-math[math]'\n"
+        "  `hgms list task` says what each does"
+    )
+
+
+def test_a_component_of_a_plugin_without_its_extra_is_listed_and_says_what_to_install(site: Site) -> None:
+    site.module("plug", "import no_such_module\n" + site.solver("template", "fast").read_text().replace("from __future__", "#"))
+    site.install("hgms", {"fast": "plug"}, version="0.1.0", extras=["sklearn"], requires=['no-such-module; extra == "sklearn"'])
+    registry = registry_of()
+    (absent,) = registry.absent("solver")
+    assert absent.row() == {
+        "kind": "solver",
+        "name": "fast",
+        "plugin": "fast",
+        "distribution": "hgms",
+        "version": "0.1.0",
+        "summary": "Solves nothing, politely.",
+        "status": "missing-extra",
+        "install": "pip install 'hgms[sklearn]'",
+    }
+    with pytest.raises(UnknownComponent) as caught:
+        registry.get("solver", "fast")
+    assert str(caught.value) == (
+        "the linear solver 'fast' cannot be used: its plugin 'fast' (hgms 0.1.0) did not load\n"
+        "  ModuleNotFoundError: No module named 'no_such_module'\n"
+        "  -> pip install 'hgms[sklearn]'"
+    )
+
+
+def test_two_plugins_of_one_name_are_an_error_that_names_both(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.solver("ours_plugin", "cg", cls="CG")
+    site.solver("fastcg", "cg", cls="FastCG")
+    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
+    site.install("hgms-fastcg", {"fast": "fastcg"}, version="2.1")
+    message = (
+        "two plugins register the linear solver 'cg':\n"
+        "  ours_plugin:CG  (hgms 0.1.0, plugin 'cg')\n"
+        "  fastcg:FastCG   (hgms-fastcg 2.1, plugin 'fast')\n"
+        "  block one with HGMS_DISABLE_PLUGINS=fast, or rename it"
+    )
+    with pytest.raises(PluginError) as caught:
+        registry_of()
+    assert str(caught.value) == message
+    registry = registry_of(tolerant=True)
+    assert registry.get("solver", "cg").plugin.name == "cg"
+    assert registry.host.infos["fast"].error == message
+    assert registry.host.infos["fast"].status == "incomplete"
+
+
+def test_blocking_as_advised_resolves_the_clash(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.solver("ours_plugin", "cg")
+    site.solver("fastcg", "cg")
+    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
+    site.install("hgms-fastcg", {"fast": "fastcg"})
+    monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "fast")
+    assert registry_of().get("solver", "cg").where == "ours_plugin:Solver"
+
+
+INCOMPLETE = '''
+from typing import ClassVar
+from attrs import frozen
+from hgms_core import hookimpl
+
+@frozen(kw_only=True)
+class Half:
+    """Half a solver."""
+    name: ClassVar[str] = "Half_Solver"
+
+@frozen(kw_only=True)
+class Whole:
+    """A whole one."""
+    name: ClassVar[str] = "whole"
+    def solve(self, matvec, b, x0=None): return b
+
+@hookimpl
+def hgms_register_linear_solvers():
+    return [Half, Whole]
+'''
+
+
+def test_an_incomplete_class_in_a_named_file_is_an_error(site: Site) -> None:
+    file = site.module("half", INCOMPLETE)
+    with pytest.raises(PluginError) as caught:
+        registry_of(file)
+    assert str(caught.value) == (
+        f"plugin 'half' (file {file}): hgms_file_half:Half is not a linear solver:\n"
+        "  - its name 'Half_Solver' is not in kebab-case (like 'my-name')\n"
+        "  - it misses the method solve(matvec, b, x0=None)\n"
+        "  `hgms plugins -v` shows the traceback"
+    )
+
+
+def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.module("half", INCOMPLETE)
+    site.install("hgms-half", {"half": "half"})
+    registry = registry_of()
+    assert [item.name for item in registry.components("solver")] == ["whole"]
+    assert registry.host.infos["half"].status == "incomplete"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "plugin 'half' (hgms-half 1.0): half:Half is not a linear solver: "
+        "its name 'Half_Solver' is not in kebab-case (like 'my-name'); "
+        "it misses the method solve(matvec, b, x0=None) (`hgms plugins -v` shows more)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("None", "hgms_register_tasks returned NoneType; return a list of classes"),
+        ("'abc'", "hgms_register_tasks returned str; return a list of classes"),
+        ("int", "hgms_register_tasks returned the class int; return a list of classes"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("[3]", "3 is not a task:\n  - it is 3, not a class; return the class itself, without parentheses"),
+    ],
+)
+def test_a_hook_that_returns_something_else(site: Site, returned: str, message: str) -> None:
+    file = site.module("odd", f"from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_tasks(): return {returned}\n")
+    with pytest.raises(PluginError) as caught:
+        registry_of(file)
+    assert message in str(caught.value)
+
+
+def solver_class(solve: object, **namespace: object) -> type:
+    made = type("Made", (), {"solve": solve, "name": "made", **namespace})
+    return attrs.frozen(made)
+
+
+@pytest.mark.parametrize(
+    ("solve", "fault"),
+    [
+        (lambda self, matvec, b, x0=None: b, None),
+        (lambda self, matvec, b, x0=None, extra=1: b, None),
+        (lambda self, *args, **kwargs: 0, None),
+        (lambda self, matvec, b, x0=None, *, extra=1: b, None),
+        (lambda self, matvec, b: b, "its method solve(matvec, b) should be solve(matvec, b, x0=None)"),
+        (lambda self, b, matvec, x0=None: b, "its method solve(b, matvec, x0) should be solve(matvec, b, x0=None)"),
+        (
+            lambda self, matvec, b, x0: b,
+            "its method solve: the parameter 'x0' needs a default (the protocol is solve(matvec, b, x0=None))",
+        ),
+        (
+            lambda self, matvec, b, x0=None, *, extra: b,
+            "its method solve: the parameter 'extra' needs a default (the protocol is solve(matvec, b, x0=None))",
+        ),
+        (staticmethod(lambda matvec, b, x0=None: b), None),
+    ],
+)
+def test_signatures_are_compared_with_the_protocol(solve: object, fault: str | None) -> None:
+    assert faults_of(SOLVER, solver_class(solve)) == ([fault] if fault else [])
+
+
+def test_other_faults_of_a_class() -> None:
+    def solve(self: object, matvec: object, b: object, x0: object = None) -> object:
+        return b
+
+    plain = type("Plain", (), {"solve": solve, "name": "plain"})
+    assert faults_of(SOLVER, plain) == ["it is not an attrs class; put @attrs.frozen(kw_only=True) above it"]
+    assert faults_of(SOLVER, solver_class(solve, name=None)) == [
+        'it has no name; give it a class variable: name: ClassVar[str] = "my-name"'
+    ]
+
+    @attrs.frozen
+    class NoVersion:
+        name: ClassVar[str] = "no-version"
+
+        def problem(self, seed: int, device: object, dtype: object) -> None: ...
+
+    assert faults_of(KINDS["task"], NoVersion) == [
+        "it has no class variable 'version'",
+        "it has no class variable 'metrics'",
+    ]
+
+
+def test_a_class_is_recognised_by_its_methods() -> None:
+    assert [kind.name for kind in kinds_of(solver_class(lambda self, matvec, b, x0=None: b))] == ["solver"]
+    assert [kind.name for kind in kinds_of(Pipeline)] == ["method"]
+
+
+def test_kinds_by_name() -> None:
+    assert kind_called("solvers") is kind_called("Solver") is SOLVER
+    with pytest.raises(UnknownComponent, match="unknown kind of component 'solvr'; did you mean 'solver'"):
+        kind_called("solvr")
+
+
+PARTS = {
+    "generator": {"name": "branches"},
+    "selector": {"name": "first"},
+    "hypergradient": {"name": "h"},
+    "outer": {"name": "sgd"},
+}
+
+
+def test_compositions_are_checked_like_classes() -> None:
+    kind = KINDS["method"]
+    good = Composition(name="good", summary="s", source="x", parts=PARTS)
+    assert faults_of(kind, good) == []
+    assert hash(good) == hash(attrs.evolve(good))
+    assert faults_of(kind, attrs.evolve(good, name="Not Good")) == ["its name 'Not Good' is not in kebab-case (like 'my-name')"]
+    bad = {key: value for key, value in PARTS.items() if key != "outer"} | {"outr": {}}
+    assert faults_of(kind, attrs.evolve(good, parts=bad)) == [
+        "unknown part of a pipeline 'outr'; did you mean 'outer'?\n"
+        "  available: generator, hypergradient, keep, outer, reference, selector",
+        "it has no part 'outer'",
+    ]
+
+
+def test_overrides_reach_down_and_replace_what_has_another_name() -> None:
+    base = {"a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}}, "plain": {"p": 1, "q": 2}, "keep": "best"}
+    kept = {"a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}}, "plain": {"p": 1, "q": 2}, "keep": "best"}
+    assert overlay(base, {"a": {"deep": {"k": 5}}})["a"] == {"name": "x", "deep": {"name": "y", "k": 5, "l": 2}}
+    assert overlay(base, {"a": {"deep": {"name": "z"}}})["a"] == {"name": "x", "deep": {"name": "z"}}
+    assert overlay(base, {"a": {"deep": "z"}})["a"]["deep"] == {"name": "z"}
+    assert overlay(base, {"a": {"deep": "y"}})["a"]["deep"] == {"name": "y", "k": 1, "l": 2}
+    assert overlay(base, {"a": {"deep": "none"}})["a"]["deep"] == "none"
+    assert overlay(base, {"a": {"name": "w"}})["a"] == {"name": "w"}
+    assert overlay(base, {"plain": {"q": 3}, "keep": "last"}) == {**kept, "plain": {"p": 1, "q": 3}, "keep": "last"}
+    assert base == kept, "the base is left alone"
+
+
+def test_the_default_registry_follows_added_plugins(site: Site) -> None:
+    from hgms_core import plugins, registry
+
+    assert registry.default().find("solver", "late") is None
+    plugins.host([site.solver("late_plugin", "late")])
+    assert registry.default().find("solver", "late") is not None
+    assert registry.default() is registry.default()
+
+
+def test_every_hook_of_a_kind_is_specified() -> None:
+    from hgms_core import hookspecs
+
+    assert all(hasattr(hookspecs, kind.hook) for kind in KINDS.values())
