@@ -1,7 +1,7 @@
 """What every linear solver needs: a counted operator with the ridge in it, a safe start, and an honest answer.
 
-A solver that goes through :class:`LinearSystem` keeps the promises of :class:`hgms_core.LinearSolver` without effort: inputs are
-not changed, a batch is rows, nothing non-finite is returned, the residual is that of the returned value before clipping.
+A solver that goes through :class:`LinearSystem` keeps the promises of :class:`hgms_core.LinearSolver` without effort: inputs
+are not changed, a batch is rows, nothing non-finite is returned, the residual is that of the value before clipping.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+"""The preconditioned conjugate-gradient loop that ``cg`` and ``nystrom`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hgms_core import LinearSystem, Outcome, Solution
+
+dot, norm, rows = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows
+Precondition = Callable[[Tensor], Tensor]
+CONVERGED, LIMIT, NEGATIVE, STAGNATED, NONFINITE = (
+    Outcome[name].code for name in ("CONVERGED", "ITERATION_LIMIT", "NEGATIVE_CURVATURE", "STAGNATED", "NONFINITE")
+)
+
+
+def pcg(
+    system: LinearSystem,
+    x0: Tensor | None,
+    max_steps: int,
+    clip: float | None,
+    precondition: Precondition | None = None,
+    largest: Tensor | None = None,
+) -> Solution:
+    """Solve ``system``; every scalar below holds one number per system, and ``active`` says which are not finished.
+    ``largest`` is the largest curvature known so far, against which zero is judged.
+
+    The recursion's residual is checked with one product at the end. Where it was too optimistic the iteration goes on from
+    the true residual, as long as that still falls; else the numbers can do no better, and the outcome is STAGNATED.
+    """
+    eps = torch.finfo(system.rhs.dtype).eps
+    x, r = system.start(x0)
+    size = norm(r)
+    # Below the floor the recursion no longer says anything; above the ceiling A is numerically singular, because
+    # ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
+    floor, ceiling = torch.maximum(system.target, eps * system.size), system.size / eps**0.5
+    codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+    active = (codes == LIMIT) & (max_steps > 0)
+    steps, verified = torch.zeros_like(codes), size
+    curvature, largest = torch.full_like(size, torch.inf), torch.zeros_like(size) if largest is None else largest
+    best, smallest = x, size
+
+    while active.any():
+        z = r if precondition is None else precondition(r)
+        p, rz = z, dot(r, z)
+        while active.any():
+            ap = system.apply(p)
+            pap, pp = dot(p, ap), dot(p, p)
+            quotient = pap / pp
+            finite = torch.isfinite(pap)
+            largest = torch.where(active & finite, torch.maximum(largest, quotient), largest)
+            curvature = torch.where(active & finite, torch.minimum(curvature, quotient), curvature)
+            zero = 10 * eps * largest
+            negative, flat = quotient < -zero, quotient.abs() <= zero  # zero to rounding: A is singular, and b not in its range
+            for outcome, where in ((NEGATIVE, negative), (STAGNATED, flat), (NONFINITE, ~finite)):
+                codes = torch.where(active & where, outcome, codes)
+            active = active & finite & ~negative & ~flat
+            alpha = rows(torch.where(active, rz / pap, torch.zeros_like(rz)))
+            x = torch.addcmul(x, alpha, p)
+            r = torch.addcmul(r, alpha, torch.where(rows(active), ap, torch.zeros_like(ap)), value=-1)
+            size, steps = torch.where(active, norm(r), size), steps + active
+
+            better = active & (size < smallest)
+            best, smallest = torch.where(rows(better), x, best), torch.where(better, size, smallest)
+            z = r if precondition is None else precondition(r)
+            previous, rz = rz, dot(r, z)
+            broken = ~(size <= ceiling) | ~(rz > 0)
+            codes = torch.where(active & broken, STAGNATED, codes)
+            codes = torch.where(active & (size <= floor), CONVERGED, codes)
+            active = active & ~broken & (size > floor) & (steps < max_steps)
+            p = torch.addcmul(z, rows(torch.where(active, rz / previous, torch.zeros_like(rz))), p)
+
+        # Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best iterate is the answer.
+        # Everywhere the residual is computed afresh.
+        stuck = (codes == STAGNATED) | ((codes == LIMIT) & (size > system.size))
+        x, size = torch.where(rows(stuck), best, x), torch.where(stuck, smallest, size)
+        fresh = system.rhs - system.apply(x)
+        true = norm(fresh)
+        known = torch.isfinite(true)
+        r, size = torch.where(rows(known), fresh, r), torch.where(known, true, size)
+        missed = (codes == CONVERGED) & (size > system.target)
+        codes = torch.where(missed, torch.where(steps < max_steps, STAGNATED, LIMIT), codes)
+        codes = torch.where(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED, codes)
+        active = missed & (size < 0.9 * verified) & (steps < max_steps)
+        codes, verified = torch.where(active, LIMIT, codes), size
+        best, smallest = x, size
+
+    return system.solution(x, size, codes, steps, curvature, clip)
