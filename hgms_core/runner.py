@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError, NumericalError
-from hgms_core.folder import RunFolder
+from hgms_core.folder import RunFolder, plain
 from hgms_core.problem import Problem
 from hgms_core.protocols import Method, State
 from hgms_core.records import Record, to_numbers
@@ -163,6 +163,7 @@ def run(
     notify("hgms_run_started", run=info)
 
     def commit(record: Record) -> None:
+        record = plain(record)
         timing = {"step": record["step"], "seconds": clock.seconds}
         if folder is not None:
             folder.append(record, timing)
@@ -232,7 +233,7 @@ def _check(record: Record, step: int) -> None:
     """Stops a run whose numbers broke down, before the broken state replaces the good one."""
     if record.get("finite_candidates", 1) == 0:
         raise NumericalError(
-            f"step {step}: none of the {len(record.get('scores') or [])} candidates is finite (scores: {record.get('scores')})\n"
+            f"step {step}: none of the candidates is finite (scores: {record.get('scores')})\n"
             f"  the state after step {step - 1} is kept; lower the generator's lr, or set its clip"
         )
     size = record.get("hypergradient_norm")

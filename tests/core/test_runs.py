@@ -1,0 +1,231 @@
+"""Runs: the clock, the budget, the folder, resuming, and what happens when something breaks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import frozen
+
+from hgms_core import CheckpointError, NumericalError, Problem, State
+from hgms_core.budget import Budget
+from hgms_core.folder import DiskError, RunFolder, pack, unpack
+from hgms_core.runner import Interrupted, run
+
+
+@frozen(kw_only=True)
+class Descent:
+    """Gradient descent on f with noise and momentum: a Method whose state has tensors, numbers, lists and None."""
+
+    name = "descent"
+    seconds: float = 0.0
+    breaks_at: int | None = None
+    interrupts_at: int | None = None
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"seed": seed, "step": 0, "x": dict(problem.x0), "memory": {"m": torch.zeros(2)}, "best": None, "list": [1, 2.5]}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        step = state["step"]
+        if self.interrupts_at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(self.seconds)
+        noise = torch.randn(2, generator=torch.Generator().manual_seed(1000 * state["seed"] + step))
+        memory = 0.9 * state["memory"]["m"] + state["x"]["x"] + 0.1 * noise
+        x = {"x": state["x"]["x"] - 0.1 * (1 - 0.5 * progress) * memory}
+        new = {**state, "step": step + 1, "x": x, "memory": {"m": memory}, "best": {"loss": memory.norm()}}
+        broken = self.breaks_at == step
+        record = {
+            "step": step + 1, "upper_loss": x["x"].norm(), "oracle_calls": 3 * (step + 1), "gap": float("inf"),
+            "finite_candidates": torch.tensor(0 if broken else 4), "scores": torch.tensor([float("nan")] * 2),
+        }  # fmt: skip
+        return new, record
+
+    def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return {}, state["x"]
+
+
+def problem(evaluate_seconds: float = 0.0) -> Problem:
+    def evaluate(theta: Any, x: Any) -> dict[str, float]:
+        time.sleep(evaluate_seconds)
+        return {"size": float(x["x"].norm())}
+
+    return Problem(
+        theta0={},
+        x0={"x": torch.tensor([1.0, -2.0])},
+        g=lambda t, x, b: x["x"].sum(),
+        f=lambda t, x, b: x["x"].sum(),
+        evaluate=evaluate,
+    )
+
+
+def folder(path: Path) -> RunFolder:
+    made = RunFolder(path)
+    made.create("seed = 0\n", {"torch": torch.__version__})
+    return made
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Everything that has to be the same for every run of one seed."""
+    kept = [each for each in path.iterdir() if each.name.startswith(("checkpoint", "steps", "summary"))]
+    return {each.name: each.read_bytes() for each in kept}
+
+
+def test_budget_in_steps_calls_and_seconds() -> None:
+    assert run(Descent(), problem(), Budget(outer_steps=7)).summary["outer_steps"] == 7
+    assert run(Descent(), problem(), Budget(oracle_calls=10)).summary["outer_steps"] == 4
+    timed = run(Descent(seconds=0.02), problem(), Budget(seconds=0.1))
+    assert 0.1 <= timed.seconds < 0.2
+    assert 3 <= timed.summary["outer_steps"] <= 5
+
+
+def test_clock_excludes_evaluation_and_observers() -> None:
+    slow = run(Descent(seconds=0.01), problem(evaluate_seconds=0.05), Budget(outer_steps=5), watch=lambda *_: time.sleep(0.05))
+    assert 0.05 <= slow.seconds < 0.15  # 5 · 10 ms of steps; evaluation and watching took 600 ms
+
+
+def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
+    made = folder(tmp_path / "run")
+    result = run(Descent(), problem(), Budget(outer_steps=6), folder=made, evaluate_every=2)
+    assert made.records() == result.records
+    assert [row["step"] for row in result.records] == list(range(7))
+    assert [row["step"] for row in result.records if "metric.size" in row] == [0, 2, 4, 6]
+    assert result.records[1]["gap"] is None  # JSON has no infinity
+    assert json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["size"] == result.records[-1]["metric.size"]
+
+
+def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole, checkpoint_seconds=0)
+    with pytest.raises(Interrupted, match="state after step 4 is saved"):
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=10), folder=broken)
+    (tmp_path / "broken/checkpoint.json").unlink()  # its lines, from a longer schedule, must go too
+    run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
+    assert contents(whole.path) == contents(broken.path)
+
+
+@pytest.mark.parametrize("stop", [0, 4, 7])
+def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
+    with pytest.raises(Interrupted, match=r"--resume"):
+        run(Descent(interrupts_at=stop), problem(), Budget(outer_steps=9), folder=broken)
+    assert not broken.summary.exists()
+    result = run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
+    assert result.info.resumed_from == stop + 1
+    assert contents(whole.path) == contents(broken.path)
+
+
+def test_second_ctrl_c_stops_at_once() -> None:
+    def twice() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    thread = threading.Thread(target=twice)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(Descent(seconds=5.0), problem(), Budget(outer_steps=9))
+    thread.join()
+    assert time.monotonic() - began < 3
+
+
+def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
+    with broken.steps.open("ab") as stream:
+        stream.write(b'{"step": 7, "upper_lo')
+    run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
+    assert contents(whole.path) == contents(broken.path)
+
+
+def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None:
+    made = folder(tmp_path / "run")
+    with pytest.raises(NumericalError, match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept"):
+        run(Descent(breaks_at=3), problem(), Budget(outer_steps=9), folder=made)
+    state, step = made.load() or ({}, -1)
+    assert step == 3
+    assert torch.isfinite(state["x"]["x"]).all()
+    summary = made.read_summary()
+    assert summary is not None
+    assert summary["status"] == "failed"
+    assert "step 4" in summary["error"]
+    assert len(made.records()) == 4
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "pointer", "key", "line"])
+def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> None:
+    made = folder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=4), folder=made)
+    tensors = tmp_path / "run/checkpoint-4.safetensors"
+    data = tensors.read_bytes()
+    if damage == "truncate":
+        tensors.write_bytes(data[: len(data) // 2])
+    elif damage == "flip":
+        tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "remove":
+        tensors.unlink()
+    elif damage == "pointer":
+        made.checkpoint.write_text(made.checkpoint.read_text()[:40])
+    elif damage == "key":
+        made.checkpoint.write_text("{}")
+    else:
+        lines = made.steps.read_bytes().split(b"\n")
+        made.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
+    named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(damage, tensors.name)
+    before = contents(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"):
+        run(Descent(), problem(), Budget(outer_steps=8), folder=made, resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = folder(tmp_path / "run")
+    made.save({"x": torch.ones(3)}, 1)
+    before = contents(tmp_path / "run")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        DiskError, match=r"cannot write .*: the disk is full\n.*last complete checkpoint is untouched.*--resume"
+    ):
+        made.save({"x": torch.zeros(3)}, 2)
+    monkeypatch.undo()
+    assert contents(tmp_path / "run") == before
+    assert not list((tmp_path / "run").glob("*.part"))
+    state, step = made.load() or ({}, 0)
+    assert (step, state["x"].tolist()) == (1, [1.0, 1.0, 1.0])
+
+
+def test_state_packs_views_and_shared_tensors(tmp_path: Path) -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    state = {"a": base, "same": base, "view": base.t(), "nested": [{"n": None, "b": True, "i": 3, "f": 0.1}], "empty": {}}
+    structure, tensors = pack(state)
+    again = unpack(json.loads(json.dumps(structure)), tensors)
+    assert again["nested"] == state["nested"]
+    assert again["empty"] == {}
+    assert torch.equal(again["view"], base.t())
+    base.zero_()
+    assert again["a"].sum() == 15  # a copy: going on with the run does not change what was packed
+    with pytest.raises(TypeError, match="state holds a set at 'bad'"):
+        pack({"bad": {1, 2}})
+
+
+def test_global_generator_is_untouched() -> None:
+    before = torch.random.get_rng_state()
+    run(Descent(), problem(), Budget(outer_steps=3))
+    assert torch.equal(before, torch.random.get_rng_state())
