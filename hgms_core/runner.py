@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from hgms_core.budget import Budget
-from hgms_core.errors import CheckpointError, ConfigError, HgmsError, NumericalError
+from hgms_core.errors import CheckpointError, ConfigError, NumericalError
 from hgms_core.folder import RunFolder, plain
 from hgms_core.problem import Problem
 from hgms_core.protocols import Method, State
@@ -145,88 +145,129 @@ def run(
     ([1.0, 0.5, 0.25], tensor([0.1250]))
     """
     info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
-    device = next(iter(problem.x0.values())).device
-    state, step, seconds, calls = method.init(problem, seed), 0, 0.0, 0
-    records: list[Record] = []
-    if folder is not None and resume and (found := folder.load(device)) is not None:
-        state, step = found
-        seconds = folder.rewind(step)
-        records = folder.records()
-        if not records or records[-1]["step"] != step:
-            raise CheckpointError(f"damaged run file {folder.steps}: it ends before step {step} of the checkpoint")
-        calls = int(records[-1].get("oracle_calls", 0)) if records else 0
-        info = attrs.evolve(info, resumed_from=step)
-    elif folder is not None and resume:
-        folder.rewind(-1)  # killed before its first checkpoint: start again
-
-    clock = _Clock(seconds, device)
-    notify("hgms_run_started", run=info)
-
-    def commit(record: Record) -> None:
-        record = plain(record)
-        timing = {"step": record["step"], "seconds": clock.seconds}
-        if folder is not None:
-            folder.append(record, timing)
-        records.append({**record, "seconds": clock.seconds})
-        notify("hgms_step_finished", run=info, record=records[-1])
-        watch(info, records[-1], budget.spent(clock.seconds, step, calls))
-
-    def evaluation() -> Record:
-        return {f"metric.{name}": float(value) for name, value in problem.evaluate(*method.result(state)).items()}
-
-    saved_at, saved_step = time.monotonic(), step if records else -1
-
-    def save() -> None:
-        nonlocal saved_at, saved_step
-        if folder is not None and saved_step != step:
-            folder.save(state, step)
-        saved_at, saved_step = time.monotonic(), step
-
+    current = _Run(method, problem, budget, info, folder, evaluate_every, checkpoint_seconds, watch, notify)
+    current.begin(seed, resume)
     summary: dict[str, Any] | None = None
     failure: BaseException | None = None
     try:
-        with _Interrupts() as interrupts:
-            if not records:
-                commit({"step": 0, **evaluation()})
-            while not budget.exhausted(clock.seconds, step, calls):
-                with clock:
-                    following, raw = method.step(problem, state, budget.spent(clock.seconds, step, calls))
-                record = to_numbers(raw)
-                _check(record, step + 1)
-                state, step = following, step + 1
-                calls = int(record.get("oracle_calls", calls))
-                last = budget.exhausted(clock.seconds, step, calls)
-                if last or step % evaluate_every == 0:
-                    record.update(evaluation())
-                commit({**record, "step": step})
-                if interrupts.asked and not last:
-                    save()
-                    raise KeyboardInterrupt
-                if time.monotonic() - saved_at >= checkpoint_seconds:
-                    save()
-            save()
-        summary = _summary(info, "done", step, records)
-        if folder is not None:
-            folder.write_summary(summary)
+        current.loop()
+        summary = current.end("done")
     except KeyboardInterrupt as error:
         failure = error
-        kept = f"; the state after step {saved_step} is saved in {folder.path}\n  add --resume to go on" if folder else ""
-        raise Interrupted(f"interrupted{kept if saved_step > 0 else ''}") from None
-    except HgmsError as error:
+        raise Interrupted(f"interrupted{current.how_to_resume()}") from None
+    except NumericalError as error:
         failure = error
-        if isinstance(error, NumericalError):
-            save()
-            summary = _summary(info, "failed", step, records, str(error))
-            if folder is not None:
-                folder.write_summary(summary)
+        current.save()
+        summary = current.end("failed", str(error))
         raise
     except BaseException as error:
         failure = error
         raise
     finally:
-        notify("hgms_run_finished", run=info, summary=summary, error=failure)
-    theta, x = method.result(state)
-    return RunResult(info=info, theta=theta, x=x, summary=summary, records=records)
+        notify("hgms_run_finished", run=current.info, summary=summary, error=failure)
+    theta, x = method.result(current.state)
+    return RunResult(info=current.info, theta=theta, x=x, summary=summary, records=current.records)
+
+
+@define(eq=False)
+class _Run:
+    """A run under way: its state, its rows, its clock."""
+
+    method: Method
+    problem: Problem
+    budget: Budget
+    info: RunInfo
+    folder: RunFolder | None
+    evaluate_every: int
+    checkpoint_seconds: float
+    watch: Watcher
+    notify: Callable[..., None]
+    state: State = field(factory=dict)
+    step: int = 0
+    calls: int = 0
+    records: list[Record] = field(factory=list)
+    clock: _Clock = field(init=False)
+    saved_at: float = field(factory=time.monotonic)
+    saved_step: int = -1
+
+    def begin(self, seed: int, resume: bool) -> None:
+        """The first state, or the checkpoint's, with the rows and the clock that belong to it."""
+        device = next(iter(self.problem.x0.values())).device
+        self.clock = _Clock(0.0, device)
+        found = self.folder.load(device) if self.folder is not None and resume else None
+        if self.folder is None or found is None:
+            self.state = self.method.init(self.problem, seed)
+            if self.folder is not None and resume:
+                self.folder.rewind(-1)  # killed before its first checkpoint: start again
+        else:
+            self.state, self.step = found
+            self.saved_step = self.step
+            self.clock.seconds = self.folder.rewind(self.step)
+            self.records = self.folder.records()
+            if not self.records or self.records[-1]["step"] != self.step:
+                raise CheckpointError(
+                    f"damaged run file {self.folder.steps}: it ends before step {self.step} of the checkpoint"
+                )
+            self.calls = int(self.records[-1].get("oracle_calls", 0))
+            self.info = attrs.evolve(self.info, resumed_from=self.step)
+        self.notify("hgms_run_started", run=self.info)
+
+    @property
+    def share(self) -> float:
+        return self.budget.spent(self.clock.seconds, self.step, self.calls)
+
+    def loop(self) -> None:
+        with _Interrupts() as interrupts:
+            if not self.records:
+                self.commit({"step": 0, **self.evaluation()})
+            while self.share < 1:
+                self.advance()
+                if interrupts.asked and self.share < 1:
+                    self.save()
+                    raise KeyboardInterrupt
+                if self.share < 1 and time.monotonic() - self.saved_at >= self.checkpoint_seconds:
+                    self.save()
+            self.save()
+
+    def advance(self) -> None:
+        """One outer step. The state changes only once its numbers are known to be sound."""
+        with self.clock:
+            following, raw = self.method.step(self.problem, self.state, self.share)
+        record = to_numbers(raw)
+        _check(record, self.step + 1)
+        self.state, self.step = following, self.step + 1
+        self.calls = int(record.get("oracle_calls", self.calls))
+        if self.share >= 1 or self.step % self.evaluate_every == 0:
+            record.update(self.evaluation())
+        self.commit({**record, "step": self.step})
+
+    def evaluation(self) -> Record:
+        metrics = self.problem.evaluate(*self.method.result(self.state))
+        return {f"metric.{name}": float(value) for name, value in metrics.items()}
+
+    def commit(self, record: Record) -> None:
+        record = plain(record)
+        if self.folder is not None:
+            self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds})
+        self.records.append({**record, "seconds": self.clock.seconds})
+        self.notify("hgms_step_finished", run=self.info, record=self.records[-1])
+        self.watch(self.info, self.records[-1], self.share)
+
+    def save(self) -> None:
+        if self.folder is not None and self.saved_step != self.step:
+            self.folder.save(self.state, self.step)
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def end(self, status: str, error: str | None = None) -> dict[str, Any]:
+        summary = _summary(self.info, status, self.step, self.records, error)
+        if self.folder is not None:
+            self.folder.write_summary(summary)
+        return summary
+
+    def how_to_resume(self) -> str:
+        if self.folder is None or self.saved_step < 0:
+            return ""
+        return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add --resume to go on"
 
 
 def _check(record: Record, step: int) -> None:

@@ -48,6 +48,8 @@ class Branches:
             steps, again and again, counted over the whole run.
         carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
             each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
+        restart_every: also draw a new lower state after this many outer steps (None: never), which forgets what the lower level
+            has memorised.
         moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts them at zero each time.
         mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked branches at a time.
 
@@ -91,6 +93,7 @@ class Branches:
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
         default="selected", validator=validators.in_(["selected", "base", "per-branch", "restart"])
     )
+    restart_every: int | None = field(default=None, validator=validators.optional(positive))
     moments: Literal["carry", "fresh"] = field(default="carry", validator=validators.in_(["carry", "fresh"]))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
     chunk: int | None = field(default=None, validator=validators.optional(whole))
@@ -145,16 +148,17 @@ class Branches:
         return end, cost
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        if self.carry_rule == "per-branch":
+        outer_steps = start["lower_steps"] // self.steps + 1
+        restart = self.carry_rule == "restart" or (self.restart_every is not None and outer_steps % self.restart_every == 0)
+        if restart:
+            x, moments = repeat(problem.initial(key), 1), {}
+        elif self.carry_rule == "per-branch":
             x, moments = candidates.x, candidates.aux
-        elif self.carry_rule == "restart":
-            x = repeat(problem.initial(key), 1)
-            moments = self._no_moments(x)
         else:
             row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
             x = {name: leaf.index_select(0, row) for name, leaf in candidates.x.items()}
             moments = {name: leaf.index_select(0, row) for name, leaf in candidates.aux.items()}
-        fresh = self.moments == "fresh" or self.carry_rule == "restart"
+        fresh = restart or self.moments == "fresh"
         return {
             "x": x,
             "moments": self._no_moments(x) if fresh else moments,
