@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -45,7 +46,7 @@ def check_types(cls: type, kind: registry.Kind) -> None:
 
 
 def check_construction(cls: type, kind: registry.Kind) -> None:
-    """It can be built without arguments, or has a class method ``testing_instance`` that says how."""
+    """It can be built from its defaults (and parts), or has a class method ``testing_instance`` that says how."""
     instance_of(cls)
 
 
@@ -97,7 +98,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
-    """Every check of a class, in order. The rest is left out where the class is not even registrable."""
+    """Every check of a class, in order. The rest is left out where there is no instance to ask about."""
     kind = kind if kind is not None else kind_of(cls)
     for question in CHECKS:
         name = question.__name__.removeprefix("check_")
@@ -106,7 +107,7 @@ def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
         except (AssertionError, HgmsError, TypeError, ValueError) as error:
             text = plugins.describe(error) if not isinstance(error, AssertionError) else str(error)
             yield Result(name, text)
-            if question is check_registration:
+            if question in (check_registration, check_construction):
                 return
         else:
             yield Result(name)
@@ -126,14 +127,27 @@ def kind_of(cls: type) -> registry.Kind:
 
 
 def instance_of(cls: Any) -> Any:
+    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs."""
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
+    hints = config.type_hints(cls)
+    required = [one for one in attrs.fields(cls) if one.init and one.default is attrs.NOTHING]
+    parts = {one.alias: _part(config.PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in config.PROTOCOLS}
     try:
-        return cls()
+        return cls(**parts)
     except TypeError as error:
         raise AssertionError(
             f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
         ) from None
+
+
+def _part(kind: registry.Kind) -> Any:
+    """Any registered component of a kind."""
+    for component in registry.default().components(kind.name):
+        if isinstance(component.target, type):
+            with contextlib.suppress(AssertionError):
+                return instance_of(component.target)
+    raise AssertionError(f"it needs a {kind.label}, and none is installed to try it with")
 
 
 def import_class(spec: str) -> type:

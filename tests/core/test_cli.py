@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_core import PLUGIN_API, NumericalError, runner
+from hgms_core import PLUGIN_API, NumericalError, plugins, runner
 from hgms_core.cli import main
 
 PLUGIN = '''
@@ -302,6 +302,21 @@ def test_check_names_the_fault(site: Site, decorator: str, doc: str, fields: str
     faults = {result["check"]: result["fault"] for result in json.loads(done.stdout)["results"] if result["fault"]}
     assert fault in faults[check]
     assert f"FAIL {check}: " in call("check", f"{file}:Mine").stdout
+
+
+def test_check_fills_required_parts_with_registered_ones(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call("check", "hgms_core.pipeline:Pipeline")
+    assert "FAIL construction: it needs a candidate generator, and none is installed to try it with" in done.stdout
+    assert "hashable" not in done.stdout, "there is no instance to ask about"
+    site.solver("plug", "mine")
+    site.install("hgms-mine", {"mine": "plug"})
+    monkeypatch.setattr(plugins, "_current", None)
+    source = CLASS.format(decorator="frozen(kw_only=True)", doc=DOC, field="inner: LinearSolver").replace(
+        "from typing", "from hgms_core import LinearSolver\nfrom typing"
+    )
+    file = site.module("outside", source)
+    done = call("check", f"{file}:Mine")
+    assert done.exit_code == 0, done.output
 
 
 def test_check_of_what_cannot_be_found(site: Site) -> None:
