@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.errors import HgmsError
+
+if TYPE_CHECKING:
+    from hgms_core.statistics import Interval
 
 
 class _Warnings(logging.Handler):
@@ -272,22 +276,33 @@ def run(
 @_json
 def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
-    from hgms_core.demo import run_demo
+    from hgms_core.demo import METRIC, REFERENCE, run_demo
 
     result = run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
     if as_json:
         _print_json(result.as_dict())
         return
-    rows: list[dict[str, Any]] = []
-    for row in result.rows:
-        metrics = {name.replace("_", " "): interval for name, interval in row.metrics.items()}
-        others = {"outer steps": row.outer_steps, "oracle calls": row.oracle_calls, "seconds": row.seconds}
-        rows.append({"method": row.method, **metrics, "difference": row.difference, **others})
-    click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval")
+    click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval (more with --json)")
+    rows = [
+        {
+            "method": row.method,
+            METRIC.replace("_", " ") + " (%)": _percent(row.metrics[METRIC]),
+            f"against {REFERENCE}": "" if row.difference is None else _percent(row.difference),
+            "outer steps": f"{row.outer_steps.mean:.0f}",
+            "oracle calls": f"{row.oracle_calls.mean:.0f}",
+            "seconds": f"{row.seconds.mean:.1f}",
+        }
+        for row in result.rows
+    ]
     _print_table(tuple(rows[0]), rows)
     for path in result.pictures:
         click.echo(f"  {path}")
     click.echo(f"  {result.folder}")
+
+
+def _percent(interval: Interval) -> str:
+    spread = "" if math.isnan(interval.half_width) else f" ± {100 * interval.half_width:.1f}"
+    return f"{100 * interval.mean:.1f}{spread}"
 
 
 def _print_json(value: object) -> None:

@@ -384,6 +384,33 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
     assert (interrupted.exit_code, interrupted.stderr) == (130, "interrupted; add --resume\n")
 
 
+def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core import demo
+    from hgms_core.compare import Row
+    from hgms_core.statistics import Interval
+
+    def fake_demo(out: Path, *, seeds: int, seconds: float, progress: bool) -> demo.Demo:
+        count = Interval.of([10.0] * seeds)
+        row = Row(
+            method="hg-ms",
+            metrics={"test_accuracy": Interval.of([0.9, 0.92])},
+            difference=Interval.of([0.1]),
+            outer_steps=count,
+            oracle_calls=count,
+            seconds=count,
+        )
+        return demo.Demo(rows=[row], results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
+
+    monkeypatch.setattr(demo, "run_demo", fake_demo)
+    lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
+    assert lines[0] == "3 s a run, 2 seeds; mean ± half width of the 95 % interval (more with --json)"
+    (row,) = [line.split() for line in lines if "hg-ms" in line]
+    assert row == ["hg-ms", "91.0", "±", "12.7", "10.0", "10", "10", "10.0"]
+    assert f"  {tmp_path / 'accuracy.png'}" in lines
+    found = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
+    assert found["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}
+
+
 def test_version() -> None:
     from importlib.metadata import version
 
