@@ -74,7 +74,8 @@ def accuracy(runs: Runs, path: Path, metric: str = "metric.test_accuracy", label
     if any(row.get("oracle_calls") for seeds in runs.values() for run in seeds for row in run):
         axes[1].set_xscale("symlog", linthresh=10)
     axes[0].set_ylabel(label)
-    axes[0].legend(frameon=False, fontsize=9)
+    if axes[0].get_lines():
+        axes[0].legend(frameon=False, fontsize=9)
     return _save(figure, path)
 
 
