@@ -81,7 +81,7 @@ class CircleDegenerate:
 
     low: float = field(default=0.2)
     high: float = field(default=3.0)
-    start: float = field(default=1.3)
+    start: float = field(default=1.8)
     b: float = field(default=1.0, validator=validators.gt(0))
 
     @high.validator

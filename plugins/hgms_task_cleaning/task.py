@@ -147,7 +147,7 @@ class HyperCleaning:
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             said = logits(x, train["pixels"]).argmax(-1)
-            weights = theta["logits"].sigmoid()
+            weights = theta["logits"].double().sigmoid()
             kept = weights >= 0.5
             numbers = [
                 (logits(x, test["pixels"]).argmax(-1) == test["label"]).double().mean(),
@@ -181,7 +181,8 @@ class HyperCleaning:
         """(train, validation, test, hidden): as asked, else by data set."""
         usual = (600, 100, 1097, 32) if self.dataset == "digits" else (5000, 500, 10000, 300)
         asked = (self.train_size, self.validation_size, self.test_size, self.hidden)
-        return tuple(default if own is None else own for own, default in zip(asked, usual, strict=True))
+        train, validation, test, hidden = (usual if own is None else own for own, usual in zip(asked, usual, strict=True))
+        return train, validation, test, hidden
 
 
 def _spread(weights: Tensor) -> list[Tensor]:

@@ -75,6 +75,25 @@ def test_the_kink_is_a_kink() -> None:
     assert abs(float(exact.solution(at(tie))["x"][0])) == pytest.approx(math.sqrt(1 + tie**2))
 
 
+def test_without_selection_the_iterates_run_through_the_kink_into_a_worse_minimum() -> None:
+    task = CircleKink()
+    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+    ends = {}
+    for selects in (True, False):
+        theta, x = problem.theta0, problem.x0
+        for _ in range(150):
+            # an exact lower solver: the best point of the circle, or the one nearest to the last
+            nearest = {"x": x["x"] / x["x"].norm() * (1 + theta["theta"] ** 2).sqrt()}
+            x = exact.solution(theta) if selects else nearest
+            found = hgms_core.hypergradient(
+                lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), theta, x, solver=pseudoinverse
+            )
+            theta = problem.project({"theta": theta["theta"] - 0.03 * found.value["theta"]})
+        ends[selects] = (float(theta["theta"]), problem.evaluate(theta, x)["value"])
+    assert ends[True] == (pytest.approx(2.2511, abs=1e-3), pytest.approx(-1.94877, abs=1e-5))
+    assert ends[False] == (pytest.approx(1.3119, abs=1e-3), pytest.approx(-0.89804, abs=1e-5))
+
+
 def test_the_degenerate_gradient_is_continuous_but_has_no_hoelder_exponent() -> None:
     exact = CircleDegenerate().closed_form(0, CPU, DOUBLE)
     tie = 10 / (2 * math.pi)

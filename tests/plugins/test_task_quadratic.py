@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hgms_core
 import numpy as np
 import pytest
 import torch
+
+import hgms_core
 from hgms_task_quadratic import Quadratic
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

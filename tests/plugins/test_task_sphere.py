@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hgms_core
 import pytest
 import torch
+
+import hgms_core
 from hgms_task_sphere import Sphere, SphereClosedForm
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
