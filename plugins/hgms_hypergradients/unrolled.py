@@ -27,7 +27,13 @@ class Unrolled:
 
     Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated through, 1 upper gradient.
 
-    Example: the `hg-baseline` method, ``hgms describe method hg-baseline``.
+    >>> def replay(theta, last):                  # one SGD step of size 1/4 on g = (x − θ)² from x = 3
+    ...     return {"x": 3.0 - 0.25 * 2 * (3.0 - theta["t"])}, Cost(lower_gradients=1)
+    >>> problem = Problem(theta0={"t": torch.tensor([1.0])}, x0={"x": torch.tensor([3.0])},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> branch = Branch(x={"x": torch.tensor([2.0])}, replay=replay)
+    >>> Unrolled().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]      # 2 · 2 · ½
+    tensor([2.])
 
     Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al. 2017; truncation: Shaban et
     al. 2019.

@@ -1,0 +1,81 @@
+"""Every built-in component against every check of ``hgms check``, and every composition on a small problem."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hgms_core import Key, check, registry
+from hgms_core.budget import Budget
+from hgms_core.config import RunConfig
+from hgms_core.registry import Composition
+from hgms_core.runner import run
+
+pytestmark = pytest.mark.plugins
+
+COMPONENTS = registry.default().components()
+CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
+METHODS = [each.name for each in COMPONENTS if each.kind.name == "method" and isinstance(each.target, Composition)]
+EXPECTED = {
+    "generator": {"branches", "ula"},
+    "selector": {"best-of-n", "worst", "first"},
+    "solver": {"cg", "minres", "neumann", "fixed-point", "nystrom", "identity"},
+    "hypergradient": {"implicit", "unrolled", "one-step", "fixed"},
+    "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient"},
+    "task": {"quadratic", "circle-kink", "circle-degenerate", "sphere", "hyper-cleaning"},
+    "method": {"pipeline", "hg-ms-ula", "hg-ms", "hg-baseline", "hg-implicit", "uniform", "oracle-clean"},
+}
+
+
+def test_everything_promised_is_registered() -> None:
+    for kind, names in EXPECTED.items():
+        assert names <= {each.name for each in COMPONENTS if each.kind.name == kind}
+
+
+@pytest.mark.parametrize("component", CLASSES, ids=lambda component: component.name)
+def test_checks(component: registry.Component) -> None:
+    faults = [f"{result.check}: {result.fault}" for result in check.check(component.target) if result.fault]
+    assert faults == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_composition_round_trips_and_steps(name: str) -> None:
+    table = {
+        "task": {
+            "name": "hyper-cleaning",
+            "corruption": 0.4,
+            "train_size": 60,
+            "validation_size": 30,
+            "test_size": 50,
+            "hidden": 5,
+        },
+        "method": {"name": name, "generator": {"steps": 2}},
+        "budget": {"outer_steps": 3},
+        "run": {"threads": 1},
+    }
+    config = RunConfig.from_dict(table)
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert config.method_name == name
+    before = torch.random.get_rng_state()
+    first, again = (
+        run(config.method, config.task.problem(0, torch.device("cpu"), torch.float32), Budget(outer_steps=3)) for _ in range(2)
+    )
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert [{**row, "seconds": 0} for row in first.records] == [{**row, "seconds": 0} for row in again.records]
+    assert first.summary["metrics"]["test_accuracy"] >= 0
+
+
+@pytest.mark.parametrize("task", sorted(EXPECTED["task"]))
+def test_task_is_what_the_protocol_says(task: str) -> None:
+    made = RunConfig.from_dict({"task": task, "method": "hg-implicit", "budget": "1 steps"}).task
+    problem, same, other = (made.problem(seed, torch.device("cpu"), torch.float64) for seed in (0, 0, 1))
+    assert set(problem.evaluate(problem.theta0, problem.x0)) == set(made.metrics)
+    batch = problem.lower_data.whole
+    values = [float(each.g(each.theta0, each.x0, each.lower_data.whole)) for each in (problem, same)]
+    assert values[0] == values[1]
+    assert problem.g(problem.theta0, problem.x0, batch).dtype == torch.float64
+    for role in ("differentiate", "select", "stop"):
+        assert problem.f(problem.theta0, problem.x0, problem.upper_data[role].whole).dim() == 0
+    if problem.fresh is not None:
+        assert not torch.equal(*(next(iter(problem.initial(Key(seed)).values())) for seed in (0, 1)))
+    assert set(other.theta0) == set(problem.theta0)
