@@ -6,8 +6,9 @@ from typing import ClassVar, final
 
 import torch
 from attrs import field, frozen, validators
-from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
 from torch import Tensor
+
+from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 
 @final

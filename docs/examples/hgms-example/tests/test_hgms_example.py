@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from hgms_example import ChebyshevSolver
+
 from hgms_core import Outcome
 from hgms_core.check import check
-from hgms_example import ChebyshevSolver
 
 SPECTRUM = torch.logspace(-1, 1, 40, dtype=torch.float64)
 

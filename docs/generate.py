@@ -1,0 +1,188 @@
+"""Writes the generated parts of these pages from the code: ``python docs/generate.py`` (``--check`` only says what is stale).
+
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; the function NAME below makes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+from click.testing import CliRunner
+
+import hgms_core
+from hgms_core import cli, config, hookspecs, registry
+from hgms_core.plugins import FIRST_PARTY, host
+
+DOCS = Path(__file__).resolve().parent
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def commands() -> str:
+    """The help of each command of ours."""
+    parent = click.Context(cli.main, info_name="hgms")
+    shown = []
+    for name, command in sorted(cli.main.commands.items()):
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+        shown.append(f"## hgms {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(shown)
+
+
+def run_keys() -> str:
+    """The keys of a run's configuration that are not a component's."""
+    top = _fields(config.RunConfig, skip=("run",))
+    settings = _fields(config.RunSettings)
+    budget = _fields(hgms_core.Budget)
+    strings = 'As a string: `"60s"`, `"25 steps"`, `"1e5 calls"`; or as a table:'
+    return (
+        f"## Top level\n\n{_table(top)}\n"
+        f"## `[run]`\n\n{_doc(config.RunSettings)}\n\n{_table(settings)}\n"
+        f"## `[budget]`\n\n{_doc(hgms_core.Budget)} {strings}\n\n{_table(budget)}"
+    )
+
+
+def component_keys() -> str:
+    """Each component's keys, by kind."""
+    shown = []
+    for kind in registry.KINDS.values():
+        shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
+        for component in _ours(kind.name):
+            told = _asked("describe", kind.name, component.name)
+            shown.append(f"### `{component.name}`\n\n{_escaped(told['summary'])}\n")
+            if "parts" in told:
+                shown.append(f"```toml\n{_toml(told['name'], told['parts'])}```\n")
+            elif told["fields"]:
+                shown.append(_table(told["fields"]))
+    return "\n".join(shown)
+
+
+def hooks() -> str:
+    """Every hook with its signature."""
+    shown = []
+    for name, hook in vars(hookspecs).items():
+        if name.startswith("hgms_"):
+            arguments = ", ".join(f"{one.name}: {one.annotation}" for one in inspect.signature(hook).parameters.values())
+            returned = inspect.signature(hook).return_annotation
+            shown.append(f"### `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_doc(hook)}\n")
+    return "\n".join(shown)
+
+
+def api() -> str:
+    """Every public name of hgms_core with its first paragraph."""
+    rows = []
+    for name in sorted(vars(hgms_core), key=str.casefold):
+        thing = getattr(hgms_core, name)
+        if name.startswith("_") or inspect.ismodule(thing) or name == "annotations":
+            continue
+        documented = inspect.isclass(thing) or inspect.isfunction(thing)
+        text = registry.summary_of(thing.__doc__) if documented else ""
+        module = thing.__module__ if documented else ""
+        rows.append(f"| `{name}` | {_escaped(text)} | {f'`{module}`' if module.startswith('hgms_core') else ''} |")
+    return "| name | what it is | defined in |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def plugins() -> str:
+    """The built-in plugins and what each brings."""
+    brought: dict[str, list[str]] = {}
+    for kind in registry.KINDS:
+        for component in _ours(kind):
+            brought.setdefault(component.plugin.name, []).append(f"{kind} `{component.name}`")
+    rows = [
+        f"| `{info.name}` | `plugins/{info.module}` | {', '.join(brought.get(info.name, []))} |"
+        for info in host().infos.values()
+        if info.distribution == FIRST_PARTY
+    ]
+    return "| plugin | folder | brings |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _ours(kind: str) -> list[registry.Component]:
+    own = (FIRST_PARTY, None)
+    return [found for found in registry.default().components(kind) if found.plugin.distribution in own]
+
+
+def _asked(*arguments: str) -> Any:
+    """What the command line answers as JSON."""
+    result = CliRunner().invoke(cli.main, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    hints = config.type_hints(cls)
+    rows = []
+    for key, one in config.init_fields(cls).items():
+        if key not in skip:
+            required = one.default is attrs.NOTHING
+            default = None if required else config.plain(one.default, hints[one.name])
+            rows.append({"name": key, "type": config.spell(hints[one.name]), "required": required, "default": default})
+    return rows
+
+
+def _table(fields: list[dict[str, Any]]) -> str:
+    rows = []
+    for one in fields:
+        default = "required" if one["required"] else f"`{_value(one['default'])}`"
+        rows.append(f"| `{one['name']}` | {_escaped(one['type'])} | {default} |")
+    return "| key | type | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A default as TOML writes it inline."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _toml(name: str, parts: Mapping[str, Any]) -> str:
+    """A composition as the TOML that would spell it out."""
+    lines = ["[method]", f'name = "{name}"']
+    for key, value in parts.items():
+        lines.append(f"{key} = {_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _doc(thing: Any) -> str:
+    return registry.summary_of(thing.__doc__).replace("``", "`")
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is, also inside a table."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
+    return re.sub(r"([|*_<])", r"\\\1", plain) if "`" not in plain else plain.replace("|", "\\|")
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, api, plugins)
+}
+
+
+def fresh(text: str) -> str:
+    """The page with its generated parts made anew."""
+    return PART.sub(lambda found: f"{found[1]}\n{MAKERS[found[2]]()}\n{found[3]}", text)
+
+
+def stale() -> dict[Path, str]:
+    """Pages that differ from what the code says, with what they should be."""
+    pages = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts and "examples" not in path.parts]
+    wanted = {path: fresh(path.read_text(encoding="utf-8")) for path in pages}
+    return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf-8")}
+
+
+def main() -> int:
+    found = stale()
+    for path, text in found.items():
+        print(path.relative_to(DOCS))
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+    return int(bool(found) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

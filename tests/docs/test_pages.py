@@ -1,0 +1,102 @@
+"""The pages say what the code does: their blocks run, their generated parts are fresh, their links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hgms_core.cli import main
+
+pytestmark = pytest.mark.plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+HERE = Path(__file__).parent
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if not {"_build", "examples"} & set(path.parts))]
+RUN = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE)]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", DOCS / "examples/hgms-example/README.md"]
+
+
+def called(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("page", RUN, ids=called)
+def test_the_blocks_of_the_page_run(page: Path, tmp_path: Path) -> None:
+    done = python(str(HERE / "run_page.py"), str(page), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_generated_parts_are_fresh() -> None:
+    done = python(str(DOCS / "generate.py"), "--check", cwd=ROOT)
+    assert done.returncode == 0, f"run `python docs/generate.py`; stale:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=called)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    missing = [link for link in links if link and not link.startswith("https://") and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = {DOCS / "index.md"}
+    for page in PAGES[1:]:
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            listed |= {page.parent / f"{line}.md" for line in tree.split() if not line.startswith(":") and line != "2"}
+    assert listed == set(PAGES[1:])
+
+
+def test_every_key_of_a_run_is_documented(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('budget = "2 steps"\ntask = "quadratic"\n[method]\nname = "hg-ms"\nkeep = "best"\n')
+    result = CliRunner().invoke(main, ["run", str(config), "--out", str(tmp_path / "runs"), "--json"])
+    assert result.exit_code == 0, result.output
+    folder = Path(json.loads(result.stdout)["folder"])
+    page = (DOCS / "reference" / "run-folder.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([\w.<>-]+)`", page))
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    keys = {key for row in rows for key in row} | set(json.loads((folder / "summary.json").read_text()))
+    assert {key for key in keys if not key.startswith("metric.")} <= documented
+    written = {re.sub(r"-\d+\.", "-<step>.", path.name) for path in folder.iterdir() if not path.name.startswith(".")}
+    assert written <= documented
+
+
+class TestTheTwoCommands:
+    """The README's first two blocks, which CI runs."""
+
+    lines = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+    def test_they_come_first_and_are_one_line_each(self) -> None:
+        fences = re.findall(r"^```(\w+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        assert fences[:2] == ["bash", "bash"]
+        assert [line.count("\n") for line in self.lines[:2]] == [1, 1]
+
+    def test_ci_runs_these_very_lines(self) -> None:
+        shown = subprocess.run([ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True)
+        assert shown.stdout == "".join(self.lines[:2])
+
+    def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for line, extra in zip(self.lines[:2], ("demo", "test"), strict=True):
+            assert f"-c constraints.txt {'-e ' if extra == 'test' else ''}'.[{extra}]'" in line
+            assert extra in extras
+        assert self.lines[0].rstrip().endswith("/bin/hgms demo")
+
+    def test_tox_runs_the_same_tests(self) -> None:
+        assert "\ncommands = pytest -n 2 {posargs}\n" in (ROOT / "tox.ini").read_text()
+        assert self.lines[1].rstrip().endswith("/bin/pytest -n 2")
