@@ -70,7 +70,7 @@ def hooks() -> str:
         if name.startswith("hgms_"):
             arguments = ", ".join(f"{one.name}: {one.annotation}" for one in inspect.signature(hook).parameters.values())
             returned = inspect.signature(hook).return_annotation
-            shown.append(f"### `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_doc(hook)}\n")
+            shown.append(f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_doc(hook)}\n")
     return "\n".join(shown)
 
 

@@ -77,7 +77,7 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
         # A leaf in which g is linear has a constant gradient: it contributes nothing and has no graph.
         curved = [i for i, grad in enumerate(grads) if grad.requires_grad]
 
-        def matvec(v: Tensor) -> Tensor:
+        def through_graph(v: Tensor) -> Tensor:
             if not curved:
                 return torch.zeros_like(v)
             parts = spec.unravel_leaves(v)
@@ -86,28 +86,28 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
             )
             return spec.ravel_leaves(products)
 
-        return Curvature(matvec, spec.ravel_leaves([grad.detach() for grad in grads]), spec)
+        return Curvature(through_graph, spec.ravel_leaves([grad.detach() for grad in grads]), spec)
 
     if strategy == "jvp":
         gradient_of = torch.func.grad(lambda point: g(point).sum())
         point = detach(x)
 
-        def matvec(v: Tensor) -> Tensor:
+        def forward(v: Tensor) -> Tensor:
             with _twice_differentiable_attention():
-                _, product = torch.func.jvp(gradient_of, (point,), (spec.unravel(v),))
+                product = torch.func.jvp(gradient_of, (point,), (spec.unravel(v),))[1]
             return spec.ravel(product)
 
-        return Curvature(matvec, spec.ravel_leaves(gradient_at(x)[0]), spec)
+        return Curvature(forward, spec.ravel_leaves(gradient_at(x)[0]), spec)
 
     flat = spec.ravel(detach(x))
 
-    def matvec(v: Tensor) -> Tensor:
+    def central(v: Tensor) -> Tensor:
         step = _step(flat, v)
         plus, _ = gradient_at(spec.unravel(flat + step * v))
         minus, _ = gradient_at(spec.unravel(flat - step * v))
         return (spec.ravel_leaves(plus) - spec.ravel_leaves(minus)) / (2 * step)
 
-    return Curvature(matvec, spec.ravel_leaves(gradient_at(x)[0]), spec)
+    return Curvature(central, spec.ravel_leaves(gradient_at(x)[0]), spec)
 
 
 def _step(x: Tensor, v: Tensor) -> Tensor:
@@ -115,7 +115,8 @@ def _step(x: Tensor, v: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
     scale = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.finfo(x.dtype).eps ** (1 / 3) * scale / length
+    step: Tensor = torch.finfo(x.dtype).eps ** (1 / 3) * scale / length
+    return step
 
 
 def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tree, strategy: Strategy = "vjp") -> Tree:
@@ -146,7 +147,7 @@ def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tr
         plus, minus = upper_slope(flat + step * direction), upper_slope(flat - step * direction)
         return {name: (p - m) / (2 * step.squeeze(-1)) for name, p, m in zip(names, plus, minus, strict=True)}
     with torch.enable_grad(), _twice_differentiable_attention():
-        _, slope = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))
+        slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[1]
         if not slope.requires_grad:  # θ does not enter g here
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         grads = torch.autograd.grad(slope, list(leaves.values()), materialize_grads=True)

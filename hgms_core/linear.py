@@ -38,12 +38,14 @@ class LinearSystem:
     @staticmethod
     def dot(a: Tensor, b: Tensor) -> Tensor:
         """aᵀb, per system."""
-        return torch.linalg.vecdot(a, b)
+        product: Tensor = torch.linalg.vecdot(a, b)
+        return product
 
     @staticmethod
     def norm(a: Tensor) -> Tensor:
         """‖a‖, per system."""
-        return torch.linalg.vector_norm(a, dim=-1)
+        length: Tensor = torch.linalg.vector_norm(a, dim=-1)
+        return length
 
     @staticmethod
     def rows(scalars: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class _Clock:
 
     def __init__(self, seconds: float, device: torch.device) -> None:
         self.seconds = seconds
-        self._wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self._wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         self._started = 0.0
 
     def __enter__(self) -> None:

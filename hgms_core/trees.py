@@ -56,7 +56,8 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
     """
     if not tree:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tree.values()))))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tree.values()))))
+    return total
 
 
 def is_finite(tree: Mapping[str, Tensor]) -> Tensor:
@@ -101,7 +102,7 @@ class Ravel:
 
     def unravel_leaves(self, vector: Tensor) -> list[Tensor]:
         lead = vector.shape[:-1]
-        parts = vector.split(self.sizes, dim=-1)
+        parts = torch.split(vector, list(self.sizes), dim=-1)
         return [part.reshape(lead + shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def unravel(self, vector: Tensor) -> Tree:

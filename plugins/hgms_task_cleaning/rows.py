@@ -48,7 +48,7 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
 def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     """The validation rows each role sees: consecutive parts (views, not copies), or all of them for shares (1, 1, 1)."""
     whole = Data.of(validation)
-    if shares == (1, 1, 1):
+    if all(share == 1 for share in shares):
         return dict.fromkeys(ROLES, whole)
     ends = [round(whole.size * sum(shares[:i])) for i in range(len(ROLES) + 1)]
     parts = {}
