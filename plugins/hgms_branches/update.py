@@ -79,7 +79,7 @@ def _adam_(
     torch._foreach_add_(root, hyper.eps)
     scale = rate / (1 - beta1**count)
     if isinstance(scale, Tensor):
-        _descend_(leaves, torch._foreach_div(first, root), scale)
+        _descend_(leaves, list(torch._foreach_div(first, root)), scale)
     else:
         torch._foreach_addcdiv_(leaves, first, root, -scale)
 

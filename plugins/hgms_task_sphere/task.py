@@ -97,7 +97,8 @@ class Sphere:
         base = -self.offset * best - tilt.T @ slope
         tensors = (frame[:, :size].contiguous(), frame[:, size:].contiguous(), tilt, slope, best, base)
         moved = [tensor.to(device, dtype) for tensor in tensors]
-        return SphereClosedForm(*moved, self.radius, self.offset, self.shift, self.growth, self.alpha)
+        numbers = (self.radius, self.offset, self.shift, self.growth, self.alpha)
+        return SphereClosedForm(*moved, *numbers)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         exact = self.closed_form(seed, device, dtype)
