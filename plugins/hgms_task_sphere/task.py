@@ -96,9 +96,9 @@ class Sphere:
         best = best / torch.linalg.vector_norm(best)
         base = -self.offset * best - tilt.T @ slope
         tensors = (frame[:, :size].contiguous(), frame[:, size:].contiguous(), tilt, slope, best, base)
-        moved = [tensor.to(device, dtype) for tensor in tensors]
+        inside, outside, tilt, slope, best, base = (tensor.to(device, dtype) for tensor in tensors)
         numbers = (self.radius, self.offset, self.shift, self.growth, self.alpha)
-        return SphereClosedForm(*moved, *numbers)
+        return SphereClosedForm(inside, outside, tilt, slope, best, base, *numbers)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         exact = self.closed_form(seed, device, dtype)
