@@ -1,7 +1,7 @@
 """HGMS core: protocols, pipeline, hypergradient calculus, plugin host, registry, config and runs.
 
-Everything a plugin needs is here; names that are not here are private to the core. The heavy parts (configuration, runs, command
-line) live in their own modules and are imported when first used.
+Everything a plugin needs is here; names that are not here are private to the core. The heavy parts (configuration, runs,
+command line) live in their own modules and are imported when first used.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
     config.toml                  the resolved configuration
     env.json                     versions, plugins, device, git commit
-    steps.jsonl                  one line per outer step, flushed; the same for every run of one seed, however often it was resumed
+    steps.jsonl                  one line per outer step, flushed; the same for every run of one seed, resumed or not
     timings.jsonl                the clock beside it (kept apart, since no two runs share it)
     checkpoint.json              the state without its tensors, and the name and sha256 of the file that holds them
     checkpoint-<step>.safetensors
