@@ -17,7 +17,7 @@ F64 = torch.float64
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """A float64 Gaussian tensor from a seed of its own."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def spd(size: int, seed: int = 0, low: float = 0.5) -> Tensor:
@@ -93,6 +93,10 @@ def assert_same(actual: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0
         assert actual.keys() == expected.keys()
         for name in expected:
             assert_same(actual[name], expected[name], rtol, atol)
+    elif isinstance(expected, list | tuple):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other, rtol, atol)
     elif isinstance(expected, Tensor):
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     else:

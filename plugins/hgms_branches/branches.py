@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen, validators
@@ -12,14 +12,19 @@ from torch import Tensor
 from hgms_branches.update import Hyper, advance, unrolled
 from hgms_core import Candidates, ConfigError, Cost, Group, Key, Mode, Problem, State, Tree, detach, groups, repeat
 
-positive = validators.gt(0)
-whole = [validators.instance_of(int), validators.gt(0)]
-not_negative = validators.ge(0)
+positive: Any = validators.gt(0)
+whole: Any = [validators.instance_of(int), validators.gt(0)]
+not_negative: Any = validators.ge(0)
 
 
 def _spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
     if value is not None and not 0 < value[0] <= value[1]:
         raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
+
+
+def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
+    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
+        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 @final
@@ -73,7 +78,7 @@ class Branches:
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=validators.optional(whole))
@@ -195,8 +200,8 @@ class Branches:
         data = problem.lower_data
         if self.batches == "shared":
             return x, moments, data.draw(key.fold("batches"), self.batch_size, self.steps)
-        drawn = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
-        return x, moments, None if drawn[0] is None else torch.stack([each for each in drawn if each is not None])
+        own = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
+        return x, moments, None if own[0] is None else torch.stack([each for each in own if each is not None])
 
     def _factors(self, spread: tuple[float, float] | None) -> list[float]:
         if spread is None or self.count == 1:

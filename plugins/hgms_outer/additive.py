@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field, frozen, validators
@@ -10,8 +10,13 @@ from attrs import field, frozen, validators
 from hgms_core import State, Tree
 from hgms_outer.shape import Projection, Schedule, clipped
 
-_positive = validators.gt(0)
-_share = [validators.ge(0), validators.lt(1)]
+_positive: Any = validators.gt(0)
+_share: Any = [validators.ge(0), validators.lt(1)]
+
+
+def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
+    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
+        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 @final
@@ -112,7 +117,7 @@ class Adam:
 
     name: ClassVar[str] = "adam"
     lr: float = field(default=0.1, validator=_positive)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
     eps: float = field(default=1e-8, validator=_positive)
     clip: float | None = field(default=None, validator=validators.optional(_positive))
     projection: Projection = Projection()
@@ -146,7 +151,7 @@ class AdamW:
     name: ClassVar[str] = "adamw"
     lr: float = field(default=0.1, validator=_positive)
     weight_decay: float = field(default=0.0, validator=validators.ge(0))
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
     eps: float = field(default=1e-8, validator=_positive)
     clip: float | None = field(default=None, validator=validators.optional(_positive))
     projection: Projection = Projection()

@@ -118,9 +118,7 @@ class First:
     name: ClassVar[str] = "first"
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        sound = torch.stack([torch.isfinite(leaf.reshape(candidates.count, -1)).all(1) for leaf in candidates.x.values()]).all(
-            0
-        )
+        sound = _sound(candidates)
         positions = torch.arange(candidates.count, device=sound.device)
         index = torch.where(sound, positions, candidates.count - 1).min()
         scores = torch.full(sound.shape, torch.nan, device=sound.device)

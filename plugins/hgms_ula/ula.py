@@ -37,7 +37,8 @@ class Ula:
         batch_size: None for the full gradient; a number gives stochastic-gradient Langevin dynamics.
         mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked chains at a time.
 
-    Cost: N·K lower gradients. Memory: 2N + 1 lower states, and activations of ``chunk`` chains.
+    Cost: N·K lower gradients. Memory: N lower states, and gradients and activations of the ``chunk`` chains that are
+    evaluated together (``per-branch`` also keeps the N states it started from).
 
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(2)},
     ...                   g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
@@ -68,23 +69,23 @@ class Ula:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         members = list(range(self.count))
-        streams = self._streams(start, key, members)
-        x, index = self._begin(problem, start, key, members, streams)
+        generators = self._generators(start, key, members)
+        x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
         last = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
         theta = detach(theta)
         for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
             leaves = list(group.x.values())
-            own = streams[group.part] if isinstance(group.part, slice) else [streams[group.part]]
-            views = [leaves] if not isinstance(group.part, slice) else [[leaf[i] for leaf in leaves] for i in range(len(own))]
+            stacked = isinstance(group.part, slice)
+            chains = leaves if stacked else [leaf.unsqueeze(0) for leaf in leaves]
+            noise = _Noise(generators[group.part] if isinstance(group.part, slice) else [generators[group.part]], self.steps)
             drawn = None if index is None else group.rows_of(index)
             for step in range(self.steps):
                 batch = problem.lower_data.batch(None if drawn is None else drawn[..., step, :])
                 grads, loss = gradient(group.loss, theta, group.x, batch)
                 torch._foreach_add_(leaves, grads, alpha=-self.lr)
-                del grads  # so that the next gradient can take its memory: the peak stays at two states a chain
-                for stream, chain in zip(own, views, strict=True):
-                    stream.add_to(chain, step, self._scale)
+                del grads  # so that the next gradient can take its memory
+                noise.add_to(chains, step, self._scale)
             last[group.part] = loss
         calls = self.count * self.steps
         return Candidates(x=x, losses=last, cost=Cost(lower_gradients=calls, rows=calls * rows))
@@ -92,8 +93,9 @@ class Ula:
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        streams = self._streams(start, key, [int(index)])
-        x, drawn = self._begin(problem, start, key, [int(index)], streams)
+        generators = self._generators(start, key, [int(index)])
+        x, drawn = self._begin(problem, start, key, [int(index)], generators)
+        noise = _Noise(generators, self.steps)
         point = {name: leaf[0] for name, leaf in x.items()}
         through = self.steps if last is None else min(last, self.steps)
         for step in range(self.steps):
@@ -103,10 +105,10 @@ class Ula:
             with torch.enable_grad():
                 value = problem.g(theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch)
                 grads = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
-            noise = [torch.zeros_like(leaf) for leaf in point.values()]
-            streams[0].add_to(noise, step, self._scale)
+            added = [torch.zeros_like(leaf) for leaf in point.values()]
+            noise.add_to([leaf.unsqueeze(0) for leaf in added], step, self._scale)
             with torch.set_grad_enabled(within):
-                moved = [leaf - self.lr * grad + xi for leaf, grad, xi in zip(leaves, grads, noise, strict=True)]
+                moved = [leaf - self.lr * grad + xi for leaf, grad, xi in zip(leaves, grads, added, strict=True)]
                 point = dict(zip(point, moved, strict=True))
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * through)
         return point, Cost(lower_gradients=self.steps, products=through, cross_products=through, rows=rows)
@@ -122,12 +124,12 @@ class Ula:
     def _scale(self) -> float:
         return math.sqrt(2 * self.temperature * self.lr)
 
-    def _streams(self, start: State, key: Key, members: list[int]) -> list[_Noise]:
+    def _generators(self, start: State, key: Key, members: list[int]) -> list[torch.Generator]:
         device = next(iter(start["x"].values())).device
-        return [_Noise(key.fold("noise", member).generator(device), self.steps) for member in members]
+        return [key.fold("noise", member).generator(device) for member in members]
 
     def _begin(
-        self, problem: Problem, start: State, key: Key, members: list[int], streams: list[_Noise]
+        self, problem: Problem, start: State, key: Key, members: list[int], generators: list[torch.Generator]
     ) -> tuple[Tree, Tensor | None]:
         carried = next(iter(start["x"].values())).shape[0]
         if carried not in (1, self.count):
@@ -136,39 +138,44 @@ class Ula:
         x = {name: leaf[pick] for name, leaf in start["x"].items()}  # a list of rows copies
         if self.spread:
             scale = math.sqrt(self.spread * self.temperature)
-            for row, stream in enumerate(streams):
+            for row, generator in enumerate(generators):
                 for leaf in x.values():
-                    leaf[row] += scale * torch.randn(
-                        leaf[row].shape, generator=stream.generator, dtype=leaf.dtype, device=leaf.device
-                    )
+                    drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+                    leaf[row].add_(drawn, alpha=scale)
         data = problem.lower_data
-        drawn = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
-        return x, None if drawn[0] is None else torch.stack([each for each in drawn if each is not None])
+        index = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
+        return x, None if index[0] is None else torch.stack([each for each in index if each is not None])
 
 
 class _Noise:
-    """The Gaussian increments of one chain, drawn from its own generator in blocks of steps."""
+    """The Gaussian increments of some chains, each from its own generator, so that a chain can be replayed alone.
 
-    def __init__(self, generator: torch.Generator, steps: int) -> None:
-        self.generator = generator
+    Small states draw many steps at once, because a step would otherwise cost one call a chain; large ones draw one leaf of one
+    chain at a time, because the numbers of all chains would take the memory of all chains.
+    """
+
+    def __init__(self, generators: list[torch.Generator], steps: int) -> None:
+        self.generators = generators
         self.steps = steps
-        self._block: Tensor | None = None
+        self._block = torch.empty(0)
 
-    def add_to(self, chain: list[Tensor], step: int, scale: float) -> None:
-        """chain += scale·ξ for this step; steps must come in order."""
-        size = sum(leaf.numel() for leaf in chain)
-        like = chain[0]
+    def add_to(self, chains: list[Tensor], step: int, scale: float) -> None:
+        """chains += scale·ξ for this step, leaves of stacked chains; steps must come in order."""
+        size = sum(leaf[0].numel() for leaf in chains)
         if size > NOISE_BLOCK:
-            for leaf in chain:
-                drawn = torch.randn(leaf.shape, generator=self.generator, dtype=leaf.dtype, device=leaf.device)
-                leaf.add_(drawn, alpha=scale)
+            for row, generator in enumerate(self.generators):
+                for leaf in chains:
+                    drawn = torch.randn(leaf.shape[1:], generator=generator, dtype=leaf.dtype, device=leaf.device)
+                    leaf[row].add_(drawn, alpha=scale)
             return
         length = max(1, min(self.steps, NOISE_BLOCK // size))
         if step % length == 0:
-            self._block = torch.randn(length, size, generator=self.generator, dtype=like.dtype, device=like.device)
-        assert self._block is not None
-        row = self._block[step % length]
-        offset = 0
-        for leaf in chain:
-            leaf.add_(row[offset : offset + leaf.numel()].view(leaf.shape), alpha=scale)
-            offset += leaf.numel()
+            like = chains[0]
+            blocks = [
+                torch.randn(length, size, generator=generator, dtype=like.dtype, device=like.device)
+                for generator in self.generators
+            ]
+            self._block = torch.stack(blocks, dim=1)
+        parts = self._block[step % length].split([leaf[0].numel() for leaf in chains], dim=1)
+        for leaf, part in zip(chains, parts, strict=True):
+            leaf.add_(part.reshape(leaf.shape), alpha=scale)

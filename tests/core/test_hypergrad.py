@@ -1,0 +1,322 @@
+"""Hessian products, mixed derivatives and ``hypergradient`` against dense derivatives and closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from helpers import F64, assert_same, finite_differences, network_problem, normal, spd
+from torch import Tensor
+
+from hgms_core import (
+    CallableSolver,
+    Cost,
+    Outcome,
+    Ravel,
+    Tree,
+    cross_product,
+    curvature,
+    hypergradient,
+    stack,
+    upper_gradients,
+)
+from hgms_core.hypergrad import implicit
+
+STRATEGIES = ("vjp", "jvp", "difference")
+TOLERANCE = {"vjp": 1e-12, "jvp": 1e-12, "difference": 1e-7}
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+PROBLEM = network_problem()
+THETA, X, WHOLE = PROBLEM.theta0, PROBLEM.x0, PROBLEM.lower_data.whole
+SPEC = Ravel.of(X)
+
+
+def lower(x: Tree) -> Tensor:
+    return PROBLEM.g(THETA, x, WHOLE)
+
+
+def dense_hessian(g: Callable[[Tree], Tensor], x: Tree) -> Tensor:
+    spec = Ravel.of(x)
+    return torch.autograd.functional.hessian(lambda flat: g(spec.unravel(flat)), spec.ravel(x))
+
+
+@every_strategy
+def test_products_are_those_of_the_dense_hessian(strategy: Any) -> None:
+    at = curvature(lower, X, strategy)
+    hessian = dense_hessian(lower, X)
+    for seed in range(3):
+        v = normal(SPEC.size, seed=seed)
+        torch.testing.assert_close(at.matvec(v), hessian @ v, rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy])
+    flat = SPEC.ravel(X).requires_grad_()
+    (slope,) = torch.autograd.grad(lower(SPEC.unravel(flat)), flat)
+    torch.testing.assert_close(at.gradient, slope, rtol=1e-13, atol=1e-14)
+
+
+@every_strategy
+def test_stacked_products_are_those_of_each_row(strategy: Any) -> None:
+    states = [PROBLEM.x0, {name: leaf + 0.3 for name, leaf in X.items()}, {name: -leaf for name, leaf in X.items()}]
+    stacked = stack(states)
+    at = curvature(lambda x: torch.func.vmap(lower)(x), stacked, strategy, stacked=True)
+    v = normal(3, SPEC.size)
+    found = at.matvec(v)
+    for i, state in enumerate(states):
+        alone = curvature(lower, state, "vjp")
+        torch.testing.assert_close(found[i], alone.matvec(v[i]), rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy])
+        torch.testing.assert_close(at.gradient[i], alone.gradient, rtol=1e-13, atol=1e-14)
+
+
+@every_strategy
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_products_are_linear_over_sixty_orders_of_magnitude(strategy: Any, scale: float) -> None:
+    v = normal(SPEC.size)
+    found = curvature(lower, X, strategy).matvec(scale * v)
+    expected = scale * (dense_hessian(lower, X) @ v)
+    torch.testing.assert_close(found, expected, rtol=0, atol=scale * 1e-6)
+
+
+def test_a_zero_direction_is_safe_in_float32() -> None:
+    x = {"x": torch.full((4,), 1e4)}
+    at = curvature(lambda point: (point["x"] ** 2).sum(), x, "difference")
+    assert_same(at.matvec(torch.zeros(4)), torch.zeros(4))
+
+
+@every_strategy
+def test_a_linear_lower_loss_has_a_zero_hessian(strategy: Any) -> None:
+    slope = normal(3)
+    at = curvature(lambda x: slope @ x["x"], {"x": normal(3, seed=1)}, strategy)
+    torch.testing.assert_close(at.matvec(normal(3, seed=2)), torch.zeros(3, dtype=F64), rtol=0, atol=1e-9)
+    assert_same(at.gradient, slope)
+
+
+@every_strategy
+def test_leaves_that_are_linear_or_unused_contribute_nothing(strategy: Any) -> None:
+    x = {"curved": normal(3), "linear": normal(2, seed=1), "unused": normal(2, seed=2)}
+    at = curvature(lambda p: (p["curved"] ** 3).sum() + 2 * p["linear"].sum(), x, strategy)
+    expected = torch.cat([6 * x["curved"], torch.zeros(4, dtype=F64)])
+    torch.testing.assert_close(at.matvec(torch.ones(7, dtype=F64)), expected, rtol=1e-8, atol=1e-8)
+
+
+def double_backward(theta: Tree, x: Tree, v: Tree) -> Tree:
+    upper = {name: leaf.clone().requires_grad_() for name, leaf in theta.items()}
+    point = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    slopes = torch.autograd.grad(PROBLEM.g(upper, point, WHOLE), list(point.values()), create_graph=True)
+    product = sum((slope * v[name]).sum() for slope, name in zip(slopes, point, strict=True))
+    return dict(zip(upper, torch.autograd.grad(product, list(upper.values())), strict=True))
+
+
+@every_strategy
+def test_the_cross_product_is_double_backward(strategy: Any) -> None:
+    v = SPEC.unravel(normal(SPEC.size, seed=4))
+    found = cross_product(lambda t, x: PROBLEM.g(t, x, WHOLE), THETA, X, v, strategy)
+    assert_same(found, double_backward(THETA, X, v), rtol=TOLERANCE[strategy], atol=1e-3 * TOLERANCE[strategy])
+    assert not any(leaf.requires_grad for leaf in found.values())
+
+
+@every_strategy
+def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(strategy: Any) -> None:
+    theta, x, v = {"t": normal(2)}, {"x": normal(3)}, {"x": normal(3, seed=1)}
+    for g in (
+        lambda t, p: (p["x"] ** 2).sum(),
+        lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum(),
+    ):
+        torch.testing.assert_close(cross_product(g, theta, x, v, strategy)["t"], torch.zeros(2, dtype=F64), rtol=0, atol=1e-9)
+
+
+def test_upper_gradients_are_zero_for_what_does_not_enter() -> None:
+    theta, x = {"t": normal(2)}, {"x": normal(3)}
+    value, direct, slope = upper_gradients(lambda t, p: (p["x"] ** 2).sum(), theta, x)
+    assert_same(direct, {"t": torch.zeros(2, dtype=F64)})
+    assert_same(slope, {"x": 2 * x["x"]})
+    assert not value.requires_grad
+    _, direct, slope = upper_gradients(lambda t, p: torch.tensor(1.0, dtype=F64), theta, x)
+    assert_same([direct["t"].sum(), slope["x"].sum()], [0.0, 0.0])
+
+
+# --- hypergradient(): f = ½‖x − c‖² + ½ aθᵀθ, g = ½ xᵀAx − xᵀBθ, so x* = A⁻¹Bθ and ∇F = aθ + BᵀA⁻¹(x* − c)
+
+A, B, C = spd(5), normal(5, 3, seed=1), normal(5, seed=2)
+
+
+def quadratic_lower(theta: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * x @ A @ x - x @ B @ theta
+
+
+def quadratic_upper(theta: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * (x - C).square().sum() + 0.05 * theta.square().sum()
+
+
+def exact(theta: Tensor) -> tuple[Tensor, Tensor]:
+    x = torch.linalg.solve(A, B @ theta)
+    return x, 0.1 * theta + B.T @ torch.linalg.solve(A, x - C)
+
+
+def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+    """Columns of the operator, then a dense solve."""
+    return torch.linalg.solve(torch.stack([matvec(e) for e in torch.eye(len(b), dtype=b.dtype)], dim=1), b)
+
+
+def scipy_cg(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+    operator = scipy.sparse.linalg.LinearOperator(
+        (len(b), len(b)), matvec=lambda v: matvec(torch.from_numpy(np.ascontiguousarray(v))).numpy(), dtype=np.float64
+    )
+    value, _ = scipy.sparse.linalg.cg(operator, b.numpy(), rtol=1e-12)
+    return torch.from_numpy(value)
+
+
+def fixed_point(matvec: Callable[[Tensor], Tensor], b: Tensor, **_options: Any) -> Tensor:
+    """The calling convention of JAXopt and TorchOpt: solve(matvec, b, **options)."""
+    v = torch.zeros_like(b)
+    for _ in range(2000):
+        v = v + 0.2 * (b - matvec(v))
+    return v
+
+
+@every_strategy
+@pytest.mark.parametrize("solver", [dense, scipy_cg, fixed_point])
+def test_the_hypergradient_is_the_closed_form_with_any_callable(strategy: Any, solver: Any) -> None:
+    theta = normal(3, seed=3)
+    x, expected = exact(theta)
+    found = hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=solver, strategy=strategy)
+    assert_same(found.value["theta"], expected, rtol=1e-6 if strategy == "difference" else 1e-10)
+    assert found.outcome is Outcome.CONVERGED
+    assert found.residual is not None
+    assert found.residual < 1e-6
+    assert found.lower_gradient_norm is not None
+    assert found.lower_gradient_norm < 1e-12
+    assert_same(found.upper_loss, quadratic_upper(theta, x), rtol=1e-15)
+
+
+def test_dictionaries_come_back_as_they_were_given() -> None:
+    theta, names = normal(3, seed=3), ("first", "second")
+    x, expected = exact(theta)
+    upper = {"first": theta[:1], "second": theta[1:]}
+
+    def join(t: Tree) -> Tensor:
+        return torch.cat([t[name] for name in names])
+
+    found = hypergradient(
+        lambda t, p: quadratic_upper(join(t), p["p"]),
+        lambda t, p: quadratic_lower(join(t), p["p"]),
+        upper,
+        {"p": x},
+        solver=dense,
+    )
+    assert_same(join(found.value), expected, rtol=1e-12)
+    assert tuple(found.value) == names
+
+
+def test_only_one_of_the_two_may_be_a_dictionary() -> None:
+    theta = normal(3, seed=3)
+    x, expected = exact(theta)
+    found = hypergradient(
+        lambda t, p: quadratic_upper(t["t"], p), lambda t, p: quadratic_lower(t["t"], p), {"t": theta}, x, solver=dense
+    )
+    assert_same(found.value, {"t": expected}, rtol=1e-12)
+
+
+def test_the_hypergradient_is_the_slope_of_the_value() -> None:
+    # An independent route on a nonlinear problem: solve the lower level by Newton's method at θ ± ε and difference F.
+    def g(theta: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * x @ A @ x + (x**4).sum() / 4 - x @ B @ torch.sin(theta)
+
+    def solve(theta: Tensor) -> Tensor:
+        x = torch.zeros(5, dtype=F64)
+        for _ in range(60):
+            slope = A @ x + x**3 - B @ torch.sin(theta)
+            x = x - torch.linalg.solve(A + torch.diag(3 * x**2), slope)
+        return x
+
+    theta = normal(3, seed=5)
+    slopes = finite_differences(lambda t: quadratic_upper(t["t"], solve(t["t"])), {"t": theta})
+    found = hypergradient(quadratic_upper, g, theta, solve(theta), solver=dense)
+    assert_same(found.value["theta"], slopes["t"], rtol=1e-7, atol=1e-9)
+
+
+def test_an_upper_loss_without_x_leaves_the_direct_term() -> None:
+    theta = normal(3)
+    found = hypergradient(lambda t, x: (t**2).sum(), quadratic_lower, theta, normal(5), solver=dense)
+    assert_same(found.value["theta"], 2 * theta)
+
+
+def test_an_upper_loss_without_theta_leaves_the_implicit_term() -> None:
+    theta = normal(3, seed=3)
+    x, expected = exact(theta)
+    found = hypergradient(lambda t, p: 0.5 * (p - C).square().sum(), quadratic_lower, theta, x, solver=dense)
+    assert_same(found.value["theta"], expected - 0.1 * theta, rtol=1e-12)
+
+
+def test_a_lower_loss_without_theta_leaves_the_direct_term() -> None:
+    theta = normal(3)
+    found = hypergradient(quadratic_upper, lambda t, x: 0.5 * x @ A @ x, theta, normal(5), solver=dense)
+    assert_same(found.value["theta"], 0.1 * theta)
+
+
+def test_a_linear_lower_loss_is_a_zero_system() -> None:
+    theta = normal(3)
+    found = hypergradient(quadratic_upper, lambda t, x: x @ B @ t, theta, normal(5), solver=lambda matvec, b: b)
+    assert found.residual == 1.0
+    assert found.outcome is Outcome.ITERATION_LIMIT
+
+
+def test_the_arguments_are_not_changed() -> None:
+    theta, x = normal(3).requires_grad_(), normal(5)
+    before = theta.detach().clone(), x.clone()
+    hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=dense)
+    assert_same([theta.detach(), x], list(before))
+    assert theta.requires_grad
+    assert theta.grad is None
+    assert not x.requires_grad
+
+
+def test_the_cost_is_what_was_called() -> None:
+    theta = normal(3)
+    found = implicit(
+        lambda t, x: quadratic_upper(t["t"], x["x"]),
+        lambda t, x: quadratic_lower(t["t"], x["x"]),
+        {"t": theta},
+        {"x": normal(5)},
+        dense,
+        rows=(7, 11),
+    )
+    # five columns and one product to check the answer
+    expected = Cost(upper_gradients=1, lower_gradients=1, products=6, cross_products=1, rows=7 + 11 * 8)
+    assert found.cost == expected
+
+
+def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:
+    theta = normal(3)
+    found = hypergradient(quadratic_upper, quadratic_lower, theta, normal(5), solver=lambda matvec, b: b * torch.nan)
+    assert found.outcome is Outcome.NONFINITE
+    assert torch.isfinite(found.value["theta"]).all()
+
+
+def test_a_callable_that_stops_early_is_told_apart() -> None:
+    solver = CallableSolver(lambda matvec, b: 0.9 * b, rtol=0.05)
+    assert solver.solve(lambda v: v, torch.ones(3)).outcome is Outcome.ITERATION_LIMIT
+    assert CallableSolver(lambda matvec, b: 0.9 * b, rtol=0.2).solve(lambda v: v, torch.ones(3)).outcome is Outcome.CONVERGED
+    assert solver.solve(lambda v: v, torch.zeros(3)).residual == 0
+
+
+def test_a_callable_may_solve_a_batch() -> None:
+    scale = torch.tensor([[1.0], [2.0], [4.0]], dtype=F64)
+    solution = CallableSolver(lambda matvec, b: b / scale).solve(lambda v: scale * v, normal(3, 4))
+    assert bool(solution.converged.all())
+    assert solution.codes.shape == (3,)
+
+
+@every_strategy
+def test_attention_can_be_differentiated_twice(strategy: Any) -> None:
+    q = normal(1, 2, 4, 8)
+
+    def fused(x: Tree) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q * x["w"], q, q).square().sum()
+
+    def written_out(w: Tensor) -> Tensor:
+        return (torch.softmax(w * q @ q.mT / 8**0.5, dim=-1) @ q).square().sum()
+
+    w = torch.tensor(0.7, dtype=F64)
+    expected = torch.autograd.functional.hessian(written_out, w)
+    assert_same(curvature(fused, {"w": w}, strategy).matvec(torch.ones(1, dtype=F64)), expected.reshape(1), rtol=1e-6)

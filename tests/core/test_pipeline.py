@@ -1,0 +1,272 @@
+"""The outer loop: Algorithm 1 step by step, what it counts, what it keeps, and that it repeats itself exactly."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, assert_same, counted, network_problem
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import ConfigError, Key, Method, Pipeline, Problem, Record, State, hypergradient
+from hgms_core.records import Outcome, to_numbers
+from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms_outer import Adam, ProjectedGradient, Projection, Sgd
+from hgms_selectors import BestOfN, First
+from hgms_ula import Ula
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_problem()
+GENERATORS = {
+    "branches": Branches(count=3, steps=4, lr=0.2, batch_size=6, noise=0.05),
+    "adamw": Branches(count=2, steps=3, optimizer="adamw", lr=0.05, batch_size=6, carry_rule="per-branch"),
+    "ula": Ula(count=3, steps=5, lr=0.05, temperature=1e-3, carry_rule="selected"),
+}
+ESTIMATORS = {
+    "implicit": Implicit(solver=CG(ridge=0.1, rtol=1e-8), batch_size=10, upper_batch_size=5, warm_start=True),
+    "one-step": OneStep(lr=0.3, batch_size=9, upper_batch_size=5),
+    "unrolled": Unrolled(last=2, upper_batch_size=5),
+    "fixed": Fixed(upper_batch_size=5),
+}
+
+
+def pipeline(**parts: Any) -> Pipeline:
+    defaults: dict[str, Any] = {
+        "generator": GENERATORS["branches"],
+        "selector": BestOfN(batch_size=7),
+        "hypergradient": ESTIMATORS["implicit"],
+        "outer": Adam(lr=0.05),
+    }
+    return Pipeline(**{**defaults, **parts})
+
+
+def run(method: Pipeline, problem: Problem, steps: int, state: State | None = None) -> tuple[State, list[Record]]:
+    state, records = state or method.init(problem, seed=11), []
+    for _ in range(steps):
+        state, record = method.step(problem, state)
+        records.append(to_numbers(record))
+    return state, records
+
+
+def test_one_step_is_algorithm_one() -> None:
+    # The quadratic lower level g = ½‖x − θ‖² + ½x₁² is solved by 200 steps; f = ½‖x − c‖². Everything is known by hand.
+    c = torch.tensor([1.0, -2.0], dtype=F64)
+    scale = torch.tensor([2.0, 1.0], dtype=F64)  # x* = θ / scale
+    problem = Problem(
+        theta0={"t": torch.tensor([3.0, 0.5], dtype=F64)},
+        x0={"x": torch.zeros(2, dtype=F64)},
+        g=lambda t, x, _: 0.5 * (x["x"] - t["t"]).square().sum() + 0.5 * x["x"][0] ** 2,
+        f=lambda t, x, _: 0.5 * (x["x"] - c).square().sum(),
+        project=lambda t: {"t": t["t"].clamp(max=2.0)},
+    )
+    method = pipeline(
+        generator=Branches(count=3, steps=200, lr=0.3, noise=0.1),
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=CG(rtol=1e-12)),
+        outer=ProjectedGradient(lr=0.1),
+    )
+    state, records = run(method, problem, 1)
+    x = problem.theta0["t"] / scale
+    slope = (x - c) / scale
+    assert_same(state["x"]["x"], x, rtol=1e-12)
+    assert_same(state["theta"]["t"], (problem.theta0["t"] - 0.1 * slope).clamp(max=2.0), rtol=1e-11)
+    record = records[0]
+    assert record["hypergradient_norm"] == pytest.approx(float(slope.norm()), rel=1e-11)
+    assert record["upper_loss"] == pytest.approx(float(0.5 * (x - c).square().sum()), rel=1e-11)
+    assert record["outcome"] == Outcome.CONVERGED.label
+    assert record["finite_candidates"] == 3
+    assert record["update_norm"] == pytest.approx(float((state["theta"]["t"] - problem.theta0["t"]).norm()), rel=1e-11)
+
+
+def test_a_step_is_its_parts_one_after_the_other() -> None:
+    method = pipeline()
+    state = method.init(PROBLEM, seed=11)
+    after, record = method.step(PROBLEM, state)
+    key = Key(11).fold("step", 0)
+    candidates = method.generator.propose(PROBLEM, PROBLEM.theta0, state["start"], key.fold("propose"))
+    selection = method.selector.select(PROBLEM, PROBLEM.theta0, candidates, key.fold("select"))
+    assert_same(record["scores"], selection.scores)
+    assert_same(after["x"], candidates.at(selection.index))
+    data, above = PROBLEM.lower_data, PROBLEM.upper_data["differentiate"]
+    below = data.batch(data.draw(key.fold("differentiate", "lower"), 10, 1)[0])  # type: ignore[index]
+    batch = above.batch(above.draw(key.fold("differentiate", "upper"), 5, 1)[0])  # type: ignore[index]
+    found = hypergradient(
+        lambda t, x: PROBLEM.f(t, x, batch),
+        lambda t, x: PROBLEM.g(t, x, below),
+        PROBLEM.theta0,
+        after["x"],
+        solver=CG(ridge=0.1, rtol=1e-8),
+    )
+    theta, _ = method.outer.step(PROBLEM.theta0, found.value, method.outer.init(PROBLEM.theta0), 0.0)
+    assert_same(after["theta"], theta)
+    chosen = int(selection.index)
+    assert candidates.losses is not None
+    assert_same(record["lower_loss"], candidates.losses[chosen])
+
+
+def test_it_is_a_method() -> None:
+    assert isinstance(pipeline(), Method)
+
+
+def test_selection_and_differentiation_see_different_batches() -> None:
+    # Same rows and same batch sizes for both roles: what differs is the key.
+    shared = evolve(PROBLEM, upper_data=dict.fromkeys(("differentiate", "select", "stop"), PROBLEM.upper_data["select"]))
+    seen: list[list[int]] = []
+
+    def f(theta: Any, x: Any, batch: Any) -> torch.Tensor:
+        seen.append(batch["index"].tolist())
+        return PROBLEM.f(theta, x, batch)
+
+    method = pipeline(selector=BestOfN(batch_size=5, mode="loop"))
+    method.step(evolve(shared, f=f), method.init(shared, 0))
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
+@pytest.mark.parametrize("generator", ["branches", "ula"])
+@pytest.mark.parametrize("estimator", ["implicit", "one-step", "fixed"])
+def test_the_counts_are_the_calls_that_happened(generator: str, estimator: str) -> None:
+    problem, calls = counted(PROBLEM)
+    method = pipeline(
+        generator=evolve(GENERATORS[generator], mode="loop"),
+        selector=BestOfN(batch_size=7, mode="loop"),
+        hypergradient=ESTIMATORS[estimator],
+        keep="best",
+    )
+    _, records = run(method, problem, 2)
+    cost = {name.removeprefix("cost_"): value for name, value in records[-1].items() if name.startswith("cost_")}
+    # A product with the retained graph does not call g again; everything else is one call each.
+    assert calls["g"] == cost["lower_gradients"] + cost["cross_products"]
+    assert calls["f"] == cost["upper_values"] + cost["upper_gradients"]
+    product_rows = cost["products"] * 10 if estimator == "implicit" else 0
+    assert calls["g_rows"] + calls["f_rows"] == cost["rows"] - product_rows
+    assert records[-1]["oracle_calls"] == sum(value for name, value in cost.items() if name != "rows")
+    assert (cost["products"] > 0) == (estimator == "implicit")
+
+
+def test_the_counts_of_unrolling_are_the_calls_that_happened() -> None:
+    problem, calls = counted(PROBLEM)
+    method = pipeline(
+        generator=Branches(count=2, steps=4, batch_size=6, mode="loop"), selector=First(), hypergradient=Unrolled(last=3)
+    )
+    _, records = run(method, problem, 1)
+    assert calls["g"] == records[0]["cost_lower_gradients"] == 2 * 4 + 4
+    assert records[0]["cost_products"] == records[0]["cost_cross_products"] == 3
+    assert calls["f"] == records[0]["cost_upper_gradients"] == 1
+    assert records[0]["cost_rows"] == 2 * 4 * 6 + 6 * (4 + 3 + 3) + 15
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_two_runs_are_equal_and_a_saved_state_continues(generator: str, estimator: str) -> None:
+    method = pipeline(generator=GENERATORS[generator], hypergradient=ESTIMATORS[estimator])
+    whole, records = run(method, PROBLEM, 4)
+    again, repeated = run(method, PROBLEM, 4)
+    assert_same(again, whole)
+    assert str(repeated) == str(records)
+    half, first = run(method, PROBLEM, 2)
+    resumed, second = run(method, PROBLEM, 2, copy.deepcopy(half))
+    assert_same(resumed, whole)
+    assert str(first + second) == str(records)
+
+
+def test_another_seed_is_another_run() -> None:
+    method = pipeline()
+    one, _ = method.step(PROBLEM, method.init(PROBLEM, 0))
+    other, _ = method.step(PROBLEM, method.init(PROBLEM, 1))
+    assert not torch.equal(one["x"]["w"], other["x"]["w"])
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_step_changes_neither_its_state_nor_the_problem(generator: str, estimator: str) -> None:
+    method = pipeline(
+        generator=GENERATORS[generator], hypergradient=ESTIMATORS[estimator], outer=Sgd(momentum=0.9), keep="best"
+    )
+    state, _ = run(method, PROBLEM, 1)
+    before, start = copy.deepcopy(state), copy.deepcopy((PROBLEM.theta0, PROBLEM.x0))
+    rng = torch.get_rng_state()
+    method.step(PROBLEM, state)
+    assert_same(state, before)
+    assert_same((PROBLEM.theta0, PROBLEM.x0), start)
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, dict):
+        return [leaf for value in state.values() for leaf in tensors(value)]
+    assert isinstance(state, torch.Tensor | int | float | str | None), "a state is dictionaries of tensors, numbers and strings"
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_state_is_a_plain_value_without_graphs(estimator: str) -> None:
+    state, _ = run(pipeline(hypergradient=ESTIMATORS[estimator], keep="best"), PROBLEM, 2)
+    assert not any(leaf.requires_grad for leaf in tensors(state))
+
+
+def test_keep_best_returns_the_state_with_the_lowest_stop_loss() -> None:
+    # A step size that overshoots: the best state is not the last one.
+    method = pipeline(outer=Sgd(lr=1.0), generator=Branches(count=2, steps=8, lr=0.5, batch_size=6), keep="best")
+    state, losses, pairs = method.init(PROBLEM, seed=3), [], []
+    for _ in range(6):
+        theta = state["theta"]
+        state, record = method.step(PROBLEM, state)
+        losses.append(float(record["stop_loss"]))
+        pairs.append((theta, state["x"]))
+        data = PROBLEM.upper_data["stop"].whole
+        assert losses[-1] == pytest.approx(float(PROBLEM.f(theta, state["x"], data)), rel=1e-14)
+    best = min(range(6), key=losses.__getitem__)
+    assert best != 5
+    assert_same(method.result(state), pairs[best])
+    assert_same(evolve(method, keep="last").result(state), (state["theta"], state["x"]))
+
+
+def test_keep_best_survives_a_non_finite_step() -> None:
+    method = pipeline(keep="best")
+    state, _ = run(method, PROBLEM, 1)
+    state["best"]["loss"] = torch.tensor(torch.nan, dtype=F64)
+    after, record = method.step(PROBLEM, state)
+    assert_same(after["best"]["loss"], record["stop_loss"])
+    poisoned = evolve(PROBLEM, f=lambda t, x, b: PROBLEM.f(t, x, b) * (torch.nan if b["index"].shape[0] == 13 else 1.0))
+    kept, _ = method.step(poisoned, after)
+    assert_same(kept["best"], after["best"])
+
+
+def test_result_before_the_first_step_is_the_start() -> None:
+    method = pipeline(keep="best")
+    assert_same(method.result(method.init(PROBLEM, 0)), (PROBLEM.theta0, PROBLEM.x0))
+
+
+def test_a_reference_starts_theta_there() -> None:
+    state = pipeline(reference="even").init(PROBLEM, 0)
+    assert_same(state["theta"], PROBLEM.references["even"])
+
+
+def test_projection_is_the_problems_own_after_the_optimisers() -> None:
+    problem = evolve(PROBLEM, project=lambda t: {**t, "scale": t["scale"].clamp(max=0.1)})
+    state, _ = run(pipeline(outer=ProjectedGradient(projection=Projection(kind="box", low=-0.2, high=0.2))), problem, 1)
+    assert state["theta"]["scale"] == 0.1
+    assert float(state["theta"]["weights"].abs().max()) <= 0.2
+
+
+def test_an_unknown_reference_names_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"no reference upper variable 'clean' \(it has: even\)"):
+        pipeline(reference="clean").init(PROBLEM, 0)
+    with pytest.raises(ConfigError, match="it has: none"):
+        pipeline(reference="clean").init(evolve(PROBLEM, references={}), 0)
+
+
+def test_held_out_stopping_needs_rows_for_it() -> None:
+    roles = {role: data for role, data in PROBLEM.upper_data.items() if role != "stop"}
+    with pytest.raises(ConfigError, match="needs validation rows for the role `stop`"):
+        pipeline(keep="best").init(evolve(PROBLEM, upper_data=roles), 0)
+
+
+def test_what_to_keep_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match="'keep' must be in"):
+        pipeline(keep="median")

@@ -1,0 +1,83 @@
+"""Stacked, looped and chunked evaluation are the same numbers, and `auto` decides from sizes alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import F64, KEY, assert_same, network_problem, normal
+from torch import Tensor
+
+from hgms_core import Tree, gradient, groups, stack, values
+from hgms_core.stacking import STACK_BELOW, prefers_stack
+from hgms_core.trees import take
+
+PROBLEM = network_problem()
+COUNT = 5
+STATES = stack([{name: leaf + 0.1 * i for name, leaf in PROBLEM.x0.items()} for i in range(COUNT)])
+modes = pytest.mark.parametrize(("mode", "chunk"), [("stacked", None), ("stacked", 2), ("stacked", 1), ("loop", None)])
+
+
+@modes
+def test_values_are_those_of_each_candidate(mode: str, chunk: int | None) -> None:
+    batch = PROBLEM.lower_data.whole
+    found = values(PROBLEM.g, PROBLEM.theta0, STATES, batch, mode=mode, chunk=chunk)
+    expected = torch.stack([PROBLEM.g(PROBLEM.theta0, take(STATES, i), batch) for i in range(COUNT)])
+    assert_same(found, expected, rtol=1e-14)
+    assert not found.requires_grad
+
+
+@modes
+@pytest.mark.parametrize("own_batch", [False, True])
+def test_gradients_are_those_of_each_candidate(mode: str, chunk: int | None, own_batch: bool) -> None:
+    data = PROBLEM.lower_data
+    index = torch.stack([KEY.fold(i).indices(data.size, 6, 1)[0] for i in range(COUNT)])
+    for group in groups(PROBLEM.g, STATES, own_batch=own_batch, mode=mode, chunk=chunk):
+        batch = data.batch(group.rows_of(index) if own_batch else None)
+        grads, losses = gradient(group.loss, PROBLEM.theta0, group.x, batch)
+        members = range(COUNT)[group.part] if isinstance(group.part, slice) else [group.part]
+        for row, i in enumerate(members):
+            mine = data.batch(index[i] if own_batch else None)
+            expected, loss = gradient(PROBLEM.g, PROBLEM.theta0, take(STATES, i), mine)
+            assert_same(
+                [grad[row] if isinstance(group.part, slice) else grad for grad in grads], expected, rtol=1e-12, atol=1e-15
+            )
+            assert_same(losses.reshape(-1)[row], loss, rtol=1e-14)
+
+
+@modes
+def test_groups_cover_every_candidate_once_and_are_views(mode: str, chunk: int | None) -> None:
+    x = {"x": normal(COUNT, 3)}
+    found = groups(lambda theta, point, batch: point["x"].sum(), x, mode=mode, chunk=chunk)
+    for group in found:
+        group.x["x"].add_(10)
+    assert_same(x, {"x": normal(COUNT, 3) + 10})
+    assert len(found) == (COUNT if mode == "loop" or chunk == 1 else -(-COUNT // (chunk or COUNT)))
+    assert found[0].rows_of(None) is None
+
+
+def test_a_loss_that_cannot_be_hashed_can_be_stacked() -> None:
+    class Loss:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            return x["x"].sum()
+
+    assert_same(values(Loss(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked"), torch.tensor([3.0, 3.0]).double())
+
+
+def test_a_leaf_the_loss_does_not_use_has_a_zero_gradient() -> None:
+    grads, _ = gradient(lambda theta, x, batch: x["a"].sum(), {}, {"a": normal(2), "b": normal(3)}, {})
+    assert_same(grads, [torch.ones(2, dtype=F64), torch.zeros(3, dtype=F64)])
+
+
+def test_auto_stacks_small_candidates_and_loops_over_large_ones() -> None:
+    small = {"x": torch.zeros(4, 100)}
+    assert prefers_stack(small, STACK_BELOW // 100, "auto")
+    assert not prefers_stack(small, STACK_BELOW // 100 + 1, "auto")
+    assert prefers_stack(small, 10 * STACK_BELOW, "stacked")
+    assert not prefers_stack(small, 1, "loop")
+
+
+def test_auto_does_not_stack_a_single_candidate() -> None:
+    assert not prefers_stack({"x": torch.zeros(1, 3)}, 1, "auto")
+    assert prefers_stack({"x": torch.zeros(1, 3)}, 1, "stacked")

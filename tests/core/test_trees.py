@@ -1,0 +1,96 @@
+"""Trees: stacking, taking rows, norms, and the bijection with flat vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import F64, assert_same, normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgms_core import Ravel, Tree, clone, detach, norm, repeat, stack
+from hgms_core.trees import is_finite, require_grad, take
+
+shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
+
+
+def tree_of(shapes: list[tuple[int, ...]], lead: tuple[int, ...] = ()) -> Tree:
+    return {f"leaf{i}": normal(*lead, *shape, seed=i) for i, shape in enumerate(shapes)}
+
+
+@given(shapes)
+@settings(max_examples=40, deadline=None)
+def test_ravel_is_a_bijection(shapes: list[tuple[int, ...]]) -> None:
+    tree = tree_of(shapes)
+    spec = Ravel.of(tree)
+    flat = spec.ravel(tree)
+    assert flat.shape == (spec.size,)
+    assert spec.size == sum(leaf.numel() for leaf in tree.values())
+    assert_same(spec.unravel(flat), tree)
+    assert_same(spec.ravel(spec.unravel(flat)), flat)
+
+
+@given(shapes, st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_stacked_tree_ravels_row_by_row(shapes: list[tuple[int, ...]], count: int) -> None:
+    stacked = tree_of(shapes, (count,))
+    spec = Ravel.of(stacked, batch_dims=1)
+    rows = spec.ravel(stacked)
+    assert rows.shape == (count, spec.size)
+    for i in range(count):
+        alone = take(stacked, i)
+        assert_same(Ravel.of(alone).ravel(alone), rows[i])
+    assert_same(spec.unravel(rows), stacked)
+
+
+@given(shapes)
+@settings(max_examples=20, deadline=None)
+def test_norm_is_that_of_the_flat_vector(shapes: list[tuple[int, ...]]) -> None:
+    tree = tree_of(shapes)
+    torch.testing.assert_close(norm(tree), torch.linalg.vector_norm(Ravel.of(tree).ravel(tree)))
+
+
+def test_norm_of_nothing_is_zero() -> None:
+    assert norm({}) == 0
+
+
+def test_stack_and_take_are_inverse() -> None:
+    trees = [tree_of([(2,), ()], ()), {"leaf0": normal(2, seed=8), "leaf1": normal(seed=9)}]
+    stacked = stack(trees)
+    for i, tree in enumerate(trees):
+        assert_same(take(stacked, i), tree)
+        assert_same(take(stacked, torch.tensor(i)), tree)
+
+
+@pytest.mark.parametrize("index", [1, torch.tensor(1)])
+def test_a_taken_row_is_a_copy(index: int | torch.Tensor) -> None:
+    stacked = {"x": normal(3, 2)}
+    row = take(stacked, index)
+    row["x"].zero_()
+    assert (stacked["x"] != 0).all()
+
+
+def test_repeat_writes_rows_that_can_change_alone() -> None:
+    source = {"x": normal(2), "s": normal()}
+    rows = repeat(source, 3)
+    rows["x"][0] = 0
+    assert_same(rows["x"][1], source["x"])
+    assert rows["s"].shape == (3,)
+    assert (source["x"] != 0).all()
+
+
+def test_detach_shares_and_clone_copies() -> None:
+    tree = {"x": normal(2).requires_grad_()}
+    shared, copied = detach(tree), clone(tree)
+    assert not shared["x"].requires_grad
+    assert not copied["x"].requires_grad
+    assert shared["x"].data_ptr() == tree["x"].data_ptr() != copied["x"].data_ptr()
+    assert require_grad(shared)["x"].requires_grad
+    assert not shared["x"].requires_grad
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_is_finite_sees_one_bad_number(bad: float) -> None:
+    tree = {"a": normal(3), "b": torch.zeros((), dtype=F64)}
+    assert is_finite(tree)
+    assert not is_finite({**tree, "b": torch.tensor(bad, dtype=F64)})

@@ -1,0 +1,338 @@
+"""Branches against torch.optim run by hand on the same batches, and everything that may differ between branches."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, KEY, assert_same, network_problem, normal
+from torch import Tensor
+
+from hgms_branches import Branches
+from hgms_core import Candidates, ConfigError, Key, Problem, State, Tree
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_problem()
+THETA, DATA = PROBLEM.theta0, PROBLEM.lower_data
+
+
+def propose(branches: Branches, key: Key = KEY, start: State | None = None) -> Candidates:
+    return branches.propose(PROBLEM, THETA, start or branches.init(PROBLEM, KEY), key)
+
+
+def batches(branches: Branches, member: int, key: Key = KEY) -> list[Tree]:
+    label: tuple[str | int, ...] = ("batches",) if branches.batches == "shared" else ("batches", member)
+    index = DATA.draw(key.fold(*label), branches.batch_size, branches.steps)
+    return [DATA.batch(None if index is None else index[step]) for step in range(branches.steps)]
+
+
+def by_hand(
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    drawn: list[Tree],
+    start: Tree = PROBLEM.x0,
+    clip: float | None = None,
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+) -> Tree:
+    """The branch as anybody would write it: torch.optim, one step a batch."""
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
+    steps = optimizer(list(leaves.values()))
+    rates = None if schedule is None else schedule(steps)
+    for batch in drawn:
+        steps.zero_grad()
+        PROBLEM.g(THETA, leaves, batch).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(leaves.values()), clip)
+        steps.step()
+        if rates is not None:
+            rates.step()
+    return {name: leaf.detach() for name, leaf in leaves.items()}
+
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": ({"lr": 0.3}, lambda p: torch.optim.SGD(p, lr=0.3)),
+    "momentum": ({"lr": 0.2, "momentum": 0.8}, lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.8)),
+    "adamw": (
+        {"optimizer": "adamw", "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
+        lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    ),
+}
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+@every_optimizer
+@pytest.mark.parametrize("policy", ["independent", "shared"])
+@pytest.mark.parametrize("batch_size", [5, None])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_each_branch_is_torch_optim(name: str, policy: str, batch_size: int | None, mode: str) -> None:
+    options, optimizer = OPTIMIZERS[name]
+    branches = Branches(count=3, steps=7, batch_size=batch_size, batches=policy, mode=mode, **options)
+    found = propose(branches)
+    for i in range(3):
+        assert_same(found.at(i), by_hand(optimizer, batches(branches, i)), rtol=1e-11, atol=1e-13)
+
+
+def test_sgd_decay_is_decoupled() -> None:
+    branches = Branches(count=1, steps=5, lr=0.3, weight_decay=0.2, batch_size=5)
+    x = {name: leaf.clone() for name, leaf in PROBLEM.x0.items()}
+    for batch in batches(branches, 0):
+        leaves = {name: leaf.requires_grad_() for name, leaf in x.items()}
+        grads = torch.autograd.grad(PROBLEM.g(THETA, leaves, batch), list(leaves.values()))
+        x = {
+            name: (1 - 0.3 * 0.2) * leaf.detach() - 0.3 * grad for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+        }
+    assert_same(propose(branches).at(0), x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_spreads_are_log_spaced_factors(mode: str) -> None:
+    branches = Branches(
+        count=3,
+        steps=6,
+        optimizer="adamw",
+        lr=0.05,
+        weight_decay=0.2,
+        batch_size=5,
+        lr_spread=(0.25, 4.0),
+        decay_spread=(0.5, 2.0),
+        mode=mode,
+    )
+    found = propose(branches)
+    for i, (rate, decay) in enumerate([(0.25, 0.5), (1.0, 1.0), (4.0, 2.0)]):
+        expected = by_hand(
+            lambda p, rate=rate, decay=decay: torch.optim.AdamW(p, lr=0.05 * rate, weight_decay=0.2 * decay),  # type: ignore[misc]
+            batches(branches, i),
+        )
+        assert_same(found.at(i), expected, rtol=1e-10, atol=1e-13)
+
+
+@every_optimizer
+@pytest.mark.parametrize("clip", [0.02, 0.2, 1e3])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_clipping_is_that_of_torch(name: str, clip: float, mode: str) -> None:
+    options, optimizer = OPTIMIZERS[name]
+    branches = Branches(count=2, steps=5, batch_size=5, clip=clip, mode=mode, **options)
+    found = propose(branches)
+    for i in range(2):  # torch divides by the norm + 1e-6: that is the tolerance
+        expected = by_hand(optimizer, batches(branches, i), clip=clip)
+        assert_same(found.at(i), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_clipped_gradient_has_the_norm_of_the_bound() -> None:
+    found = propose(Branches(count=1, steps=1, lr=1.0, clip=1e-3)).at(0)
+    moved = torch.cat([(found[name] - PROBLEM.x0[name]).reshape(-1) for name in found])
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-10)
+
+
+def test_the_cosine_schedule_is_that_of_torch() -> None:
+    branches = Branches(count=1, steps=9, lr=0.5, batch_size=5, schedule="cosine", floor=0.2)
+    expected = by_hand(
+        lambda p: torch.optim.SGD(p, lr=0.5),
+        batches(branches, 0),
+        schedule=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=9, eta_min=0.1),
+    )
+    assert_same(propose(branches).at(0), expected, rtol=1e-11)
+
+
+def test_warm_restarts_are_those_of_torch_over_outer_steps() -> None:
+    # 7 lower steps an outer step and a period of 5: the restarts fall inside and across the outer steps.
+    branches = Branches(
+        count=2, steps=7, lr=0.5, batch_size=5, schedule="cosine-restarts", floor=0.2, period=5, carry_rule="base"
+    )
+    state, drawn = branches.init(PROBLEM, KEY), []
+    for outer in range(3):
+        key = KEY.fold(outer)
+        drawn += batches(branches, 0, key)
+        found = propose(branches, key, state)
+        state = branches.carry(state, found, torch.tensor(1), key, PROBLEM)
+    with warnings.catch_warnings():
+        expected = by_hand(
+            lambda p: torch.optim.SGD(p, lr=0.5),
+            drawn,
+            schedule=lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=5, eta_min=0.1),
+        )
+    assert_same({name: leaf[0] for name, leaf in state["x"].items()}, expected, rtol=1e-10, atol=1e-14)
+
+
+def starts(branches: Branches) -> Tree:
+    """Where the branches start: one step with a vanishing step size."""
+    return propose(evolve(branches, steps=1, lr=1e-300, batch_size=None)).x
+
+
+@pytest.mark.parametrize("scale", ["absolute", "relative"])
+def test_noise_has_the_asked_size_and_spares_branch_zero(scale: str) -> None:
+    problem = evolve(
+        PROBLEM, x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}, g=lambda t, x, b: x["w"].sum()
+    )
+    branches = Branches(count=3, steps=1, lr=1e-300, noise=0.1, noise_scale=scale)
+    x = branches.propose(problem, THETA, branches.init(problem, KEY), KEY).x
+    for name, unit in (("w", 1.0 if scale == "absolute" else 3.0), ("b", 1.0 if scale == "absolute" else 0.0)):
+        noise = x[name] - problem.x0[name]
+        assert not noise[0].any()
+        size = noise[1:].reshape(2, -1)
+        error = 4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5  # four standard errors of a standard deviation
+        assert size.std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
+        assert abs(float((size[0] * size[1]).mean())) <= 4 * (0.1 * unit) ** 2 / size.shape[1] ** 0.5
+
+
+def test_noise_differs_between_branches_leaves_and_steps() -> None:
+    branches = Branches(count=3, noise=0.1)
+    x = starts(branches)
+    assert not torch.equal(x["w"][1], x["w"][2])
+    again = propose(evolve(branches, steps=1, lr=1e-300), KEY.fold("next")).x
+    assert not torch.equal(x["w"][1], again["w"][1])
+    assert_same(x["w"][0], PROBLEM.x0["w"])
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("shared", 1), ("independent", 3)])
+def test_batches_are_shared_or_independent(policy: str, expected: int) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        seen.append(tuple(batch["index"].tolist()))
+        return PROBLEM.g(theta, x, batch)
+
+    branches = Branches(count=3, steps=2, batch_size=5, batches=policy, mode="loop")
+    branches.propose(evolve(PROBLEM, g=g), THETA, branches.init(PROBLEM, KEY), KEY)
+    assert len(set(seen)) == 2 * expected
+
+
+CASES = {
+    "sgd": Branches(count=3, steps=5, lr=0.3, batch_size=5, noise=0.05),
+    "momentum-clip": Branches(count=3, steps=5, lr=0.3, momentum=0.7, clip=0.05, batch_size=5, lr_spread=(0.5, 2.0)),
+    "adamw": Branches(count=3, steps=5, optimizer="adamw", lr=0.05, weight_decay=0.1, batch_size=5, decay_spread=(0.5, 2.0)),
+    "shared-cosine": Branches(count=3, steps=5, lr=0.3, batch_size=5, batches="shared", noise=0.1, schedule="cosine"),
+    "full-restarts": Branches(count=3, steps=5, lr=0.3, noise=0.1, schedule="cosine-restarts", period=3, carry_rule="restart"),
+    "per-branch": Branches(count=3, steps=5, optimizer="adamw", lr=0.05, batch_size=5, carry_rule="per-branch"),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def second_start(branches: Branches) -> State:
+    """A start with history: what is carried after one outer step."""
+    state = branches.init(PROBLEM, KEY)
+    return branches.carry(state, propose(branches, KEY.fold("before"), state), torch.tensor(1), KEY.fold("carry"), PROBLEM)
+
+
+@every_case
+def test_stacked_looped_and_chunked_agree(case: str) -> None:
+    start = second_start(CASES[case])
+    loop, stacked, chunked = (
+        propose(evolve(CASES[case], mode=mode, chunk=chunk), start=start)
+        for mode, chunk in [("loop", None), ("stacked", None), ("stacked", 2)]
+    )
+    for other in (stacked, chunked):
+        assert_same((other.x, other.aux, other.losses), (loop.x, loop.aux, loop.losses), rtol=1e-10, atol=1e-13)
+        assert other.cost == loop.cost
+
+
+@every_case
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_replayed_branch_is_the_proposed_one(case: str, member: int) -> None:
+    start = second_start(CASES[case])
+    proposed = propose(CASES[case], start=start).at(member)
+    for last in (None, 2, 100):
+        theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+        replayed, cost = CASES[case].replay(PROBLEM, theta, start, KEY, torch.tensor(member), last)
+        assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed, rtol=1e-10, atol=1e-13)
+        assert all(leaf.requires_grad for leaf in replayed.values())
+        assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
+
+
+@every_case
+def test_a_proposal_repeats_itself_and_touches_nothing_else(case: str) -> None:
+    start = second_start(CASES[case])
+    before, rng = copy.deepcopy(start), torch.get_rng_state()
+    one, two = propose(CASES[case], start=start), propose(CASES[case], start=start)
+    assert_same((one.x, one.aux, one.losses), (two.x, two.aux, two.losses))
+    assert_same(start, before)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not torch.equal(one.x["w"], propose(CASES[case], KEY.fold("other"), start).x["w"]) or CASES[case].batch_size is None
+
+
+@every_optimizer
+@pytest.mark.parametrize("rule", ["selected", "base", "per-branch"])
+def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -> None:
+    options, optimizer = OPTIMIZERS[name]
+    branches = Branches(count=3, steps=4, batch_size=5, carry_rule=rule, **options)
+    state, histories = branches.init(PROBLEM, KEY), [[], [], []]  # type: ignore[var-annotated]
+    for outer, choice in enumerate([2, 1, 2]):
+        key = KEY.fold(outer)
+        histories = [[*history, *batches(branches, i, key)] for i, history in enumerate(histories)]
+        found = propose(branches, key, state)
+        for i in range(3):
+            assert_same(found.at(i), by_hand(optimizer, histories[i]), rtol=1e-9, atol=1e-12)
+        state = branches.carry(state, found, torch.tensor(choice), key, PROBLEM)
+        parent = {"selected": choice, "base": 0}.get(rule)
+        if parent is not None:
+            histories = [list(histories[parent]) for _ in range(3)]
+
+
+def test_fresh_moments_start_again() -> None:
+    branches = Branches(count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, moments="fresh")
+    state = second_start(branches)
+    assert state["optimizer_steps"] == 0
+    assert not any(leaf.any() for leaf in state["moments"].values())
+    start = {name: leaf[0] for name, leaf in state["x"].items()}
+    expected = by_hand(lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.0), batches(branches, 0), start)
+    assert_same(propose(branches, start=state).at(0), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_restarts_draw_a_new_lower_state_each_time() -> None:
+    branches = Branches(count=2, steps=2, optimizer="adamw", carry_rule="restart")
+    state = branches.init(PROBLEM, KEY)
+    found = propose(branches)
+    one, two = (branches.carry(state, found, torch.tensor(0), KEY.fold(i), PROBLEM) for i in range(2))
+    assert PROBLEM.fresh is not None
+    assert_same({name: leaf[0] for name, leaf in one["x"].items()}, PROBLEM.fresh(KEY.fold(0)))
+    assert not torch.equal(one["x"]["w"], two["x"]["w"])
+    assert one["lower_steps"] == 2
+    assert one["optimizer_steps"] == 0
+    assert not any(leaf.any() for leaf in one["moments"].values())
+
+
+def test_the_losses_are_the_last_ones_seen_and_the_cost_is_counted() -> None:
+    branches = Branches(count=2, steps=1, batch_size=5)
+    found = propose(branches)
+    assert found.losses is not None
+    for i in range(2):
+        assert_same(found.losses[i], PROBLEM.g(THETA, PROBLEM.x0, batches(branches, i)[0]), rtol=1e-13)
+    assert (found.cost.lower_gradients, found.cost.rows) == (2, 10)
+    assert found.count == 2
+
+
+def test_a_state_of_another_count_is_refused() -> None:
+    start = Branches(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
+    with pytest.raises(ConfigError, match="the carried state holds 3 branches, this generator has count = 2"):
+        propose(Branches(count=2, carry_rule="per-branch"), start=start)
+
+
+def test_a_problem_without_data_and_without_theta_works() -> None:
+    problem = Problem(theta0={}, x0={"x": normal(3)}, g=lambda t, x, _: (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    for mode in ("loop", "stacked"):
+        branches = Branches(count=2, steps=60, lr=0.2, batch_size=8, mode=mode)
+        found = branches.propose(problem, {}, branches.init(problem, KEY), KEY)
+        assert float(found.x["x"].abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "'count' must be > 0: 0"),
+        ({"steps": 3.9}, "'steps' must be <class 'int'>"),
+        ({"lr": -1.0}, "'lr' must be > 0: -1.0"),
+        ({"momentum": 1.0}, "'momentum' must be < 1: 1.0"),
+        ({"betas": (0.9, 1.0)}, "'betas' must be two numbers in"),
+        ({"lr_spread": (2.0, 0.5)}, "two positive factors"),
+        ({"optimizer": "rmsprop"}, "'optimizer' must be in"),
+        ({"floor": 1.5}, "'floor' must be <= 1"),
+    ],
+)
+def test_bad_fields_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Branches(**options)

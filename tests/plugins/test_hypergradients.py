@@ -1,0 +1,264 @@
+"""Hypergradient estimators against finite differences, double backward and closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import F64, KEY, assert_same, finite_differences, network_problem, normal, spd
+from torch import Tensor
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import (
+    Branch,
+    CallableSolver,
+    Candidates,
+    Cost,
+    HyperGradient,
+    Hypergradient,
+    Outcome,
+    Problem,
+    State,
+    Tree,
+    norm,
+)
+from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms_task_quadratic import Quadratic
+from hgms_ula import Ula
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_problem(rows=12)
+THETA = PROBLEM.theta0
+VALIDATION = PROBLEM.upper_data["differentiate"].whole
+
+
+def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+    return torch.linalg.solve(torch.stack([matvec(e) for e in torch.eye(len(b), dtype=b.dtype)], dim=1), b)
+
+
+def never(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+    raise AssertionError("this estimator replays nothing")
+
+
+def at(x: Tree) -> Branch:
+    return Branch(x=x, replay=never)
+
+
+class Replayable:
+    """A generator with a start that has history, so that moments and step counts matter."""
+
+    def __init__(self, generator: Any, problem: Problem = PROBLEM) -> None:
+        self.generator, self.problem = generator, problem
+        first = generator.init(problem, KEY)
+        found = generator.propose(problem, problem.theta0, first, KEY.fold("before"))
+        self.start: State = generator.carry(first, found, torch.tensor(0), KEY.fold("carry"), problem)
+
+    def propose(self, theta: Tree, index: int) -> Tree:
+        found: Candidates = self.generator.propose(self.problem, theta, self.start, KEY)
+        return found.at(index)
+
+    def branch(self, index: int) -> Branch:
+        def replay(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            found: tuple[Tree, Cost] = self.generator.replay(self.problem, theta, self.start, KEY, torch.tensor(index), last)
+            return found
+
+        return Branch(x=self.propose(self.problem.theta0, index), replay=replay)
+
+
+PATHS: dict[str, Any] = {
+    "sgd": Branches(count=2, steps=4, lr=0.5, batch_size=5, noise=0.1, weight_decay=0.05),
+    "momentum": Branches(count=2, steps=4, lr=0.4, momentum=0.8, batch_size=5, schedule="cosine", floor=0.1),
+    "adamw": Branches(count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, weight_decay=0.1, lr_spread=(0.5, 2.0)),
+    "clipped": Branches(count=2, steps=4, lr=2.0, clip=0.05),
+    "ula": Ula(count=2, steps=4, lr=0.3, temperature=1e-2, carry_rule="selected"),
+}
+every_path = pytest.mark.parametrize("path", PATHS)
+
+
+@every_path
+def test_full_unrolling_is_the_slope_of_the_unrolled_value(path: str) -> None:
+    run = Replayable(PATHS[path])
+    expected = finite_differences(lambda theta: PROBLEM.f(theta, run.propose(theta, 1), VALIDATION), THETA)
+    found, state = Unrolled().estimate(PROBLEM, THETA, run.branch(1), KEY, {})
+    assert_same(found.value, expected, rtol=1e-5, atol=1e-9)
+    assert_same(found.upper_loss, PROBLEM.f(THETA, run.propose(THETA, 1), VALIDATION), rtol=1e-10)
+    assert state == {}
+    assert found.outcome is Outcome.NOT_SOLVED
+
+
+@every_path
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> None:
+    generator = PATHS[path]
+    run = Replayable(generator)
+    calls = 0
+
+    def value(theta: Tree) -> Tensor:
+        # The value as a function of θ in the last steps only: the early ones see θ0, counted call by call.
+        nonlocal calls
+        calls = 0
+
+        def g(_theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return PROBLEM.g(THETA if calls <= generator.steps - last else theta, x, batch)
+
+        frozen = Problem(theta0=THETA, x0=PROBLEM.x0, g=g, f=PROBLEM.f, lower_data=PROBLEM.lower_data)
+        leaves = {name: leaf.detach() for name, leaf in theta.items()}
+        end, _ = generator.replay(frozen, leaves, run.start, KEY, torch.tensor(1), generator.steps)
+        return PROBLEM.f(theta, {name: leaf.detach() for name, leaf in end.items()}, VALIDATION)
+
+    found, _ = Unrolled(last=last).estimate(PROBLEM, THETA, run.branch(1), KEY, {})
+    assert_same(found.value, finite_differences(value, THETA), rtol=1e-5, atol=1e-9)
+    assert not any(leaf.requires_grad for leaf in found.value.values())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_a_leaf_without_gradient_gives_no_nan(optimizer: str, clip: float | None) -> None:
+    # At the minimum of g all moments are zero: √v and the norm have no derivative there.
+    problem = Problem(
+        theta0={"t": normal(2)},
+        x0={"x": torch.zeros(2, dtype=F64), "unused": torch.zeros(1, dtype=F64)},
+        g=lambda t, x, _: 0.5 * (x["x"] * t["t"]).square().sum(),
+        f=lambda t, x, _: (x["x"] - 1).square().sum(),
+    )
+    run = Replayable(Branches(count=1, steps=3, optimizer=optimizer, clip=clip), problem)
+    found, _ = Unrolled().estimate(problem, problem.theta0, run.branch(0), KEY, {})
+    assert_same(found.value, {"t": torch.zeros(2, dtype=F64)})
+
+
+def test_unrolling_where_theta_does_not_matter_is_zero() -> None:
+    problem = Problem(
+        theta0={"t": normal(2)}, x0={"x": normal(2)}, g=lambda t, x, _: x["x"].square().sum(), f=lambda t, x, _: x["x"].sum()
+    )
+    found, _ = Unrolled().estimate(problem, problem.theta0, Replayable(Branches(count=1), problem).branch(0), KEY, {})
+    assert_same(found.value, {"t": torch.zeros(2, dtype=F64)})
+
+
+@pytest.mark.parametrize("derivative", ["exact", "difference"])
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_one_step_is_double_backward(derivative: str, batch_size: int | None) -> None:
+    estimator = OneStep(lr=0.7, derivative=derivative, batch_size=batch_size, upper_batch_size=batch_size)
+    found, _ = estimator.estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
+
+    lower, upper = PROBLEM.lower_data, PROBLEM.upper_data["differentiate"]
+    below, above = lower.draw(KEY.fold("lower"), batch_size, 1), upper.draw(KEY.fold("upper"), batch_size, 1)
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+    value = PROBLEM.g(theta, x, lower.batch(None if below is None else below[0]))
+    slopes = torch.autograd.grad(value, list(x.values()), create_graph=True)
+    moved = {name: leaf - 0.7 * slope for (name, leaf), slope in zip(x.items(), slopes, strict=True)}
+    loss = PROBLEM.f(theta, moved, upper.batch(None if above is None else above[0]))
+    expected = dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True))
+
+    assert_same(found.value, expected, rtol=1e-11 if derivative == "exact" else 1e-7, atol=1e-12)
+    assert_same(found.upper_loss, loss.detach(), rtol=1e-12)
+    assert_same(found.lower_gradient_norm, norm({str(i): slope.detach() for i, slope in enumerate(slopes)}), rtol=1e-12)
+    rows = (batch_size or 12, batch_size or 15)
+    assert found.cost == Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=2 * rows[0] + rows[1])
+
+
+RIDGE = Quadratic(features=6)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+@pytest.mark.parametrize("solver", [CallableSolver(dense), CG(rtol=1e-12)], ids=["dense", "cg"])
+def test_implicit_is_the_closed_form_on_ridge(strategy: Any, solver: Any) -> None:
+    problem, exact = RIDGE.problem(0, CPU, F64), RIDGE.closed_form(0, CPU, F64)
+    theta = {"log_penalty": normal(6, seed=3) - 1}
+    found, state = Implicit(solver=solver, strategy=strategy).estimate(
+        problem, theta, at(exact.solution(theta)), KEY, Implicit(solver=solver).init(problem)
+    )
+    assert_same(found.value, exact.hypergradient(theta), rtol=1e-7 if strategy == "difference" else 1e-10, atol=1e-12)
+    assert found.lower_gradient_norm is not None
+    assert found.lower_gradient_norm < 1e-12
+    assert state == {"v": None}
+
+
+def test_implicit_is_the_limit_of_unrolling() -> None:
+    problem, exact = RIDGE.problem(0, CPU, F64), RIDGE.closed_form(0, CPU, F64)
+    run = Replayable(Branches(count=1, steps=200, lr=0.8), problem)
+    found, _ = Unrolled().estimate(problem, problem.theta0, run.branch(0), KEY, {})
+    assert_same(found.value, exact.hypergradient(problem.theta0), rtol=1e-9)
+
+
+def test_a_warm_start_saves_products() -> None:
+    task = Quadratic(features=40, condition=1e3)
+    problem, exact = task.problem(0, CPU, F64), task.closed_form(0, CPU, F64)
+    estimator = Implicit(solver=CG(rtol=1e-7), warm_start=True)
+    branch = at(exact.solution(problem.theta0))
+    cold, state = estimator.estimate(problem, problem.theta0, branch, KEY, estimator.init(problem))
+    warm, again = estimator.estimate(problem, problem.theta0, branch, KEY, state)
+    assert cold.solution is not None
+    assert_same(state["v"], cold.solution.value)
+    assert warm.iterations == 0 < int(cold.iterations or 0)
+    assert warm.cost.products < cold.cost.products
+    assert_same(again["v"], state["v"], rtol=1e-12)
+    nudged = {"log_penalty": problem.theta0["log_penalty"] + 1e-3}
+    near, _ = estimator.estimate(problem, nudged, at(exact.solution(nudged)), KEY, state)
+    assert int(near.iterations or 0) < int(cold.iterations or 0)
+    assert_same(near.value, exact.hypergradient(nudged), rtol=1e-6, atol=1e-9)
+
+
+def test_the_cost_of_an_implicit_estimate_counts_batches() -> None:
+    estimator = Implicit(solver=CG(rtol=1e-8, ridge=1.0), batch_size=7, upper_batch_size=4)
+    found, _ = estimator.estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, estimator.init(PROBLEM))
+    assert found.solution is not None
+    products = found.solution.products
+    assert found.cost == Cost(
+        upper_gradients=1, lower_gradients=1, products=products, cross_products=1, rows=4 + 7 * (2 + products)
+    )
+    assert found.curvature is not None
+    assert float(found.curvature) > 0
+
+
+@pytest.mark.parametrize(("through", "last"), [(4, None), (2, 2), (4, 9)])
+def test_the_cost_of_unrolling_counts_the_replay_and_the_way_back(through: int, last: int | None) -> None:
+    run = Replayable(PATHS["sgd"])
+    found, _ = Unrolled(last=last, upper_batch_size=4).estimate(PROBLEM, THETA, run.branch(0), KEY, {})
+    assert found.cost == Cost(
+        lower_gradients=4, products=through, cross_products=through, upper_gradients=1, rows=5 * (4 + 2 * through) + 4
+    )
+
+
+def test_fixed_reports_the_loss_and_leaves_theta() -> None:
+    found, state = Fixed(upper_batch_size=4).estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
+    assert_same(found.value, {name: torch.zeros_like(leaf) for name, leaf in THETA.items()})
+    data = PROBLEM.upper_data["differentiate"]
+    index = data.draw(KEY.fold("upper"), 4, 1)
+    assert index is not None
+    assert_same(found.upper_loss, PROBLEM.f(THETA, PROBLEM.x0, data.batch(index[0])))
+    assert (found.cost, state) == (Cost(upper_values=1, rows=4), {})
+
+
+@pytest.mark.parametrize("estimator", [Implicit(solver=CG()), OneStep(), Unrolled(), Fixed()], ids=lambda e: e.name)
+def test_estimators_keep_their_hands_off(estimator: Any) -> None:
+    assert isinstance(estimator, HyperGradient)
+    run = Replayable(PATHS["sgd"])
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+    rng = torch.get_rng_state()
+    branch = run.branch(1)
+    found: Hypergradient = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
+    again: Hypergradient = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
+    assert_same(found.value, again.value)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(leaf.grad is None and leaf.requires_grad for leaf in theta.values())
+    assert not any(leaf.requires_grad for leaf in [*found.value.values(), found.upper_loss, *branch.x.values()])
+
+
+def test_a_strictly_convex_system_needs_no_ridge() -> None:
+    hessian = spd(4)
+    problem = Problem(
+        theta0={"t": normal(4)},
+        x0={"x": normal(4, seed=1)},
+        g=lambda t, x, _: 0.5 * x["x"] @ hessian @ x["x"] - x["x"] @ t["t"],
+        f=lambda t, x, _: x["x"].square().sum(),
+    )
+    found, _ = Implicit(solver=CG(rtol=1e-12)).estimate(problem, problem.theta0, at(problem.x0), KEY, {"v": None})
+    assert_same(found.value["t"], torch.linalg.solve(hessian, 2 * problem.x0["x"]), rtol=1e-10)
