@@ -38,8 +38,8 @@ class CG:
     numbers can do no better: pᵀ(H + γI)p is zero beside the largest curvature met or the residual grew beyond what a positive
     definite system allows (both mean singular, with b not in the range), or the tolerance is too tight; NONFINITE.
 
-    Cost: one product an iteration, one to check the residual at the end, one more for a warm start. A warm start that is
-    worse than zero is dropped. Memory: 5 vectors, and one more for the best iterate.
+    Cost: one product an iteration, one to check a residual that is claimed (not for a solve cut short within 50 steps), one
+    more for a warm start. A warm start that is worse than zero is dropped. Memory: 5 vectors, one more for the best iterate.
 
     >>> import torch
     >>> from hgms_cg import CG

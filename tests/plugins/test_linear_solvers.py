@@ -167,7 +167,7 @@ class TestKrylov:
         torch.testing.assert_close(solution.value, exact, rtol=1e-12, atol=1e-12)
         assert solution.outcome is Outcome.ITERATION_LIMIT
         assert solution.iterations == steps
-        assert solution.products == steps + 1 + warm  # the last one checks the residual
+        assert solution.products == steps + warm  # a solve that is cut short checks no claim
 
     @pytest.mark.parametrize("steps", [1, 2, 3, 4])
     def test_minres_minimises_the_residual(self, steps):
