@@ -177,8 +177,7 @@ def compare_hypergradients(repetitions: int) -> list[dict]:
     ridge = next(each for each in RIDGES if int(ours(*problem, PRODUCTS, each).iterations) == PRODUCTS)
     calls: dict[str, Callable[[], Tensor]] = {
         "hand-written retained graph": lambda: handwritten(*problem, PRODUCTS, ridge),
-        "hgms implicit + cg, 30 steps and the check": lambda: ours(*problem, PRODUCTS, ridge).value["t"],
-        "hgms implicit + cg, 30 products in all": lambda: ours(*problem, PRODUCTS - 1, ridge).value["t"],
+        "hgms implicit + cg": lambda: ours(*problem, PRODUCTS, ridge).value["t"],
     }
     if importlib.util.find_spec("torchopt"):
         calls["torchopt solve_cg"] = lambda: with_torchopt(*problem, PRODUCTS, ridge)
