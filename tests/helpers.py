@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from attrs import evolve
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hgms_core import Data, Key, Problem, Tree
 
@@ -120,3 +123,32 @@ def finite_differences(value: Callable[[Tree], Tensor], theta: Tree, step: float
 
 
 KEY = Key(7)
+
+
+class LiveMemory(TorchDispatchMode):
+    """Bytes of all tensor storages that came into being inside and are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.known: set[int] = set()
+
+    def _forget(self, pointer: int, size: int) -> None:
+        self.live -= size
+        self.known.discard(pointer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):  # what was there before is not ours
+            if isinstance(leaf, Tensor):
+                self.known.add(leaf.untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self.known:
+                    size = storage.nbytes()
+                    self.known.add(storage._cdata)
+                    self.live += size
+                    self.peak = max(self.peak, self.live)
+                    weakref.finalize(storage, self._forget, storage._cdata, size)
+        return result

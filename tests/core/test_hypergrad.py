@@ -169,7 +169,7 @@ def scipy_cg(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
 def fixed_point(matvec: Callable[[Tensor], Tensor], b: Tensor, **_options: Any) -> Tensor:
     """The calling convention of JAXopt and TorchOpt: solve(matvec, b, **options)."""
     v = torch.zeros_like(b)
-    for _ in range(2000):
+    for _ in range(300):
         v = v + 0.2 * (b - matvec(v))
     return v
 

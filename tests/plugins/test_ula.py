@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, network_problem, normal
+from helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hgms_core import Candidates, ConfigError, Data, Key, Problem, State, Tree, repeat
 from hgms_selectors import BestOfN
@@ -217,38 +214,9 @@ def test_bad_fields_are_named(options: dict[str, Any], message: str) -> None:
 # --- memory
 
 
-class LiveMemory(TorchDispatchMode):
-    """Bytes of all tensor storages that came into being inside and are alive, and their peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self.known: set[int] = set()
-
-    def _forget(self, pointer: int, size: int) -> None:
-        self.live -= size
-        self.known.discard(pointer)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):  # what was there before is not ours
-            if isinstance(leaf, Tensor):
-                self.known.add(leaf.untyped_storage()._cdata)
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self.known:
-                    size = storage.nbytes()
-                    self.known.add(storage._cdata)
-                    self.live += size
-                    self.peak = max(self.peak, self.live)
-                    weakref.finalize(storage, self._forget, storage._cdata, size)
-        return result
-
-
 def wide_problem(leaves: int, decay: float) -> Problem:
-    """A model with many parameters and small activations: 3 examples through ``leaves`` matrices of 300 × 300."""
-    rows = Data.of({"a": normal(3, 300)})
+    """Many parameters, small activations, and large enough for ``auto`` to loop: 16 rows through matrices of 300 × 300."""
+    rows = Data.of({"a": normal(16, 300)})
     names = [f"w{i}" for i in range(leaves)]
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
