@@ -29,11 +29,15 @@ HG_MS = Composition(
     source="HG-MS paper, section on the algorithm and experiment appendix.",
     parts={
         "generator": {
-            "name": "branches", "count": 4, "steps": 20, "optimizer": "sgd", "lr": 0.3, "momentum": 0.9, "batch_size": 256,
+            "name": "branches", "count": 2, "steps": 60, "optimizer": "adamw", "lr": 2e-2, "batch_size": 256,
+            "schedule": "cosine", "restart_every": 10,
         },
         "selector": {"name": "best-of-n"},
-        "hypergradient": {"name": "implicit", "solver": {"name": "cg", "ridge": 1e-2, "rtol": 1e-3, "max_steps": 5}},
-        "outer": {"name": "adam", "lr": 0.3, "betas": [0.5, 0.999], "schedule": {"kind": "cosine", "final": 0.1}},
+        "hypergradient": {
+            "name": "implicit", "batch_size": 2500, "upper_batch_size": 100,
+            "solver": {"name": "cg", "ridge": 2e-2, "rtol": 1e-3, "max_steps": 4},
+        },
+        "outer": {"name": "adam", "lr": 0.5, "betas": [0.5, 0.999], "schedule": {"kind": "cosine", "final": 0.0}},
         "keep": "best",
     },
 )  # fmt: skip
