@@ -1,0 +1,107 @@
+"""What a person sees when a run from a configuration goes wrong: one message, an exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from filelock import FileLock
+
+from hgms_core.cli import main
+
+pytestmark = pytest.mark.plugins
+
+CONFIG = """
+task = "quadratic"
+method = { name = "hg-implicit", generator = { lr = 0.05, steps = 3 } }
+budget = "4 steps"
+run = { threads = 1 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def hgms(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def run_folder(folder: Path) -> Path:
+    [found] = folder.glob("runs/*/*/*")
+    return found
+
+
+def test_all_candidates_non_finite_stops_with_a_summary(folder: Path) -> None:
+    done = hgms("run", "run.toml", "--set", "method.generator.lr=1e30", "--set", "method.generator.steps=20")
+    assert done.exit_code == 1
+    assert "step 1: none of the candidates is finite" in done.stderr
+    assert "the state after step 0 is kept; lower the generator's lr" in done.stderr
+    assert "Traceback" not in done.stderr
+    summary = json.loads((run_folder(folder) / "summary.json").read_text())
+    assert (summary["status"], summary["outer_steps"]) == ("failed", 0)
+    assert (run_folder(folder) / "checkpoint.json").exists()
+
+
+def test_a_finished_run_is_not_overwritten_and_resumes_to_itself(folder: Path) -> None:
+    assert hgms("run", "run.toml").exit_code == 0
+    before = {path.name: path.read_bytes() for path in run_folder(folder).iterdir()}
+    again = hgms("run", "run.toml")
+    assert again.exit_code == 2
+    assert "holds this run already (finished)" in again.stderr
+    assert "--resume" in again.stderr
+    resumed = hgms("run", "run.toml", "--resume", "--json")
+    assert resumed.exit_code == 0
+    assert json.loads(resumed.stdout)["outer_steps"] == 4
+    assert before == {path.name: path.read_bytes() for path in run_folder(folder).iterdir()}
+
+
+def test_a_folder_of_another_configuration_is_refused(folder: Path) -> None:
+    assert hgms("run", "run.toml").exit_code == 0
+    config = run_folder(folder) / "config.toml"
+    config.write_text(config.read_text().replace("outer_steps = 4", "outer_steps = 5"))
+    done = hgms("run", "run.toml", "--resume")
+    assert done.exit_code == 2
+    assert "holds a run of another configuration" in done.stderr
+    assert str(config.relative_to(folder)) in done.stderr
+
+
+def test_a_corrupt_checkpoint_is_named(folder: Path) -> None:
+    assert hgms("run", "run.toml").exit_code == 0
+    (run_folder(folder) / "summary.json").unlink()
+    [tensors] = run_folder(folder).glob("*.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-3])
+    done = hgms("run", "run.toml", "--resume")
+    assert done.exit_code == 2
+    assert f"damaged run file {tensors.relative_to(folder)}" in done.stderr
+
+
+def test_two_processes_do_not_write_to_one_folder(folder: Path) -> None:
+    assert hgms("run", "run.toml").exit_code == 0
+    with FileLock(run_folder(folder) / ".lock"):
+        done = hgms("run", "run.toml", "--resume")
+    assert done.exit_code == 2
+    assert "another process is writing to" in done.stderr
+
+
+def test_a_device_that_is_not_there(folder: Path) -> None:
+    done = hgms("run", "run.toml", "--set", "run.device=cuda:7")
+    assert done.exit_code == 2
+    assert "cuda:7" in done.stderr
+    assert "cpu" in done.stderr
+
+
+def test_demo_on_a_small_budget(folder: Path) -> None:
+    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "6", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [row["method"] for row in found["methods"]] == ["hg-ms", "hg-baseline", "uniform"]
+    assert all(row["seconds"]["n"] == 2 for row in found["methods"])
+    assert found["methods"][2]["difference"] is None
+    assert {Path(path).name for path in found["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
+    assert hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "2").exit_code == 0  # over what is there
