@@ -62,17 +62,21 @@ def _band(runs: Sequence[Sequence[Mapping[str, Any]]], x: str, y: str) -> tuple[
 def accuracy(runs: Runs, path: Path, metric: str = "metric.test_accuracy", label: str = "test accuracy (%)") -> list[Path]:
     """The metric against seconds and against oracle calls: mean over seeds with its 95 % interval. Writes PNG and SVG."""
     figure, axes = _figure(2, 4.6)
+    shown: list[float] = []
     for axis, x, name in ((axes[0], "seconds", "seconds (without evaluation)"), (axes[1], "oracle_calls", "oracle calls")):
         for colour, (method, seeds) in zip(COLOURS * 3, runs.items(), strict=False):
             band = _band(seeds, x, metric)
             if band is None:
                 continue
             grid, mean, half = band
+            shown += [*(100 * mean)]
             axis.plot(grid, 100 * mean, color=colour, label=method, linewidth=1.8)
             axis.fill_between(grid, 100 * (mean - half), 100 * (mean + half), color=colour, alpha=0.18, linewidth=0)
         axis.set_xlabel(name)
-    if any(row.get("oracle_calls") for seeds in runs.values() for run in seeds for row in run):
-        axes[1].set_xscale("symlog", linthresh=10)
+    if shown:
+        # The axis follows the curves: with few seeds an early band can be wider than any share can be.
+        for axis in axes:
+            axis.set_ylim(max(0.0, min(shown) - 4), min(100.0, max(shown) + 4))
     axes[0].set_ylabel(label)
     if axes[0].get_lines():
         axes[0].legend(frameon=False, fontsize=9)

@@ -92,6 +92,30 @@ def test_clock_excludes_evaluation_and_observers() -> None:
     assert 0.05 <= slow.seconds < 0.15  # 5 · 10 ms of steps; evaluation and watching took 600 ms
 
 
+def test_first_use_is_not_charged_to_the_budget_in_seconds() -> None:
+    class Cold:
+        name = "cold"
+        calls = 0
+
+        def init(self, problem: Problem, seed: int) -> State:
+            return Descent().init(problem, seed)
+
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            self.calls += 1
+            time.sleep(0.3 if self.calls == 1 else 0.01)
+            return Descent().step(problem, state, progress)
+
+        def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            return {}, state["x"]
+
+    method = Cold()
+    timed = run(method, problem(), Budget(seconds=0.1))
+    assert timed.summary["outer_steps"] == method.calls - 1 > 2
+    method = Cold()
+    run(method, problem(), Budget(outer_steps=3))
+    assert method.calls == 3
+
+
 def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
     made = folder(tmp_path / "run")
     result = run(Descent(), problem(), Budget(outer_steps=6), folder=made, evaluate_every=2)
