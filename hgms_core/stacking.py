@@ -17,7 +17,7 @@ from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
 
-STACK_BELOW = 20_000_000
+STACK_BELOW = 5_000_000
 """Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (measured: docs/benchmarks.md)."""
 
 
