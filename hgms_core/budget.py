@@ -85,9 +85,6 @@ class Budget:
             share = calls / (self.oracle_calls or 1)
         return min(1.0, max(0.0, share))
 
-    def exhausted(self, seconds: float, steps: int, calls: int) -> bool:
-        return self.spent(seconds, steps, calls) >= 1.0
-
     def __str__(self) -> str:
         if self.seconds is not None:
             return f"{self.seconds:g} s"

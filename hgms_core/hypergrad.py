@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.records import Cost, Hypergradient, Outcome, Solution
-from hgms_core.trees import Ravel, Tree, detach, norm, require_grad
+from hgms_core.trees import Ravel, Tree, detach, require_grad
 
 Strategy = Literal["vjp", "jvp", "difference"]
 Lower = Callable[[Tree], Tensor]
@@ -309,6 +309,5 @@ __all__ = [
     "curvature",
     "hypergradient",
     "implicit",
-    "norm",
     "upper_gradients",
 ]

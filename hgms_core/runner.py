@@ -416,4 +416,4 @@ def _device(name: str) -> torch.device:
     return device
 
 
-__all__ = ["RunInfo", "RunResult", "State", "Watcher", "environment", "run", "run_config", "run_path"]
+__all__ = ["RunInfo", "RunResult", "Watcher", "environment", "run", "run_config", "run_path"]

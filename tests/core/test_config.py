@@ -560,8 +560,8 @@ def test_spending_a_budget() -> None:
     assert Budget(seconds=10.0).spent(2.5, 100, 100) == 0.25
     assert Budget(oracle_calls=200).spent(99.0, 9, 50) == 0.25
     assert Budget(outer_steps=4).spent(99.0, 9, 50) == 1.0
-    assert Budget(outer_steps=4).exhausted(0.0, 4, 0)
-    assert not Budget(outer_steps=4).exhausted(99.0, 3, 99)
+    assert Budget(outer_steps=4).spent(0.0, 4, 0) == 1
+    assert Budget(outer_steps=4).spent(99.0, 3, 99) == 0.75
     assert [str(budget) for budget in (Budget(seconds=60.0), Budget(outer_steps=2), Budget(oracle_calls=3))] == [
         "60 s",
         "2 outer steps",

@@ -336,3 +336,30 @@ def test_a_problem_without_data_and_without_theta_works() -> None:
 def test_bad_fields_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         Branches(**options)
+
+
+def test_restart_every_draws_a_new_state_and_forgets_the_moments() -> None:
+    def fresh(key: Key) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(2, generator=key.generator(), dtype=torch.float64)}
+
+    problem = Problem(
+        theta0={},
+        x0={"x": torch.ones(2, dtype=torch.float64)},
+        g=lambda theta, x, batch: (x["x"] ** 2).sum(),
+        f=lambda theta, x, batch: x["x"].sum(),
+        fresh=fresh,
+    )
+    branches = Branches(count=2, steps=3, lr=0.1, momentum=0.5, restart_every=2, carry_rule="per-branch")
+    start, rows, restarted = branches.init(problem, Key(0)), [], []
+    for outer in range(4):
+        key = Key(0).fold(outer)
+        found = branches.propose(problem, {}, start, key)
+        start = branches.carry(start, found, torch.tensor(1), key, problem)
+        rows.append(start["x"]["x"].shape[0])
+        restarted.append(torch.equal(start["x"]["x"][0], fresh(key)["x"]))
+        moments = start["moments"]["m.x"]
+        assert bool((moments == 0).all()) is restarted[-1]
+        assert start["optimizer_steps"] == (0 if restarted[-1] else 3)
+        assert start["lower_steps"] == 3 * (outer + 1)  # schedules over the whole run go on counting
+    assert restarted == [False, True, False, True]
+    assert rows == [2, 1, 2, 1]
