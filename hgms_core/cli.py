@@ -6,22 +6,28 @@ Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, w
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
-import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.errors import HgmsError
+from hgms_core.terminal import json_option, percent, plugin_option, print_json, print_table
 
-if TYPE_CHECKING:
-    from hgms_core.statistics import Interval
+BESIDES = {
+    "compare": "hgms_core.commands.compare:compare",
+    "compat": "hgms_core.commands.compat:compat",
+    "check-gradient": "hgms_core.commands.compat:check_gradient",
+    "report": "hgms_core.commands.report:report",
+    "plot": "hgms_core.commands.report:plot",
+}
+"""Our commands that live in modules of their own, imported when they are asked for."""
 
 
 class _Warnings(logging.Handler):
@@ -36,10 +42,14 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         with contextlib.suppress(HgmsError):  # `hgms --help` has to work with a broken plugin too
-            return sorted({*self.commands, *self._foreign()})
-        return sorted(self.commands)
+            return sorted({*self.commands, *BESIDES, *self._foreign()})
+        return sorted({*self.commands, *BESIDES})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in BESIDES:
+            module, _, attribute = BESIDES[name].partition(":")
+            found: click.Command = getattr(importlib.import_module(module), attribute)
+            return found
         return self.commands.get(name) or self._foreign().get(name)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -70,7 +80,7 @@ class _Commands(click.Group):
                 host.blame(info, error, part=True)
                 continue
             for name, command in scratch.commands.items():
-                if name in self.commands or name in found:
+                if name in self.commands or name in BESIDES or name in found:
                     plugins.LOG.warning(
                         "plugin %r (%s): there is a command %r already; its own is left out", info.name, info.owner, name
                     )
@@ -101,16 +111,10 @@ def main(debug: bool) -> None:
     """Bilevel optimization when the lower level has many minimisers: propose, select, differentiate, update."""
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-_plugin = click.option(
-    "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
-)
-
-
 @main.command("list")
 @click.argument("kind", required=False)
-@_plugin
-@_json
+@plugin_option
+@json_option
 def list_components(kind: str | None, files: Sequence[str], as_json: bool) -> None:
     """What there is to choose from: all components, or those of one KIND.
 
@@ -121,26 +125,26 @@ def list_components(kind: str | None, files: Sequence[str], as_json: bool) -> No
     found = registry.default()
     rows = [item.row() for item in found.components(wanted)] + [item.row() for item in found.absent(wanted)]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         if row["status"] != "available":
             row["summary"] = f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
-    _print_table(("kind", "name", "plugin", "summary"), rows)
+    print_table(("kind", "name", "plugin", "summary"), rows)
 
 
 @main.command()
 @click.argument("kind")
 @click.argument("name")
-@_plugin
-@_json
+@plugin_option
+@json_option
 def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
     """Everything about one component: its fields with types and defaults, and its documentation."""
     plugins.host(files)
     found = registry.default().get(registry.kind_called(kind).name, name)
     description = _description(found)
     if as_json:
-        _print_json(description)
+        print_json(description)
         return
     click.echo(f"{found.kind.label} {found.name}  ({found.plugin.owner}, plugin {found.plugin.name!r}, {found.where})\n")
     click.echo(description["doc"] + "\n")
@@ -151,7 +155,7 @@ def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
     elif description["fields"]:
         for row in description["fields"]:
             row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
-        _print_table(("name", "type", "default"), description["fields"])
+        print_table(("name", "type", "default"), description["fields"])
     else:
         click.echo("It has no fields.")
 
@@ -180,15 +184,15 @@ def _description(found: registry.Component) -> dict[str, Any]:
 
 @main.command("plugins")
 @click.option("-v", "--verbose", is_flag=True, help="Show errors with their tracebacks.")
-@_plugin
-@_json
+@plugin_option
+@json_option
 def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
     """Every plugin found: where it is from, whether it loaded, what it does."""
     host = plugins.Host.load(files, tolerant=True)
     registry.Registry(host)  # what is wrong with components shows only when they are collected
     rows = [info.row() for info in host.infos.values()]
     if as_json:
-        _print_json(
+        print_json(
             [
                 row | {"traceback": info.traceback} if verbose else row
                 for row, info in zip(rows, host.infos.values(), strict=True)
@@ -200,7 +204,7 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
         row["hooks"] = ", ".join(hook.removeprefix("hgms_") for hook in row["hooks"])
         row["error"] = row["install"] or (row["error"] or "").splitlines()[:1]
         row["error"] = row["error"] if isinstance(row["error"], str) else " ".join(row["error"])
-    _print_table(("name", "distribution", "version", "status", "hooks", "error"), rows)
+    print_table(("name", "distribution", "version", "status", "hooks", "error"), rows)
     if verbose:
         for info in host.failed():
             click.echo(f"\n{info.name} ({info.owner}): {info.status}\n{info.error}\n{info.traceback or ''}")
@@ -208,7 +212,7 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
 
 @main.command()
 @click.argument("spec", metavar="MODULE:CLASS")
-@_json
+@json_option
 @click.pass_context
 def check(ctx: click.Context, spec: str, as_json: bool) -> None:
     """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver."""
@@ -219,7 +223,7 @@ def check(ctx: click.Context, spec: str, as_json: bool) -> None:
     results = list(checks.check(cls, kind))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
-        _print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
+        print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
     else:
         click.echo(f"{spec}: a {kind.label}")
         for result in results:
@@ -234,8 +238,8 @@ def check(ctx: click.Context, spec: str, as_json: bool) -> None:
 @click.option("--seed", type=int, help="Another seed than the file's.")
 @click.option("--out", help="Where run folders go.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
-@_plugin
-@_json
+@plugin_option
+@json_option
 def run(
     config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, files: Sequence[str], as_json: bool
 ) -> None:
@@ -251,7 +255,7 @@ def run(
         result = run_config(loaded, resume=resume, view=view)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
     for name, value in (summary.get("metrics") or {}).items():
@@ -273,65 +277,31 @@ def run(
     show_default=True,
     help="Budget of all runs together.",
 )
-@_json
+@json_option
 def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
     from hgms_core.demo import METRIC, REFERENCE, run_demo
 
     result = run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
     if as_json:
-        _print_json(result.as_dict())
+        print_json(result.as_dict())
         return
     click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval (more with --json)")
     rows = [
         {
             "method": row.method,
-            METRIC.replace("_", " ") + " (%)": _percent(row.metrics[METRIC]),
-            f"against {REFERENCE}": "" if row.difference is None else _percent(row.difference),
+            METRIC.replace("_", " ") + " (%)": percent(row.metrics[METRIC]),
+            f"against {REFERENCE}": "" if row.difference is None else percent(row.difference),
             "outer steps": f"{row.outer_steps.mean:.0f}",
             "oracle calls": f"{row.oracle_calls.mean:.0f}",
             "seconds": f"{row.seconds.mean:.1f}",
         }
         for row in result.rows
     ]
-    _print_table(tuple(rows[0]), rows)
+    print_table(tuple(rows[0]), rows)
     for path in result.pictures:
         click.echo(f"  {path}")
     click.echo(f"  {result.folder}")
-
-
-def _percent(interval: Interval) -> str:
-    spread = "" if math.isnan(interval.half_width) else f" ± {100 * interval.half_width:.1f}"
-    return f"{100 * interval.mean:.1f}{spread}"
-
-
-def _print_json(value: object) -> None:
-    """Strict JSON; an infinite or undefined number is null."""
-
-    def clean(item: Any) -> Any:
-        if isinstance(item, float) and not abs(item) < float("inf"):
-            return None
-        if isinstance(item, Mapping):
-            return {str(key): clean(inner) for key, inner in item.items()}
-        return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
-
-    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
-
-
-def _print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    terminal = sys.stdout.isatty()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=not terminal)
-    for row in rows:
-        table.add_row(*[Text(str(row[column] if row[column] is not None else "")) for column in columns])
-    # into a pipe: one line a row, so that it can be searched
-    Console(file=sys.stdout, width=None if terminal else 10_000).print(table)
 
 
 if __name__ == "__main__":

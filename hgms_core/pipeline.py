@@ -13,7 +13,7 @@ from hgms_core.problem import Problem
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key
-from hgms_core.trees import Tree, norm
+from hgms_core.trees import Tree, norm, take
 
 
 @final
@@ -53,6 +53,12 @@ class Pipeline:
     reference: str | None = None
     keep: Literal["last", "best"] = field(default="last", validator=validators.in_(["last", "best"]))
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.compat`)."""
+        reference = {f"reference:{self.reference}"} if self.reference is not None else set()
+        return frozenset(reference | ({"stop-rows"} if self.keep == "best" else set()))
+
     def init(self, problem: Problem, seed: int) -> State:
         if self.reference is not None and self.reference not in problem.references:
             known = ", ".join(sorted(problem.references)) or "none"
@@ -84,7 +90,11 @@ class Pipeline:
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
 
-        branch = Branch(x=x, replay=functools.partial(self._replay, problem, start, key.fold("propose"), selection.index))
+        branch = Branch(
+            x=x,
+            aux=take(candidates.aux, selection.index),
+            replay=functools.partial(self._replay, problem, start, key.fold("propose"), selection.index),
+        )
         estimate, memory = self.hypergradient.estimate(
             problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 from torch import Tensor
 
 from hgms_core.problem import Problem
@@ -35,15 +35,17 @@ MatVec = Callable[[Tensor], Tensor]
 
 @frozen(kw_only=True)
 class Branch:
-    """The selected candidate, and how to get it again.
+    """The selected candidate, its baggage, and how to get it again.
 
-    ``x`` is the selected lower state (detached). ``replay(theta, last)`` runs the branch once more under autograd and returns
-    the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together with the
-    backward pass.
+    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
+    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more under autograd and
+    returns the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together
+    with the backward pass.
     """
 
     x: Tree
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]]
+    aux: Tree = Factory(dict)
 
 
 @runtime_checkable

@@ -1,0 +1,72 @@
+"""What fits what, known before anything runs.
+
+A component may name what it ``needs`` of a problem, a task what its problems have (``traits``); both are sets of the names in
+:data:`TRAITS` (or of names of one's own). A method needs what any of its parts needs. A task without ``traits`` makes no
+promise: nothing is refused there, and the table shows a question mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from hgms_core.errors import ConfigError
+
+TRAITS: Mapping[str, str] = {
+    "smooth-lower": "a lower loss that is twice differentiable in x",
+    "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
+    "bounded-upper": "few upper variables, known to lie in a box (`box`), so that they can be searched",
+    "per-example-losses": "a loss for every example",
+    "sources": "named data sources with one weight each",
+    "stop-rows": "validation rows set apart for the role `stop`",
+    "reference:clean": "a named upper variable `clean` that knows the truth",
+    "closed-form": "a known solution, value and hypergradient",
+}
+"""The traits that built-in components speak of, each with what a message says."""
+
+
+def needs(component: Any) -> dict[str, str]:
+    """Every trait that ``component`` or one of its parts needs, with the name of the part that needs it.
+
+    >>> class Solver:
+    ...     name, needs = "my-solver", frozenset({"smooth-lower"})
+    >>> @attrs.frozen
+    ... class Estimator:
+    ...     solver: object
+    ...     name = "my-estimator"
+    >>> needs(Estimator(Solver()))
+    {'smooth-lower': 'my-solver'}
+    """
+    found = dict.fromkeys(sorted(getattr(component, "needs", ())), str(getattr(component, "name", type(component).__name__)))
+    if attrs.has(type(component)):
+        for one in attrs.fields(type(component)):
+            for trait, part in needs(getattr(component, one.name)).items():
+                found.setdefault(trait, part)
+    return found
+
+
+def missing(method: Any, task: Any) -> dict[str, str] | None:
+    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each; None if the task promises nothing."""
+    traits = getattr(task, "traits", None)
+    if traits is None:
+        return None
+    return {trait: part for trait, part in needs(method).items() if trait not in traits}
+
+
+def explain(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
+    """One sentence: who needs what, and that the task lacks it."""
+    whats = [
+        f"{TRAITS.get(trait, trait)}" + (f" (its part {part!r})" if part != method_name else "")
+        for trait, part in lacking.items()
+    ]
+    return f"method {method_name!r} cannot run on task {task_name!r}: it needs {' and '.join(whats)}"
+
+
+def ensure(method: Any, task: Any, method_name: str | None = None) -> None:
+    """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
+    lacking = missing(method, task)
+    if lacking:
+        text = explain(method_name or method.name, task.name, lacking)
+        raise ConfigError(f"{text}\n  `hgms compat` shows which methods fit which tasks")

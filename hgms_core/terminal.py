@@ -1,0 +1,53 @@
+"""What all commands share: the options every one takes, JSON, and tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hgms_core.statistics import Interval
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+plugin_option = click.option(
+    "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
+)
+
+
+def percent(interval: Interval) -> str:
+    spread = "" if math.isnan(interval.half_width) else f" ± {100 * interval.half_width:.1f}"
+    return f"{100 * interval.mean:.1f}{spread}"
+
+
+def print_json(value: object) -> None:
+    """Strict JSON; an infinite or undefined number is null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, float) and not abs(item) < float("inf"):
+            return None
+        if isinstance(item, Mapping):
+            return {str(key): clean(inner) for key, inner in item.items()}
+        return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
+
+    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        table.add_row(*[Text(str(row[column] if row[column] is not None else "")) for column in columns])
+    # into a pipe: one line a row, so that it can be searched
+    Console(file=sys.stdout, width=None if terminal else 10_000).print(table)
