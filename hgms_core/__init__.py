@@ -31,6 +31,9 @@ from hgms_core.errors import (
 from hgms_core.errors import (
     UnknownComponent as UnknownComponent,
 )
+from hgms_core.errors import (
+    unknown as unknown,
+)
 from hgms_core.hookspecs import hookimpl as hookimpl
 from hgms_core.hypergrad import (
     CallableSolver as CallableSolver,

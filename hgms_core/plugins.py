@@ -34,7 +34,7 @@ import pluggy
 from attrs import frozen
 
 from hgms_core import hookspecs
-from hgms_core.errors import HgmsError, MissingExtra, PluginError, closest
+from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
 
 GROUP = "hgms"
 FIRST_PARTY = "hgms"
@@ -112,13 +112,19 @@ class Host:
         return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more."""
+        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more.
+
+        Only what a person asked for and cannot have (ConfigError, MissingExtra at the start of a run) stops the run: better now
+        than a night without the curves.
+        """
         for info, impl in self.implementations(hook):
             if info.name in self._silenced:
                 continue
             try:
                 impl.function(*[arguments[name] for name in impl.argnames])
             except Exception as error:
+                if hook == "hgms_run_started" and isinstance(error, ConfigError | MissingExtra):
+                    raise
                 if self.strict:
                     error.add_note(f"raised by {hook} of the plugin {info.name!r} ({info.owner})")
                     raise

@@ -1,0 +1,132 @@
+"""Three places to follow a run from, each behind the same three calls: open, log, close."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hgms_core import MissingExtra
+
+if TYPE_CHECKING:
+    from hgms_core.runner import RunInfo
+
+PROJECT = "hgms"
+
+
+class Tracker(Protocol):
+    def log(self, row: Mapping[str, float], step: int) -> None: ...
+
+    def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None: ...
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The row's numbers by name; lists (the scores of all candidates) by name and position, text left out.
+
+    >>> numbers({"step": 3, "metric.loss": 0.5, "scores": [1.0, 2.0], "outcome": "converged", "gap": None})
+    {'metric/loss': 0.5, 'scores/0': 1.0, 'scores/1': 2.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if name == "step":
+            continue
+        for place, one in enumerate(value) if isinstance(value, list) else ((None, value),):
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                found[name.replace(".", "/", 1) + ("" if place is None else f"/{place}")] = float(one)
+    return found
+
+
+def title(run: RunInfo) -> str:
+    return f"{run.task}/{run.method}/seed-{run.seed}"
+
+
+def identity(run: RunInfo) -> str:
+    """The same for a run and its resumption, so that a tracker goes on with the curve it has."""
+    where = str(run.folder.resolve()) if run.folder is not None else title(run)
+    return hashlib.sha256(where.encode()).hexdigest()[:16]
+
+
+def _module(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(
+            f"tracking with {extra} needs a package that is not installed ({error.name})\n  pip install 'hgms[{extra}]'"
+        ) from error
+
+
+class TensorBoard:
+    """Event files in the run's own folder (``tensorboard --logdir runs``)."""
+
+    def __init__(self, run: RunInfo) -> None:
+        _module("tensorboard", "tensorboard")
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        folder = run.folder if run.folder is not None else Path("runs", title(run))
+        # Steps after the checkpoint that a resumed run goes on from were lost with the kill; they are drawn again.
+        purge = run.resumed_from + 1 if run.resumed_from else None
+        self._writer = writer(log_dir=str(folder / "tensorboard"), purge_step=purge)
+        self._writer.add_text("run", f"{title(run)}, budget {run.budget}")
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project ``hgms`` (WANDB_PROJECT, WANDB_MODE=offline and the rest as wandb reads them)."""
+
+    def __init__(self, run: RunInfo) -> None:
+        wandb = _module("wandb", "wandb")
+        self._run = wandb.init(
+            project=None if _set("WANDB_PROJECT") else PROJECT,
+            name=title(run),
+            group=f"{run.task}/{run.method}",
+            id=identity(run),
+            resume="allow",
+            config=dict(run.config),
+            dir=str(run.folder) if run.folder is not None else None,
+        )
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(row), step=step)
+
+    def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
+        self._run.summary.update({f"final/{name}": value for name, value in _metrics(summary).items()})
+        self._run.finish(exit_code=1 if failed else 0)
+
+
+class Trackio:
+    """A run of the local project ``hgms`` (``trackio show``); nothing leaves the machine."""
+
+    def __init__(self, run: RunInfo) -> None:
+        trackio = _module("trackio", "trackio")
+        self._run = trackio.init(
+            project=PROJECT, name=f"{title(run)}-{identity(run)[:6]}", resume="allow", config=dict(run.config), embed=False
+        )
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(row), step=step)
+
+    def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+
+
+def _metrics(summary: Mapping[str, Any] | None) -> Mapping[str, float]:
+    return (summary or {}).get("metrics") or {}
+
+
+def _set(variable: str) -> bool:
+    return bool(os.environ.get(variable))

@@ -1,0 +1,99 @@
+"""Tracking: what was recorded arrives, also after a resume; what was asked for and cannot be had stops the run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hgms_core.config import RunConfig
+from hgms_core.errors import ConfigError, MissingExtra
+from hgms_core.runner import run_config
+
+TOML = """
+seed = 0
+budget = "{steps} steps"
+task = "quadratic"
+[method]
+name = "hg-ms"
+keep = "last"
+generator = {{ name = "branches", count = 2, steps = 5, lr = 0.1 }}
+[run]
+out = "{out}"
+"""
+
+
+def _run(out: Path, steps: int = 3, resume: bool = False) -> object:
+    config = RunConfig.from_toml(TOML.format(out=out, steps=steps))
+    return run_config(config, resume=resume)
+
+
+def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_nothing_is_tracked_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HGMS_TRACK", raising=False)
+    result = _run(tmp_path)
+    assert not (result.info.folder / "tensorboard").exists()
+
+
+def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    monkeypatch.setenv("HGMS_TRACK", "tensorboard")
+    result = _run(tmp_path)
+    found = _scalars(result.info.folder)
+    rows = [row for row in result.records if row["step"]]
+    assert found["upper_loss"] == [(row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows]
+    assert found["scores/1"] == [(row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows]
+    assert any(tag.startswith("metric/") for tag in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [("tensorbord", ConfigError, "did you mean 'tensorboard'"), ("wandb", MissingExtra, "hgms[wandb]")],
+)
+def test_what_cannot_be_had_stops_the_run_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], words: str
+) -> None:
+    monkeypatch.setenv("HGMS_TRACK", name)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(error) as raised:
+        _run(tmp_path)
+    assert words in str(raised.value)
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both libraries stand behind the same calls; here their place is taken by a recorder with those calls."""
+    seen: dict[str, list[object]] = {"rows": [], "inits": [], "ends": []}
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.summary: dict[str, float] = {}
+
+        def log(self, row: dict[str, float], step: int) -> None:
+            seen["rows"].append((step, row.get("upper_loss")))
+
+        def finish(self, exit_code: int = 0) -> None:
+            seen["ends"].append((exit_code, dict(self.summary)))
+
+    class Module:
+        @staticmethod
+        def init(**arguments: object) -> Recorder:
+            seen["inits"].append(arguments)
+            return Recorder()
+
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, Module)
+    monkeypatch.setenv("HGMS_TRACK", "wandb,trackio")
+    result = _run(tmp_path)
+    expected = [(row["step"], row.get("upper_loss")) for row in result.records for _ in range(2)]
+    assert seen["rows"] == expected
+    assert all(one["config"]["method"]["name"] == "hg-ms" and one["resume"] == "allow" for one in seen["inits"])
+    assert seen["ends"][0] == (0, {f"final/{name}": value for name, value in result.summary["metrics"].items()})
