@@ -18,7 +18,7 @@ import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.errors import HgmsError
-from hgms_core.terminal import json_option, percent, plugin_option, print_json, print_table
+from hgms_core.terminal import json_option, percent, plugin_option, print_json, print_table, track_option
 
 BESIDES = {
     "compare": "hgms_core.commands.compare:compare",
@@ -238,6 +238,7 @@ def check(ctx: click.Context, spec: str, as_json: bool) -> None:
 @click.option("--seed", type=int, help="Another seed than the file's.")
 @click.option("--out", help="Where run folders go.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@track_option
 @plugin_option
 @json_option
 def run(

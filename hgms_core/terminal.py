@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 plugin_option = click.option(
     "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
+)
+
+
+def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value:
+        os.environ["HGMS_TRACK"] = value  # where the observers look, in this process and in the ones it starts
+
+
+track_option = click.option(
+    "--track",
+    metavar="NAMES",
+    expose_value=False,
+    callback=_track,
+    help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
 
 
