@@ -56,10 +56,15 @@ from hgms_core.hypergrad import (
 from hgms_core.hypergrad import (
     upper_gradients as upper_gradients,
 )
+from hgms_core.images import Images as Images
+from hgms_core.images import image_set as image_set
+from hgms_core.images import load_images as load_images
 from hgms_core.linear import LinearSystem as LinearSystem
 from hgms_core.pipeline import Pipeline as Pipeline
 from hgms_core.problem import Data as Data
 from hgms_core.problem import Problem as Problem
+from hgms_core.problem import roles as roles
+from hgms_core.problem import validation_shares as validation_shares
 from hgms_core.protocols import (
     Branch as Branch,
 )

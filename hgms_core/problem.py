@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from attrs import Factory, field, frozen
+from attrs import Attribute, Factory, field, frozen
 from torch import Tensor
 
+from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -76,6 +79,37 @@ def _same(theta: Tree) -> Tree:
 
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
+
+
+def validation_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
+    """The attrs validator of a field that says which share of the validation rows each role sees (:func:`roles`)."""
+    disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
+    if not disjoint and value != (1, 1, 1):
+        raise ValueError(
+            f"{attribute.name!r} must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
+            f"or (1, 1, 1) to share all rows: {value}"
+        )
+
+
+def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
+    """The validation rows each role sees: consecutive parts (views, not copies), or all of them for shares (1, 1, 1).
+
+    >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
+    {'differentiate': 6, 'select': 2, 'stop': 2}
+    """
+    whole = Data.of(validation)
+    if all(share == 1 for share in shares):
+        return dict.fromkeys(ROLES, whole)
+    ends = [round(whole.size * sum(shares[:i])) for i in range(len(ROLES) + 1)]
+    parts = {}
+    for role, first, end in zip(ROLES, ends, ends[1:], strict=False):
+        if first == end:
+            raise ConfigError(
+                f"validation_split = {shares} leaves the role {role!r} none of the {whole.size} validation rows\n"
+                "  raise its share or validation_size"
+            )
+        parts[role] = Data.of({name: leaf[first:end] for name, leaf in validation.items()})
+    return parts
 
 
 @frozen(kw_only=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_task_cleaning.images import Images as Images
-from hgms_task_cleaning.images import load_images as load_images
 from hgms_task_cleaning.task import HyperCleaning as HyperCleaning
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree
-from hgms_task_cleaning.images import FORMS, is_known_form, load_images
-from hgms_task_cleaning.rows import ROLES, corrupt, draw, roles
+from hgms_core import Data, Key, Problem, Tree, image_set, load_images, roles, validation_shares
+from hgms_task_cleaning.rows import corrupt, draw
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -89,7 +88,7 @@ class HyperCleaning:
         "wrong_labels": False,
     }
 
-    dataset: str = field(default="digits", validator=validators.instance_of(str))
+    dataset: str = field(default="digits", validator=image_set)
     corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
     noise: Literal["uniform", "uniform-including-true"] = field(
         default="uniform", validator=validators.in_(["uniform", "uniform-including-true"])
@@ -100,21 +99,7 @@ class HyperCleaning:
     hidden: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     classes: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
     omega: float = field(default=1e-4, validator=validators.ge(0))
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple)
-
-    @dataset.validator
-    def _has_known_form(self, attribute: Attribute[str], value: str) -> None:
-        if not is_known_form(value):
-            raise ValueError(f"'dataset' must be {FORMS}: {value!r}")
-
-    @validation_split.validator
-    def _is_split(self, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
-        disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
-        if not disjoint and value != (1, 1, 1):
-            raise ValueError(
-                f"'validation_split' must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
-                f"or (1, 1, 1) to share all rows: {value}"
-            )
+    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import hgms_core
-from hgms_core import DataError, Key, MissingExtra
-from hgms_task_cleaning import HyperCleaning, load_images
+from hgms_core import DataError, Key, MissingExtra, load_images
+from hgms_task_cleaning import HyperCleaning
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 
@@ -373,7 +373,7 @@ def test_too_few_examples_for_the_split_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_role_without_images_is_named(tmp_path: Path) -> None:
-    with pytest.raises(hgms_core.ConfigError, match=r"leaves the role 'select' none of the 2 validation images"):
+    with pytest.raises(hgms_core.ConfigError, match=r"leaves the role 'select' none of the 2 validation rows"):
         problem_of(f"idx:{idx_folder(tmp_path)}", validation_size=2, validation_split=(0.9, 0.05, 0.05))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hgms_core import DataError
+from hgms_core.errors import DataError
 
 IMAGES, LABELS = 0x00000803, 0x00000801
 """Magic numbers: unsigned bytes (08) along 3 axes (images, rows, columns), or along 1 (labels)."""

@@ -1,4 +1,7 @@
-"""Labelled images by name: embedded digits, MNIST, a folder of IDX files, an .npz file, or an image set from the Hub."""
+"""Labelled images by name: embedded digits, MNIST, a folder of IDX files, an .npz file, or an image set from the Hub.
+
+Shared by the tasks on images. Nothing beyond numpy is imported before a set that needs it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import os
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from attrs import frozen
+import torch
+from attrs import Attribute, frozen
+from torch import Tensor
 
-from hgms_core import DataError, MissingExtra
-from hgms_task_cleaning.idx import IMAGES, LABELS, read_idx
+from hgms_core.errors import DataError, MissingExtra
+from hgms_core.images.idx import IMAGES, LABELS, read_idx
+from hgms_core.trees import Tree
 
 FORMS = "digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]"
 
 MNIST_HUB = "ylecun/mnist@77f3279092a1c1579b2250db8eafed0ad422088c"
 """Where MNIST comes from when HGMS_DATA is not set: this revision, so that it cannot change under a benchmark."""
 
-IDX_FILES = {IMAGES: "train-images-idx3-ubyte", LABELS: "train-labels-idx1-ubyte"}
+IDX_FILES = {
+    "train": {IMAGES: "train-images-idx3-ubyte", LABELS: "train-labels-idx1-ubyte"},
+    "test": {IMAGES: "t10k-images-idx3-ubyte", LABELS: "t10k-labels-idx1-ubyte"},
+}
 
-NPZ_NAMES = (("images", "labels"), ("x_train", "y_train"))
+NPZ_NAMES = {"train": (("images", "labels"), ("x_train", "y_train")), "test": (("x_test", "y_test"),)}
+
+Split = Literal["train", "test"]
 
 
 @frozen(eq=False)
@@ -39,6 +51,12 @@ class Images:
                 "  each image needs exactly one label: the two do not belong together"
             )
 
+    def tensors(self, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
+        """The asked rows as ``pixels`` in [0, 1], of the images' own shape, and ``label``."""
+        # Bytes go to the device, and become floats there.
+        pixels = torch.from_numpy(self.pixels[rows.numpy()]).to(device).to(dtype)
+        return {"pixels": pixels.div_(self.scale), "label": torch.from_numpy(self.labels[rows.numpy()]).to(device)}
+
     def check_labels(self, classes: int) -> None:
         """DataError unless every label is one of 0 … classes − 1."""
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= classes))
@@ -50,27 +68,39 @@ class Images:
             )
 
 
-def is_known_form(dataset: str) -> bool:
-    kind, _, rest = dataset.partition(":")
-    return dataset in ("digits", "mnist") or (kind in ("idx", "npz", "hub") and bool(rest))
+def image_set(instance: object, attribute: Attribute[str], value: str) -> None:
+    """The attrs validator of a field that names an image set."""
+    kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value not in ("digits", "mnist") and not (kind in ("idx", "npz", "hub") and rest):
+        raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
 
 
-def load_images(dataset: str) -> Images:
-    """The images that ``dataset`` (one of :data:`FORMS`) names: its *training* split, where it has several."""
+def load_images(dataset: str, split: Split = "train") -> Images:
+    """The images that ``dataset`` (one of :data:`FORMS`) names: its training split, or its test split where it has one.
+
+    Raises DataError for files that are missing or damaged, and for the test split of the digits, which have none;
+    MissingExtra where scikit-learn or datasets is needed and not installed.
+
+    >>> images = load_images("digits")
+    >>> images.pixels.shape, images.scale, len(images.labels)
+    ((1797, 8, 8), 16.0, 1797)
+    """
     kind, _, rest = dataset.partition(":")
     if kind == "digits":
-        return _digits()
+        return _digits(split)
     if kind == "idx":
-        return _idx_folder(Path(rest).expanduser())
+        return _idx_folder(Path(rest).expanduser(), split)
     if kind == "npz":
-        return _npz(Path(rest).expanduser())
+        return _npz(Path(rest).expanduser(), split)
     if kind == "hub":
-        return _hub(rest)
+        return _hub(rest, split)
     root = os.environ.get("HGMS_DATA")
-    return _idx_folder(Path(root).expanduser() / "mnist") if root else _hub(MNIST_HUB)
+    return _idx_folder(Path(root).expanduser() / "mnist", split) if root else _hub(MNIST_HUB, split)
 
 
-def _digits() -> Images:
+def _digits(split: Split) -> Images:
+    if split == "test":
+        raise DataError("scikit-learn's digits have no test split of their own\n  set `test_size` to draw one")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -78,19 +108,19 @@ def _digits() -> Images:
             "the embedded digits need scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
         ) from error
     digits = load_digits()
-    return Images(digits.data.astype(np.uint8), digits.target.astype(np.int64), 16.0, "scikit-learn's digits")
+    return Images(digits.images.astype(np.uint8), digits.target.astype(np.int64), 16.0, "scikit-learn's digits")
 
 
-def _idx_folder(folder: Path) -> Images:
+def _idx_folder(folder: Path, split: Split) -> Images:
     found = {}
-    for magic, name in IDX_FILES.items():
+    for magic, name in IDX_FILES[split].items():
         choices = [folder / name, folder / f"{name}.gz"]
         present = [path for path in choices if path.is_file()]
         if not present:
             raise DataError(
                 f"{folder}: no {' or '.join(path.name for path in choices)}"
                 + ("" if folder.is_dir() else " (there is no such folder)")
-                + f"\n  looked for: {', '.join(f'{each}[.gz]' for each in IDX_FILES.values())}\n"
+                + f"\n  looked for: {', '.join(f'{each}[.gz]' for each in IDX_FILES[split].values())}\n"
                 "  put them there, set HGMS_DATA to the folder that holds mnist/, name another folder with idx:FOLDER,\n"
                 f"  or download MNIST with dataset = 'hub:{MNIST_HUB}' (pip install 'hgms[hub]')"
             )
@@ -98,17 +128,17 @@ def _idx_folder(folder: Path) -> Images:
     return Images(found[IMAGES], found[LABELS].astype(np.int64), 255.0, str(folder))
 
 
-def _npz(path: Path) -> Images:
+def _npz(path: Path, split: Split) -> Images:
     try:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             held = getattr(archive, "files", [])  # an .npy file holds one array without a name
-            names = next((pair for pair in NPZ_NAMES if set(pair) <= set(held)), None)
+            names = next((pair for pair in NPZ_NAMES[split] if set(pair) <= set(held)), None)
             if names is None:
                 raise DataError(
                     f"{path}: holds {', '.join(held) or 'no named arrays'}, but needs "
-                    + " or ".join(" and ".join(pair) for pair in NPZ_NAMES)
-                    + "\n  save it with numpy.savez(path, images=…, labels=…)"
+                    + " or ".join(" and ".join(pair) for pair in NPZ_NAMES[split])
+                    + f"\n  save it with numpy.savez(path, {NPZ_NAMES[split][0][0]}=…, {NPZ_NAMES[split][0][1]}=…)"
                 )
             pixels, labels = archive[names[0]], archive[names[1]]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -122,7 +152,7 @@ def _npz(path: Path) -> Images:
     return Images(pixels, labels.astype(np.int64), _scale_of(pixels, str(path)), str(path))
 
 
-def _hub(reference: str) -> Images:
+def _hub(reference: str, split: Split) -> Images:
     try:
         import datasets
     except ImportError as error:
@@ -133,7 +163,7 @@ def _hub(reference: str) -> Images:
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
     try:
-        rows = datasets.load_dataset(name, split="train", revision=revision or None)
+        rows = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
         raise DataError(
             f"{where}: could not be loaded from the Hub ({type(error).__name__}: {error})\n"
