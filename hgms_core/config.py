@@ -53,12 +53,19 @@ def _device(_settings: object, _attribute: object, value: str) -> None:
         raise ValueError(f'\'device\' must be "cpu", "cuda", "cuda:N" or "mps": {value!r}')
 
 
+def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
+        raise ValueError(f"{attribute.name!r} must be letters, digits and . _ + - (it names a folder): {value!r}")
+
+
 @frozen(kw_only=True)
 class RunSettings:
     """How a run is carried out: nothing here changes what is computed, except ``device`` and ``dtype``.
 
     ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
     ``evaluate_every`` outer steps, a checkpoint written every ``checkpoint_seconds`` seconds (0: after every step).
+    ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
+    that two variants of one method can stand side by side.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -67,6 +74,8 @@ class RunSettings:
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     evaluate_every: int = field(default=1, validator=validators.ge(1))
     checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
+    label: str | None = field(default=None, validator=validators.optional(_label))
+    task_label: str | None = field(default=None, validator=validators.optional(_label))
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -118,10 +127,12 @@ class RunConfig:
 
     @property
     def config_hash(self) -> str:
-        """Eight hex digits that are the same for runs that may be averaged: everything but the seed and the folder, and the
-        version of the task."""
+        """Eight hex digits that are the same for runs that may be averaged: everything but the seed, the folder and the
+        labels, and the version of the task."""
         table = self.resolved()
-        del table["seed"], table["run"]["out"]
+        del table["seed"]
+        for key in ("out", "label", "task_label"):
+            del table["run"][key]
         text = json.dumps([table, str(getattr(self.task, "version", ""))], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -141,7 +152,7 @@ def load(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
     table = read_toml(text, path.name)
-    places = [_set(table, assignment) for assignment in sets]
+    places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
     if out is not None:
@@ -158,7 +169,7 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 
-def _set(table: dict[str, Any], assignment: str) -> Place:
+def lay(table: dict[str, Any], assignment: str) -> Place:
     """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string."""
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
@@ -168,15 +179,23 @@ def _set(table: dict[str, Any], assignment: str) -> Place:
         value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
         value = text
+    try:
+        put(table, path, value)
+    except ConfigError as error:
+        raise ConfigError(f"--set {assignment}: {error}") from None
+    return path
+
+
+def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Sets ``table[a][b][c]``. A component given by its name alone becomes a table with that name."""
     for depth, part in enumerate(path[:-1]):
         below = table.setdefault(part, {})
         if isinstance(below, str) and part != "budget":
             below = table[part] = {"name": below}
         if not isinstance(below, dict):
-            raise ConfigError(f"--set {assignment}: {'.'.join(path[: depth + 1])} is {show(below)}, not a table")
+            raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
         table = below
     table[path[-1]] = value
-    return path
 
 
 # --- structuring -------------------------------------------------------------------------------------------------------
@@ -426,6 +445,8 @@ def _budget(converter: cattrs.Converter, value: object) -> Budget:
             return Budget.parse(value)
         except ConfigError as error:
             fail(str(error))
+    if not isinstance(value, Mapping):
+        fail(f"expected {spell(Budget)}, got {show(value)}")
     return typing.cast(Budget, _table(converter, value, Budget))
 
 

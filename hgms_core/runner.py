@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -19,8 +20,8 @@ from attrs import define, field, frozen
 from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, NumericalError
 from hgms_core.folder import RunFolder, plain
-from hgms_core.problem import Problem
-from hgms_core.protocols import Method, State
+from hgms_core.problem import Data, Problem
+from hgms_core.protocols import Method, State, Task
 from hgms_core.records import Record, to_numbers
 from hgms_core.trees import Tree
 
@@ -250,6 +251,14 @@ class _Run:
         metrics = self.problem.evaluate(*self.method.result(self.state))
         return {f"metric.{name}": float(value) for name, value in metrics.items()}
 
+    def validation_loss(self) -> float:
+        """f at the returned (θ, x) on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what
+        settings may be chosen by, since it sees no test row."""
+        parts = [self.problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
+        rows = next((part for part in parts if part.size), parts[-1])
+        with torch.no_grad():
+            return float(self.problem.f(*self.method.result(self.state), rows.whole))
+
     def commit(self, record: Record) -> None:
         record = plain(record)
         if self.folder is not None:
@@ -265,6 +274,7 @@ class _Run:
 
     def end(self, status: str, error: str | None = None) -> dict[str, Any]:
         summary = _summary(self.info, status, self.step, self.records, error)
+        summary["validation_loss"] = plain(self.validation_loss())
         if self.folder is not None:
             self.folder.write_summary(summary)
         return summary
@@ -334,6 +344,11 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def _about(task: Task) -> dict[str, Any]:
+    """What a reader of the run has to know of the task and its configuration does not say: version, and which way is better."""
+    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
+
+
 def _git() -> str | None:
     """The commit of the working directory's repository, with a + where it is changed; None outside one."""
     try:
@@ -346,12 +361,22 @@ def _git() -> str | None:
 
 
 def run_path(config: RunConfig) -> Path:
-    """Where a configuration's run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``."""
-    return Path(config.run.out, config.task.name, f"{config.method_name}-{config.config_hash}", f"seed-{config.seed}")
+    """Where a configuration's run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place of names."""
+    task, method = config.run.task_label or config.task.name, config.run.label or config.method_name
+    return Path(config.run.out, task, f"{method}-{config.config_hash}", f"seed-{config.seed}")
 
 
-def run_config(config: RunConfig, *, resume: bool = False, view: Progress | None = None) -> RunResult:
-    """One run from a configuration, in its own folder (:func:`run_path`); ``view`` shows how it goes.
+def run_config(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    view: Progress | None = None,
+    watch: Watcher | None = None,
+    path: Path | None = None,
+    patience: float = 0.0,
+) -> RunResult:
+    """One run from a configuration, in its own folder (``path``, or :func:`run_path`); ``view`` shows how it goes, or ``watch``
+    is called after every step. Another process that writes to the folder is waited for ``patience`` seconds.
 
     A finished run that is resumed is read back, not run again.
     """
@@ -362,15 +387,15 @@ def run_config(config: RunConfig, *, resume: bool = False, view: Progress | None
     settings = config.run
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    device = _device(settings.device)
-    folder = RunFolder(run_path(config))
+    device = device_called(settings.device)
+    folder = RunFolder(path or run_path(config))
     info = RunInfo(
         task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget, folder=folder.path,
         config=config.resolved(),
     )  # fmt: skip
     _prepare(folder, config.to_toml(), resume)
     try:
-        with FileLock(folder.path / ".lock", timeout=0):
+        with FileLock(folder.path / ".lock", timeout=patience):
             finished = folder.read_summary() if resume else None
             if finished is not None and finished["status"] == "done":
                 found = folder.load(device)
@@ -379,11 +404,11 @@ def run_config(config: RunConfig, *, resume: bool = False, view: Progress | None
                 theta, x = config.method.result(found[0])
                 return RunResult(info=info, theta=theta, x=x, summary=finished, records=folder.records())
             problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
-            folder.create(config.to_toml(), environment(device))
+            folder.create(config.to_toml(), {**environment(device), "task": _about(config.task)})
             return run(
                 config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,
                 evaluate_every=settings.evaluate_every, checkpoint_seconds=settings.checkpoint_seconds,
-                watch=view.watch if view is not None else _ignore, notify=notify,
+                watch=watch or (view.watch if view is not None else _ignore), notify=notify,
             )  # fmt: skip
     except Timeout:
         raise CheckpointError(f"another process is writing to {folder.path}; wait for it, or choose another --out") from None
@@ -392,7 +417,7 @@ def run_config(config: RunConfig, *, resume: bool = False, view: Progress | None
 def _prepare(folder: RunFolder, config: str, resume: bool) -> None:
     """The folder may be new, or hold this very run and be resumed. Anything else is refused with what to do."""
     if folder.config.exists():
-        if folder.config.read_text() != config:
+        if not holds(folder, config):
             raise CheckpointError(
                 f"{folder.path} holds a run of another configuration\n"
                 f"  compare {folder.config} with yours; choose another --out, or remove the folder"
@@ -406,7 +431,34 @@ def _prepare(folder: RunFolder, config: str, resume: bool) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
 
 
-def _device(name: str) -> torch.device:
+def holds(folder: RunFolder, config: str) -> bool:
+    """Whether the folder was made for this configuration. It may have moved: ``run.out`` is not looked at."""
+
+    def told(text: str) -> dict[str, Any]:
+        table = tomllib.loads(text)
+        run = {key: value for key, value in table.get("run", {}).items() if key != "out" and value != "none"}
+        return {**table, "run": run}
+
+    text = folder.config.read_text(encoding="utf-8", errors="replace")
+    try:
+        return text == config or told(text) == told(config)
+    except (tomllib.TOMLDecodeError, AttributeError):
+        return False
+
+
+def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
+    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked."""
+    try:
+        records = folder.records()
+    except CheckpointError:
+        records = []
+    info = RunInfo(task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget)
+    step = int(records[-1]["step"]) if records else 0
+    folder.write_summary({**_summary(info, "failed", step, records, error), "validation_loss": None})
+
+
+def device_called(name: str) -> torch.device:
+    """The device of that name; ConfigError where torch has none such."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -416,4 +468,15 @@ def _device(name: str) -> torch.device:
     return device
 
 
-__all__ = ["RunInfo", "RunResult", "Watcher", "environment", "run", "run_config", "run_path"]
+__all__ = [
+    "RunInfo",
+    "RunResult",
+    "Watcher",
+    "device_called",
+    "environment",
+    "holds",
+    "record_failure",
+    "run",
+    "run_config",
+    "run_path",
+]
