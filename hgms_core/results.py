@@ -1,0 +1,431 @@
+"""Finished runs, read back: every folder under a directory is either a run or named with the reason why it is not one.
+
+:func:`scan` reads what is small (configuration, summary, environment); the rows of a run are read when they are asked for:
+:meth:`StoredRun.records` gives them whole, :meth:`StoredRun.columns` only the named fields, which is what a table of a million
+rows needs. Folders below a ``sweeps`` directory are trials of a pilot sweep, not results: :func:`sweeps` reads those.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from hgms_core.budget import Budget
+from hgms_core.errors import CheckpointError, ConfigError, HgmsError
+from hgms_core.folder import RunFolder
+
+SWEEPS = "sweeps"
+_FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"})
+_SEED = re.compile(r"^seed = (\d+)\n", re.MULTILINE)
+
+
+@frozen
+class Skipped:
+    """A folder that looks like a run and cannot be read as one."""
+
+    path: Path
+    reason: str
+
+
+@frozen(eq=False, kw_only=True)
+class StoredRun:
+    """One finished (or failed) run on disk.
+
+    ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was measured beside it
+    (``{"peak_memory_bytes": …}``; empty where nothing was).
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(factory=dict)
+    resources: Mapping[str, Any] = field(factory=dict)
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """The task's table of the configuration."""
+        return _table(self.config["task"])
+
+    @property
+    def task_name(self) -> str:
+        return str(self.task["name"])
+
+    @property
+    def task_label(self) -> str:
+        """What the run's author called the task, else its name (:func:`names` tells equal ones apart)."""
+        return _said(self.settings.get("task_label")) or self.task_name
+
+    @property
+    def task_version(self) -> str | None:
+        """None for runs older than the record of it."""
+        version = (self.environment.get("task") or {}).get("version")
+        return None if version is None else str(version)
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """The task's metrics in its own order, True where higher is better; empty for runs older than the record of it."""
+        return (self.environment.get("task") or {}).get("metrics") or {}
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The method's table of the configuration."""
+        return _table(self.config["method"])
+
+    @property
+    def method_name(self) -> str:
+        return str(self.method["name"])
+
+    @property
+    def label(self) -> str:
+        """What the run's author called the method, else its name."""
+        return _said(self.settings.get("label")) or self.method_name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The ``[run]`` table: how it was carried out."""
+        return self.config.get("run") or {}
+
+    @property
+    def hash(self) -> str:
+        """The configuration's hash, as the folder's name holds it; empty where the folder was renamed."""
+        found = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
+        return found[1] if found else ""
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def budget(self) -> str:
+        table = self.config["budget"]
+        return str(Budget.parse(table) if isinstance(table, str) else Budget(**table))
+
+    @property
+    def status(self) -> str:
+        """``done`` or ``failed``."""
+        return str(self.summary["status"])
+
+    @property
+    def error(self) -> str | None:
+        return self.summary.get("error")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation; a metric that was not finite is NaN."""
+        return {name: _number(value) for name, value in (self.summary.get("metrics") or {}).items()}
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """The clock after the last step, without evaluation; NaN if it was not written."""
+        return _last_seconds(self.path / "timings.jsonl")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every row of ``steps.jsonl`` with its ``seconds``."""
+        return RunFolder(self.path).records()
+
+    def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.
+
+        A list of numbers (a batch of linear solves) counts by its largest. Reads with msgspec where that is installed, which is
+        ten times as fast as the standard library.
+
+        Raises:
+            CheckpointError: a line other than the last is not valid JSON.
+        """
+        wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
+        rows = _columns(self.path / "steps.jsonl", wanted)
+        found = {name: _array(column) for name, column in zip(wanted, rows, strict=True)}
+        if "seconds" in names:
+            steps, seconds = (_array(column) for column in _columns(self.path / "timings.jsonl", ("step", "seconds")))
+            if np.array_equal(steps, found["step"]):
+                found["seconds"] = seconds
+            else:
+                at = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
+                found["seconds"] = np.array([at.get(step, np.nan) for step in found["step"].tolist()], dtype=float)
+        return {name: found[name] for name in dict.fromkeys(("step", *names))}
+
+
+@frozen(kw_only=True)
+class StoredSweep:
+    """A pilot sweep's record: ``sweep.json`` as it was written."""
+
+    path: Path
+    table: Mapping[str, Any]
+
+
+def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:
+    """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and what had to be left out.
+
+    A run that is unfinished, empty or damaged is named with its reason, never guessed around; a failed run is a result. Two
+    copies of one run (the same configuration and seed) count once.
+
+    Raises:
+        ConfigError: one of ``folders`` is not there.
+    """
+    runs: list[StoredRun] = []
+    skipped: list[Skipped] = []
+    seen: dict[tuple[str, int], Path] = {}
+    for path in _run_folders(folders):
+        try:
+            run = read(path)
+        except HgmsError as error:
+            skipped.append(Skipped(path, str(error)))
+            continue
+        same = seen.setdefault(_identity(run), path)
+        if same is not path:
+            skipped.append(Skipped(path, f"it is the same configuration and seed as {same}"))
+        else:
+            runs.append(run)
+    return runs, skipped
+
+
+def read(path: Path) -> StoredRun:
+    """The run in ``path``.
+
+    Raises:
+        CheckpointError: it is empty, unfinished or damaged; the message is the reason.
+    """
+    try:
+        names = {entry.name for entry in os.scandir(path)}
+        if not names & _FILES:
+            raise CheckpointError("the folder is empty" if not names - {".lock"} else "it holds no run files")
+        if "config.toml" not in names:
+            raise CheckpointError("config.toml is missing")
+        config = _config((path / "config.toml").read_text(encoding="utf-8"))
+        if "summary.json" not in names:
+            steps = _count_lines(path / "steps.jsonl") - 1
+            raise CheckpointError(f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far")
+        summary = _object(path / "summary.json")
+        if summary.get("status") not in ("done", "failed"):
+            raise CheckpointError(f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}")
+        if "steps.jsonl" not in names and summary["status"] == "done":
+            raise CheckpointError("steps.jsonl is missing")
+        environment = _object(path / "env.json") if "env.json" in names else {}
+        resources = _object(path / "resources.json") if "resources.json" in names else {}
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CheckpointError("config.toml is not text") from None
+    run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources)
+    try:
+        _ = (run.task_name, run.method_name, run.seed, run.budget)
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise CheckpointError(f"config.toml does not describe a run: {what}") from None
+    return run
+
+
+def sweeps(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredSweep], list[Skipped]]:
+    """Every ``sweep.json`` below a ``sweeps`` directory in ``folders``, and the ones that cannot be read."""
+    found: list[StoredSweep] = []
+    skipped: list[Skipped] = []
+    for root in _roots(folders):
+        for path in sorted(root.rglob("sweep.json")):
+            if SWEEPS not in path.parts:
+                continue
+            try:
+                found.append(StoredSweep(path=path, table=_object(path)))
+            except (CheckpointError, OSError) as error:
+                skipped.append(Skipped(path, str(error)))
+    return found, skipped
+
+
+def names(tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]) -> dict[str, str]:
+    """A name for every table: its label, and where several share one, what they differ in.
+
+    >>> names({"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"})
+    {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
+    """
+    found = {}
+    for key, table in tables.items():
+        alike = [other for other in tables if label[other] == label[key]]
+        if len(alike) == 1:
+            found[key] = label[key]
+            continue
+        differing = difference([tables[other] for other in alike])
+        flat = flatten(table)
+        told = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing)
+        found[key] = f"{label[key]} ({told})" if told else label[key]
+    return found
+
+
+def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys in which the tables differ, in the order in which they first come.
+
+    >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
+    ['b.c', 'b.d']
+    """
+    flat = [flatten(table) for table in tables]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    missing = object()
+    return [key for key in keys if any(one.get(key, missing) != flat[0].get(key, missing) for one in flat[1:])]
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with dotted keys.
+
+    >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
+    {'solver.name': 'cg', 'lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
+    given = [folders] if isinstance(folders, str | Path) else list(folders)
+    roots = [Path(one) for one in given]
+    for root in roots:
+        if not root.is_dir():
+            what = "is a file, not a folder of runs" if root.exists() else "does not exist"
+            raise ConfigError(f"{root} {what}; give run folders, or the directory they are in (the --out of `hgms run`)")
+    return roots
+
+
+def _run_folders(folders: str | Path | Iterable[str | Path]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for root in _roots(folders):
+        for directory, below, files in os.walk(root):
+            name = os.path.basename(directory)
+            if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", name):
+                found[Path(directory)] = None
+                below.clear()
+            below[:] = sorted(each for each in below if each != SWEEPS and not each.startswith("."))
+    return list(found)
+
+
+def _identity(run: StoredRun) -> tuple[str, int]:
+    table = {key: value for key, value in run.config.items() if key != "seed"}
+    settings = {key: value for key, value in run.settings.items() if key != "out" and value != "none"}
+    return json.dumps([{**table, "run": settings}, run.task_version], sort_keys=True, default=str), run.seed
+
+
+def _config(text: str) -> dict[str, Any]:
+    """The configuration; the runs of one cell differ in the line of the seed only, so the rest is parsed once for all."""
+    head = text.partition("\n[")[0]
+    seed = _SEED.search(head + "\n")
+    try:
+        if seed is None:
+            return tomllib.loads(text)
+        return {**_parsed(text[: seed.start()] + text[seed.end() :]), "seed": int(seed[1])}
+    except tomllib.TOMLDecodeError as error:
+        raise CheckpointError(f"config.toml is not valid TOML: {error}") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} does not hold an object")
+    return value
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _said(value: Any) -> str:
+    """A text of the configuration, where "none" stands for none."""
+    return "" if value in (None, "none") else str(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _last_seconds(path: Path) -> float:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
+            lines = stream.read().split(b"\n")
+        return float(json.loads(lines[-2])["seconds"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return float("nan")
+
+
+def _columns(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
+    """The wanted fields of all complete lines, a list each."""
+    if not path.exists():
+        return [[] for _ in wanted]
+    data = path.read_bytes()
+    data = data[: data.rfind(b"\n") + 1]  # a kill while appending leaves half a line
+    decoder = _decoder(wanted)
+    if decoder is not None:
+        import msgspec
+
+        try:
+            rows = decoder.decode_lines(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # the plain reader says which line, or copes with a type that is not expected
+        else:
+            return [[getattr(row, f"f{i}") for row in rows] for i in range(len(wanted))]
+    found: list[list[Any]] = [[] for _ in wanted]
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            values = [row.get(name) for name in wanted]
+        except (ValueError, AttributeError):
+            raise CheckpointError(f"line {number} of {path.name} is not valid JSON") from None
+        for column, value in zip(found, values, strict=True):
+            column.append(value)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _decoder(wanted: tuple[str, ...]) -> Any:
+    """A decoder that keeps the wanted fields and steps over the others; None without msgspec."""
+    try:
+        import msgspec
+    except ModuleNotFoundError:
+        return None
+    value = float | str | bool | list[Any] | None
+    fields = [(f"f{i}", value, msgspec.field(default=None, name=name)) for i, name in enumerate(wanted)]
+    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, gc=False))
+
+
+def _array(column: list[Any]) -> np.ndarray:
+    try:
+        return np.array(column, dtype=float)
+    except (TypeError, ValueError):
+        pass
+    if any(isinstance(value, str) for value in column):
+        return np.array([value if isinstance(value, str) else None for value in column], dtype=object)
+    return np.array([_worst(value) for value in column], dtype=float)
+
+
+def _worst(value: Any) -> float:
+    if isinstance(value, list):
+        finite = [each for each in map(_worst, value) if each == each]
+        return max(finite, default=float("nan"))
+    return _number(value)
+
+
+__all__ = ["Skipped", "StoredRun", "StoredSweep", "difference", "flatten", "names", "read", "scan", "sweeps"]

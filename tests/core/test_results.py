@@ -1,0 +1,204 @@
+"""Run folders read back: what is a run, what is left out and why, and the rows by column."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hgms_core import results
+from hgms_core.errors import CheckpointError, ConfigError
+from hgms_core.results import difference, names, read, scan, sweeps
+
+CONFIG = """schema = 1
+seed = {seed}
+
+[task]
+name = "ring"
+rho = {rho}
+
+[method]
+name = "halve"
+lr = 0.5
+
+[budget]
+outer_steps = 3
+
+[run]
+out = "runs"
+label = "none"
+"""
+ROWS = [{"step": 0, "metric.value": 1.0}] + [
+    {"step": step, "gap": 0.1 * step, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 1 / (1 + step)}
+    for step in (1, 2, 3)
+]
+
+
+def write(folder: Path, seed: int = 0, rho: float = 0.4, **files: Any) -> Path:
+    """A finished run of three steps; ``files`` lays other texts over its files, None leaves one out."""
+    path = folder / "ring" / "halve-0123abcd" / f"seed-{seed}" if folder.name != f"seed-{seed}" else folder
+    path.mkdir(parents=True)
+    whole = {
+        "config.toml": CONFIG.format(seed=seed, rho=rho),
+        "env.json": json.dumps({"device": "cpu", "task": {"version": "2", "metrics": {"value": False}}}),
+        "steps.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
+        "timings.jsonl": "".join(json.dumps({"step": row["step"], "seconds": 0.25 * row["step"]}) + "\n" for row in ROWS),
+        "summary.json": json.dumps({"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": None}}),
+    }
+    for name, text in {**whole, **{key.replace("_", "."): value for key, value in files.items()}}.items():
+        if text is not None:
+            (path / name).write_text(text)
+    return path
+
+
+def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
+    path = write(tmp_path, seed=7, resources_json='{"peak_memory_bytes": 1024}')
+    [run], skipped = scan(tmp_path)
+    assert skipped == []
+    assert run.path == path
+    assert (run.task_name, run.task_label, run.task_version) == ("ring", "ring", "2")
+    assert (run.method_name, run.label, run.hash, run.seed, run.budget) == ("halve", "halve", "0123abcd", 7, "3 outer steps")
+    assert run.status == "done"
+    assert run.error is None
+    assert run.metrics["value"] == 0.25
+    assert math.isnan(run.metrics["bad"])  # null in the file: it was not finite
+    assert run.higher_is_better == {"value": False}
+    assert run.resources == {"peak_memory_bytes": 1024}
+    assert run.seconds == 0.75
+    assert [row["seconds"] for row in run.records()] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
+    text = CONFIG.format(seed=0, rho=0.4).replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
+    write(tmp_path, config_toml=text)
+    [run], _ = scan(tmp_path)
+    assert (run.label, run.task_label, run.method_name, run.task_name) == ("mine", "ring at 0.4", "halve", "ring")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    if fast:
+        pytest.importorskip("msgspec")
+    else:
+        monkeypatch.setattr(results, "_decoder", lambda wanted: None)
+    path = write(tmp_path)
+    with (path / "steps.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "gap": 0')  # killed while appending
+    columns = read(path).columns(["seconds", "gap", "outcome", "residual", "metric.value", "nobody"])
+    assert list(columns) == ["step", "seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
+    np.testing.assert_array_equal(columns["step"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(columns["seconds"], [0, 0.25, 0.5, 0.75])
+    np.testing.assert_array_equal(columns["gap"], [np.nan, 0.1, 0.2, 0.1 * 3])
+    np.testing.assert_array_equal(columns["residual"], [np.nan, 0.3, 0.3, 0.3])
+    assert columns["outcome"].tolist() == [None, "converged", "converged", "converged"]
+    assert np.isnan(columns["nobody"]).all()
+
+
+def test_a_step_without_its_time_has_none(tmp_path: Path) -> None:
+    path = write(tmp_path, timings_jsonl='{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n')
+    np.testing.assert_array_equal(read(path).columns(["seconds"])["seconds"], [0, np.nan, 0.5, np.nan])
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, steps_jsonl='{"step": 0}\n{"step": 1, "gap"\n{"step": 2}\n')
+    with pytest.raises(CheckpointError, match=r"line 2 of steps\.jsonl is not valid JSON"):
+        read(path).columns(["gap"])
+
+
+def empty(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def binary(path: Path) -> None:
+    write(path, config_toml="")
+    (path / "config.toml").write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (empty, "the folder is empty"),
+        (binary, "config.toml is not text"),
+        (lambda path: write(path, config_toml=None), "config.toml is missing"),
+        (lambda path: write(path, config_toml="seed = ["), "config.toml is not valid TOML"),
+        (lambda path: write(path, config_toml="seed = 0\n"), "config.toml does not describe a run: it lacks 'task'"),
+        (
+            lambda path: write(path, config_toml=CONFIG.format(seed=0, rho=1).replace("outer_steps = 3", "outer_steps = 0")),
+            "config.toml does not describe a run: 'outer_steps' must be a whole number > 0",
+        ),
+        (lambda path: write(path, summary_json=None), "the run is not finished: no summary.json yet, 3 steps so far"),
+        (lambda path: write(path, summary_json='{"status": "done'), "summary.json is not valid JSON"),
+        (lambda path: write(path, summary_json="[1]"), "summary.json does not hold an object"),
+        (lambda path: write(path, summary_json="{}"), "summary.json has no status"),
+        (lambda path: write(path, steps_jsonl=None), "steps.jsonl is missing"),
+        (lambda path: write(path, env_json="{"), "env.json is not valid JSON"),
+    ],
+)
+def test_what_is_not_a_run_is_named_and_left_out(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+    good, bad = write(tmp_path / "good"), tmp_path / "bad" / "seed-0"
+    make(bad)
+    runs, [skipped] = scan(tmp_path)
+    assert [run.path for run in runs] == [good]
+    assert skipped.path == bad
+    assert reason in skipped.reason
+
+
+def test_a_failed_run_is_a_result(tmp_path: Path) -> None:
+    write(tmp_path, summary_json='{"status": "failed", "error": "it grew", "metrics": {}}', steps_jsonl=None)
+    [run], skipped = scan(tmp_path)
+    assert (run.status, run.error, skipped) == ("failed", "it grew", [])
+
+
+def test_copies_count_once(tmp_path: Path) -> None:
+    write(tmp_path / "a", rho=0.4)
+    write(tmp_path / "b", rho=0.4)
+    write(tmp_path / "c", rho=0.6)
+    runs, [skipped] = scan([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    assert [run.task["rho"] for run in runs] == [0.4, 0.6]
+    assert "same configuration and seed" in skipped.reason
+    assert len(scan([tmp_path / "a", tmp_path / "a"])[0]) == 1
+
+
+def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path / "sweeps" / "ring" / "halve", seed=3)
+    (tmp_path / "sweeps" / "ring" / "halve" / "sweep.json").write_text('{"trials": [], "chosen": 0}')
+    (tmp_path / "sweeps" / "broken").mkdir()
+    (tmp_path / "sweeps" / "broken" / "sweep.json").write_text("{")
+    runs, skipped = scan(tmp_path)
+    assert [run.seed for run in runs] == [0]
+    assert skipped == []
+    [found], [damaged] = sweeps(tmp_path)
+    assert found.table == {"trials": [], "chosen": 0}
+    assert "not valid JSON" in damaged.reason
+    assert [run.seed for run in scan(tmp_path / "sweeps")[0]] == [3]  # asked for by name
+
+
+@pytest.mark.parametrize("what", ["does not exist", "is a file"])
+def test_a_folder_that_is_none(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "runs"
+    if what == "is a file":
+        path.write_text("")
+    with pytest.raises(ConfigError, match=what):
+        scan(path)
+
+
+def test_names_tell_equal_labels_apart() -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "a": {"name": "hg", "solver": {"name": "cg", "rtol": 0.1}},
+        "b": {"name": "hg", "solver": {"name": "cg", "rtol": 0.2}},
+        "c": {"name": "hg", "solver": {"name": "neumann"}},
+        "d": {"name": "other"},
+    }
+    assert names(tables, {"a": "hg", "b": "hg", "c": "hg", "d": "other"}) == {
+        "a": "hg (solver.name = cg, solver.rtol = 0.1)",
+        "b": "hg (solver.name = cg, solver.rtol = 0.2)",
+        "c": "hg (solver.name = neumann, solver.rtol = none)",
+        "d": "other",
+    }
+    assert difference([{"a": 1}, {"a": 1}]) == []
