@@ -349,11 +349,6 @@ def _about(task: Task) -> dict[str, Any]:
     return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
 
 
-def _about(task: Task) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version, and which way is better."""
-    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
-
-
 def _git() -> str | None:
     """The commit of the working directory's repository, with a + where it is changed; None outside one."""
     try:
