@@ -1,8 +1,9 @@
-"""Hypergradient estimators `implicit`, `unrolled`, `one-step` and `fixed`."""
+"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `carried` and `fixed`."""
 
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_hypergradients.carried import Carried as Carried
 from hgms_hypergradients.fixed import Fixed as Fixed
 from hgms_hypergradients.implicit import Implicit as Implicit
 from hgms_hypergradients.one_step import OneStep as OneStep
@@ -11,4 +12,4 @@ from hgms_hypergradients.unrolled import Unrolled as Unrolled
 
 @hookimpl
 def hgms_register_hypergradients() -> list[type]:
-    return [Implicit, Unrolled, OneStep, Fixed]
+    return [Implicit, Unrolled, OneStep, Carried, Fixed]

@@ -1,0 +1,112 @@
+"""BOME: θ and y move together along ∇f, bent just enough that the value gap keeps falling."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_penalty import shared
+
+
+@final
+@frozen(kw_only=True)
+class DynamicBarrier:
+    """The lower state y of BOME, and the upper half of its joint direction.
+
+    With ∇ = (∇_θ, ∇_y) and one lower batch for the whole step::
+
+        y^{t+1} = y^t − η_T ∇_y g(θ, y^t),   y^0 = y                     T steps; y^T is then held fixed
+        q(θ, y) = g(θ, y) − g(θ, y^T)
+        λ = max(η − ⟨∇f, ∇q⟩ / ‖∇q‖², 0)                                 so that ⟨∇f + λ∇q, ∇q⟩ ≥ η ‖∇q‖²
+        y ← y − η_y (∇_y f + λ ∇_y q),   h = ∇_θ f + λ ∇_θ q             both at the old (θ, y)
+
+    λ is the least weight with which q falls at the asked rate: there is no penalty to choose. y^T is used up; y is what is
+    carried. Goes with hypergradient ``carried`` and an outer ``sgd``.
+
+    Use when no penalty weight is to be tuned. Avoid very noisy batches: λ is a ratio of two inner products.
+
+    Arguments:
+        steps: T. ``inner_lr``: η_T. ``lr``: η_y. ``eta``: η, how fast the gap must fall.
+        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+
+    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+
+    Cost: N (T + 1) lower gradients (that at y serves q and the first of the T steps, that at y^T is in θ alone), N upper
+    gradients. Memory: N lower states and a few gradients.
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] + 2 * t["t"]).sum())
+    >>> generator = DynamicBarrier(steps=1, inner_lr=0.5, lr=0.25, eta=1.0)
+    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> found.x["x"], found.aux["theta.t"]            # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
+    (tensor([[0.1250]]), tensor([[3.5000]]))
+
+    Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple first-order approach* (2022).
+    """
+
+    name: ClassVar[str] = "dynamic-barrier"
+
+    count: int = field(default=1, validator=shared.whole)
+    steps: int = field(default=10, validator=shared.whole)
+    inner_lr: float = field(default=0.1, validator=shared.positive)
+    lr: float = field(default=0.1, validator=shared.positive)
+    eta: float = field(default=0.5, validator=shared.positive)
+    batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    noise: float = field(default=0.0, validator=shared.not_negative)
+    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    def init(self, problem: Problem, key: Key) -> State:
+        return shared.begin(problem, {}, self)
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        data = problem.lower_data
+
+        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            index = data.draw(key.fold("lower"), self.batch_size, 1)
+            below = data.batch(None if index is None else index[0])
+            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            upper, lower = shared.tracked(theta), shared.tracked(y)
+            with torch.enable_grad():
+                g = problem.g(upper, lower, below)
+                g_theta, g_y = shared.slopes(g, upper, lower)
+                f = problem.f(upper, lower, above)
+                f_theta, f_y = shared.slopes(f, upper, lower)
+
+            end = shared.descended(y, g_y, self.inner_lr)
+            for _ in range(self.steps - 1):
+                grads, _ = gradient(problem.g, theta, end, below)
+                end = shared.descended(end, dict(zip(end, grads, strict=True)), self.inner_lr)
+            with torch.enable_grad():
+                (end_theta,) = shared.slopes(problem.g(upper, end, below), upper)
+
+            q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
+            size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
+            inner = _dot(f_theta, q_theta) + _dot(f_y, g_y)
+            # Where ∇q = 0 its weight does not matter; the bound only keeps 0/0 out.
+            weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
+            to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
+            to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}
+            norm = _dot(g_y, g_y).sqrt()
+            kept = {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": norm}
+            return shared.descended(y, to_y, self.lr), kept, g.detach()
+
+        rows = data.count(self.batch_size) * (self.steps + 1) + shared.upper_rows(problem, self.upper_batch_size)
+        return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        shared.refuse_replay(self.name)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return shared.carry(start, candidates, index, self)
+
+
+def _dot(a: Tree, b: Tree) -> Tensor:
+    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()

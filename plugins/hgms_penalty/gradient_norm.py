@@ -1,0 +1,109 @@
+"""G-PBGD: the lower level as a penalty on ‖∇_y g‖²."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree
+from hgms_penalty import shared
+
+
+@final
+@frozen(kw_only=True)
+class GradientNorm:
+    """The lower state y of G-PBGD, and the upper gradient of the pass that moves it.
+
+    At outer step k::
+
+        L = c_k [f(θ, y) + ½ γ_k ‖∇_y g(θ, y)‖²]
+        y ← y − η ∇_y L            (with momentum: its running sum),   h = ∇_θ L at the old y
+        γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
+
+    ∇L needs one Hessian product and one product with the mixed derivative, both along ∇_y g: one backward pass through the
+    gradient's graph makes them together. Goes with hypergradient ``carried`` and an outer ``sgd``.
+
+    Use when g is twice differentiable and its stationary points are its minima (the Polyak–Łojasiewicz inequality). Avoid
+    where g has saddle points or maxima near y: ‖∇_y g‖ vanishes there too; and where Hessian products are dear.
+
+    Arguments:
+        lr: η. ``momentum``: of y.
+        gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
+        normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
+        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+
+    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+
+    Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient. Memory: N lower states (2N with
+    momentum) and the graph of one gradient.
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> generator = GradientNorm(lr=0.25, gamma=2.0, gamma_steps=0)
+    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> found.x["x"], found.aux["theta.t"]            # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
+    (tensor([[1.]]), tensor([[4.]]))
+
+    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), G-PBGD.
+    """
+
+    name: ClassVar[str] = "gradient-norm"
+    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
+
+    count: int = field(default=1, validator=shared.whole)
+    lr: float = field(default=0.1, validator=shared.positive)
+    momentum: float = field(default=0.0, validator=shared.share)
+    gamma: float = field(default=37.0, validator=shared.positive)
+    gamma_start: float = field(default=0.0, validator=shared.not_negative)
+    gamma_steps: int = field(default=1000, validator=shared.not_negative)
+    normalise: bool = True
+    batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    noise: float = field(default=0.0, validator=shared.not_negative)
+    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    def init(self, problem: Problem, key: Key) -> State:
+        moments = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()} if self.momentum else {}
+        return shared.begin(problem, shared.tagged("m", moments), self)
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
+        scale = 1 / gamma if self.normalise and gamma > 1 else 1.0
+        data = problem.lower_data
+
+        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            index = data.draw(key.fold("lower"), self.batch_size, 1)
+            below = data.batch(None if index is None else index[0])
+            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            upper, lower = shared.tracked(theta), shared.tracked(y)
+            with torch.enable_grad():
+                g = problem.g(upper, lower, below)
+                grads = torch.autograd.grad(g, list(lower.values()), create_graph=True, materialize_grads=True)
+                squares = torch.stack([grad.square().sum() for grad in grads]).sum()
+                f = problem.f(upper, lower, above)
+                to_theta, to_y = shared.slopes(scale * f + 0.5 * scale * gamma * squares, upper, lower)
+
+            kept: Tree = {}
+            if self.momentum:
+                m = shared.untagged("m", aux)
+                to_y = {name: self.momentum * m[name] + to_y[name] for name in y}
+                kept |= shared.tagged("m", to_y)
+            norm = squares.detach().sqrt()
+            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": norm}
+            return shared.descended(y, to_y, self.lr), kept, g.detach()
+
+        rows = 3 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
+        cost = Cost(lower_gradients=1, products=1, cross_products=1, upper_gradients=1, rows=rows)
+        return shared.branches(start, key, self, step, cost)
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        shared.refuse_replay(self.name)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return shared.carry(start, candidates, index, self)

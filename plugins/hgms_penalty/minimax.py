@@ -1,0 +1,181 @@
+"""ScaleBiO: the value gap as a game, min over (θ, w) and max over u of f(w) + α (g(w) − g(u))."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, norm
+from hgms_penalty import shared
+
+
+def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
+    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
+        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
+
+
+@final
+@frozen(kw_only=True)
+class Minimax:
+    """The pair (w, u) of ScaleBiO, and the upper gradient of the pass that moves both.
+
+    With one lower batch B for both models, all three gradients at the old (θ, w, u)::
+
+        min over θ, w  max over u     f(θ, w) + α_k (g(θ, w; B) − g(θ, u; B))
+        w ← w − η_w D[∇_w f + α_k ∇_w g(θ, w)]
+        u ← u − η_u D[α_k ∇_u g(θ, u)]                                    (not in the first ``warmup`` steps)
+        h = ∇_θ f(θ, w) + α_k (∇_θ g(θ, w) − ∇_θ g(θ, u))
+        α_k = α τ^s,   η_k = η τ^−s,   s = number of finished stages
+
+    D is the gradient itself (``sgd``) or AdamW's direction. w, which is scored and returned, plays V-PBGD's y; u tracks the
+    lower solution. Goes with hypergradient ``carried`` and an outer ``sgd`` or ``adamw``.
+
+    Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a fixed rate: α multiplies the
+    step of u and w (AdamW does not see it).
+
+    Arguments:
+        optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``, ``weight_decay``: as in
+            torch.optim.AdamW (decay is decoupled for sgd too).
+        alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one stage).
+        clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
+        warmup: first outer steps in which u stays where it is.
+        blocks: how many blocks of leaves move, drawn for u and for w separately every ``block_every`` outer steps (None: all
+            move). A block is all leaves with one prefix: ``hidden`` for hidden.weight and hidden.bias. The other leaves
+            cost no gradient; AdamW's moments exist for the moving leaves only and start anew at each draw.
+        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        count, noise, carry_rule: N pairs on batches of their own, noise on w, as in ``value-gap``.
+
+    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be the same, and from
+    ``replay``: there is no path to differentiate.
+
+    Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less with ``blocks``).
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 3) ** 2).sum())
+    >>> generator = Minimax(alpha=2.0, lr=0.05, optimizer="sgd")
+    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> found.x["x"], found.aux["u.x"], found.aux["theta.t"]       # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
+    (tensor([[0.5000]]), tensor([[0.2000]]), tensor([[0.]]))
+
+    Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025); the multi-stage game: Wang et
+    al. (2023).
+    """
+
+    name: ClassVar[str] = "minimax"
+
+    count: int = field(default=1, validator=shared.whole)
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
+    lr: float = field(default=0.01, validator=shared.positive)
+    lr_u: float | None = field(default=None, validator=validators.optional(shared.positive))
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
+    eps: float = field(default=1e-8, validator=shared.positive)
+    weight_decay: float = field(default=0.0, validator=shared.not_negative)
+    alpha: float = field(default=10.0, validator=shared.positive)
+    stage_factor: float = field(default=1.0, validator=shared.positive)
+    stage_steps: int | None = field(default=None, validator=shared.optional_whole)
+    clip: float | None = field(default=None, validator=validators.optional(shared.positive))
+    warmup: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
+    blocks: int | None = field(default=None, validator=shared.optional_whole)
+    block_every: int = field(default=20, validator=shared.whole)
+    batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    noise: float = field(default=0.0, validator=shared.not_negative)
+    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    def init(self, problem: Problem, key: Key) -> State:
+        known = len({_block(name) for name in problem.x0})
+        if self.blocks is not None and self.blocks > known:
+            raise ConfigError(f"'blocks' must be <= {known}, the number of blocks of the lower variable: {self.blocks}")
+        return {**shared.begin(problem, shared.tagged("u", problem.x0), self), "blocks": key.fold("blocks").derive()}
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        done = start["step"]
+        stages = 0 if self.stage_steps is None else done // self.stage_steps
+        alpha, slower = self.alpha * self.stage_factor**stages, self.stage_factor**-stages
+        since = done if self.blocks is None else done % self.block_every
+        drawn = Key(start["blocks"]).fold(done - since)
+        moving = {which: self._moving(problem.x0, drawn.fold(which)) for which in "wu"}
+        # The number of steps since the moments began, this one included; u's begin after the warm-up.
+        counts = {"w": since + 1, "u": done - max(done - since, self.warmup) + 1}
+        rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
+        if done < self.warmup:
+            moving["u"] = []
+        data = problem.lower_data
+
+        def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            index = data.draw(key.fold("lower"), self.batch_size, 1)
+            below = data.batch(None if index is None else index[0])
+            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            models = {"w": w, "u": shared.untagged("u", aux)}
+            upper = shared.tracked(theta)
+            active = {which: shared.tracked({name: models[which][name] for name in moving[which]}) for which in models}
+            with torch.enable_grad():
+                at_w = problem.g(upper, models["w"] | active["w"], below)
+                at_u = problem.g(upper, models["u"] | active["u"], below)
+                f = problem.f(upper, models["w"] | active["w"], above)
+                value = f + alpha * (at_w - at_u)
+                to_theta, to_w, to_u = shared.slopes(value, upper, active["w"], active["u"])
+
+            kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": f.detach()}
+            for which, slope in (("w", to_w), ("u", to_u)):
+                if not slope:
+                    continue
+                before = {kind: shared.untagged(f"{kind}{which}", aux) for kind in "mv"} if counts[which] > 1 else None
+                old = {name: models[which][name] for name in slope}
+                moved, moments = self._moved(old, slope, before, counts[which], rates[which], alpha)
+                models[which] = models[which] | moved
+                for kind, moment in moments.items():
+                    kept |= shared.tagged(f"{kind}{which}", moment)
+            return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
+
+        rows = 2 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
+        return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        shared.refuse_replay(self.name)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return shared.carry(start, candidates, index, self)
+
+    def _moving(self, x: Tree, key: Key) -> list[str]:
+        """The leaves that move: all of them, or those of some blocks."""
+        if self.blocks is None:
+            return list(x)
+        known = list(dict.fromkeys(_block(name) for name in x))
+        chosen = {known[i] for i in torch.randperm(len(known), generator=key.generator())[: self.blocks].tolist()}
+        return [name for name in x if _block(name) in chosen]
+
+    def _moved(
+        self, x: Tree, slope: Tree, before: dict[str, Tree] | None, count: int, rate: float, alpha: float
+    ) -> tuple[Tree, dict[str, Tree]]:
+        """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both directions are odd in it)."""
+        if self.clip is not None:
+            bound = self.clip * alpha
+            scale = bound / norm(slope).clamp_min(bound)
+            slope = {name: leaf * scale for name, leaf in slope.items()}
+        if self.weight_decay:
+            x = {name: leaf * (1 - abs(rate) * self.weight_decay) for name, leaf in x.items()}
+        if self.optimizer == "sgd":
+            return shared.descended(x, slope, rate), {}
+        if before is None:
+            before = {kind: {name: torch.zeros_like(leaf) for name, leaf in x.items()} for kind in "mv"}
+        grads = list(slope.values())
+        first = list(torch._foreach_lerp([before["m"][name] for name in x], grads, 1 - self.betas[0]))
+        second = list(torch._foreach_mul([before["v"][name] for name in x], self.betas[1]))
+        torch._foreach_addcmul_(second, grads, grads, 1 - self.betas[1])
+        root = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(root, (1 - self.betas[1] ** count) ** 0.5)
+        torch._foreach_add_(root, self.eps)
+        moved = torch._foreach_addcdiv(list(x.values()), first, root, -rate / (1 - self.betas[0] ** count))
+        moments = {"m": dict(zip(x, first, strict=True)), "v": dict(zip(x, second, strict=True))}
+        return dict(zip(x, moved, strict=True)), moments
+
+
+def _block(name: str) -> str:
+    """The prefix that a module's parameters share: ``hidden`` of hidden.weight; the name itself where there is none."""
+    return name.rpartition(".")[0] or name

@@ -1,0 +1,148 @@
+"""What the four penalty generators share: N branches around one step, their start, their stacking and what they carry on.
+
+A branch's lower state is ``x``; whatever else it keeps (ω or u, moments) travels in ``aux`` under ``<variable>.<leaf>``. There
+too is what hypergradient ``carried`` reads: the upper gradient of the same pass (``theta.<leaf>``) and, under names without a
+dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from attrs import validators
+from torch import Tensor
+
+from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, repeat, stack
+
+positive: Any = validators.gt(0)
+not_negative: Any = validators.ge(0)
+share: Any = [validators.ge(0), validators.lt(1)]
+whole: Any = [validators.instance_of(int), validators.gt(0)]
+optional_whole: Any = validators.optional(whole)
+carry_rules: Any = validators.in_(["selected", "per-branch"])
+
+Step = Callable[[Tree, Tree, Key], tuple[Tree, Tree, Tensor]]
+"""One branch: (x, what it kept, key) → (the next x, aux, the lower loss it saw)."""
+
+
+def tagged(variable: str, tree: Tree) -> Tree:
+    return {f"{variable}.{name}": leaf for name, leaf in tree.items()}
+
+
+def untagged(variable: str, aux: Tree) -> Tree:
+    return {name[len(variable) + 1 :]: leaf for name, leaf in aux.items() if name.startswith(variable + ".")}
+
+
+def begin(problem: Problem, aux: Tree, method: Any) -> State:
+    """The state before the first step: x0 and ``aux`` once, or once a branch where each keeps its own."""
+    full = _is_full(problem.lower_data, method.batch_size)
+    if (
+        method.count > 1
+        and not method.noise
+        and full
+        and _is_full(problem.upper_data["differentiate"], method.upper_batch_size)
+    ):
+        raise ConfigError(
+            f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} candidates would be the same\n"
+            "  set noise > 0, or a batch_size below the number of rows, or count = 1"
+        )
+    rows = method.count if method.carry_rule == "per-branch" else 1
+    return {"x": repeat(problem.x0, rows), "aux": repeat(aux, rows), "step": 0}
+
+
+def _is_full(data: Data, batch_size: int | None) -> bool:
+    return batch_size is None or batch_size >= data.size
+
+
+def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Candidates:
+    """Runs ``step`` for every branch, from its own start where there is one; ``cost`` is that of one branch.
+
+    Branch 0 is free of noise. The noise goes to x alone: what else a branch keeps approximates the lower solution, and noise
+    would only spoil that.
+    """
+    stored = next(iter(start["x"].values())).shape[0]
+    if stored not in (1, method.count):
+        raise ConfigError(f"the carried state holds {stored} branches, this generator has count = {method.count}")
+    found = []
+    for member in range(method.count):
+        row = 0 if stored == 1 else member
+        own = key.fold("branch", member)
+        x = {name: leaf[row] for name, leaf in start["x"].items()}
+        if method.noise and member:
+            x = _noisy(x, method.noise, own.fold("noise"))
+        found.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
+    return Candidates(
+        x=_stacked([x for x, _, _ in found]),
+        aux=_stacked([aux for _, aux, _ in found]),
+        losses=torch.stack([loss for _, _, loss in found]),
+        cost=sum((cost for _ in found), Cost()),
+    )
+
+
+def _stacked(trees: list[Tree]) -> Tree:
+    # One branch, the usual case, is not copied.
+    return {name: leaf.unsqueeze(0) for name, leaf in trees[0].items()} if len(trees) == 1 else stack(trees)
+
+
+def _noisy(x: Tree, scale: float, key: Key) -> Tree:
+    device = next(iter(x.values())).device
+    generator = key.generator(device)
+    return {
+        name: leaf + scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=device)
+        for name, leaf in x.items()
+    }
+
+
+def carry(start: State, candidates: Candidates, index: Tensor, method: Any) -> State:
+    """The selected branch, or every branch, without what belongs to this step only: upper gradient and measurements."""
+    x = candidates.x
+    aux = {name: leaf for name, leaf in candidates.aux.items() if "." in name and not name.startswith("theta.")}
+    if method.carry_rule == "selected" and method.count > 1:
+        row = index.reshape(1)
+        x, aux = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, aux))
+    return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
+
+
+def refuse_replay(name: str) -> NoReturn:
+    raise ConfigError(
+        f"generator {name!r} is no trajectory to differentiate: its upper gradient comes from the pass that moves its lower "
+        "variables\n  use hypergradient 'carried' with it ('implicit', 'one-step' and 'fixed' work too, at their own cost)"
+    )
+
+
+def upper_batch(problem: Problem, key: Key, batch_size: int | None) -> Tree:
+    data = problem.upper_data["differentiate"]
+    index = data.draw(key.fold("upper"), batch_size, 1)
+    return data.batch(None if index is None else index[0])
+
+
+def upper_rows(problem: Problem, batch_size: int | None) -> int:
+    return problem.upper_data["differentiate"].count(batch_size)
+
+
+def tracked(tree: Tree) -> Tree:
+    """Autograd leaves that share memory with ``tree``."""
+    return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
+
+
+def slopes(value: Tensor, *trees: Tree) -> list[Tree]:
+    """The gradient of ``value`` in each tree, in one backward pass; zeros for what it does not depend on."""
+    leaves = [leaf for tree in trees for leaf in tree.values()]
+    if value.requires_grad:
+        found = iter(torch.autograd.grad(value, leaves, materialize_grads=True))
+    else:
+        found = iter(torch.zeros_like(leaf) for leaf in leaves)
+    return [{name: next(found) for name in tree} for tree in trees]
+
+
+def descended(x: Tree, direction: Tree, rate: float) -> Tree:
+    """x − rate·direction, as new tensors."""
+    moved = torch._foreach_add(list(x.values()), [direction[name] for name in x], alpha=-rate)
+    return dict(zip(x, moved, strict=True))
+
+
+def ramp(first: float, last: float, steps: int, step: int) -> float:
+    """From ``first`` at step 0 linearly to ``last`` at ``steps``, and constant from there (constant at once if steps is 0)."""
+    return last if step >= steps else first + (last - first) * step / steps

@@ -1,0 +1,114 @@
+"""V-PBGD: the lower level as a penalty on the gap g(θ, y) − min g(θ, ·), whose minimum a second model ω tracks."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_penalty import shared
+
+
+@final
+@frozen(kw_only=True)
+class ValueGap:
+    """The pair (y, ω) of V-PBGD, and the upper gradient of the pass that moves y.
+
+    At outer step k, with one lower batch B for both g(y) and g(ω)::
+
+        ω ← ω − η_ω ∇_ω g(θ, ω)                                          T times, on batches of their own
+        L = c_k [f(θ, y) + γ_k (g(θ, y; B) − g(θ, ω; B))]                ω held fixed
+        y ← y − η_y ∇_y L            (with momentum: its running sum),   h = ∇_θ L at the old y
+        γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
+
+    ω is never reset to y. The minimisers of L over (θ, y) approach the optimistic bilevel solutions as γ grows, with an error
+    of order 1/γ. Goes with hypergradient ``carried`` and an outer ``sgd``, which moves θ along h at the same time as y moves.
+
+    Use when second derivatives are dear or do not exist. Avoid small γ: then f moves y freely and g(y) need not be near its
+    minimum.
+
+    Arguments:
+        steps: T. ``lr``: η_y. ``inner_lr``: η_ω. ``momentum``: of y.
+        gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
+        normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
+        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        count: N pairs, each on batches of its own; ``noise``: standard deviation added to y at the start of a step, of all
+            but branch 0. ``carry_rule``: the next step starts from the ``selected`` pair or each pair goes on ``per-branch``.
+
+    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+
+    Cost: N (T + 2) lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower states, 3N with momentum.
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> generator = ValueGap(steps=1, inner_lr=0.5, lr=0.25, gamma=2.0, gamma_steps=0)
+    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> found.x["x"], found.aux["theta.t"]            # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
+    (tensor([[0.5000]]), tensor([[2.]]))
+
+    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), V-PBGD.
+    """
+
+    name: ClassVar[str] = "value-gap"
+
+    count: int = field(default=1, validator=shared.whole)
+    steps: int = field(default=1, validator=shared.whole)
+    lr: float = field(default=0.01, validator=shared.positive)
+    inner_lr: float = field(default=0.01, validator=shared.positive)
+    momentum: float = field(default=0.0, validator=shared.share)
+    gamma: float = field(default=10.0, validator=shared.positive)
+    gamma_start: float = field(default=0.0, validator=shared.not_negative)
+    gamma_steps: int = field(default=1000, validator=shared.not_negative)
+    normalise: bool = True
+    batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
+    noise: float = field(default=0.0, validator=shared.not_negative)
+    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    def init(self, problem: Problem, key: Key) -> State:
+        aux = shared.tagged("omega", problem.x0)
+        if self.momentum:
+            aux |= shared.tagged("m", {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()})
+        return shared.begin(problem, aux, self)
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
+        scale = 1 / gamma if self.normalise and gamma > 1 else 1.0
+        data = problem.lower_data
+
+        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
+            omega = shared.untagged("omega", aux)
+            for inner in range(self.steps):
+                grads, _ = gradient(problem.g, theta, omega, data.batch(None if index is None else index[inner]))
+                omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
+
+            below = data.batch(None if index is None else index[self.steps])
+            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            upper, lower = shared.tracked(theta), shared.tracked(y)
+            with torch.enable_grad():
+                at_y, at_omega = problem.g(upper, lower, below), problem.g(upper, omega, below)
+                f = problem.f(upper, lower, above)
+                to_theta, to_y = shared.slopes(scale * f + scale * gamma * (at_y - at_omega), upper, lower)
+
+            kept = shared.tagged("omega", omega)
+            if self.momentum:
+                m = shared.untagged("m", aux)
+                to_y = {name: self.momentum * m[name] + to_y[name] for name in y}
+                kept |= shared.tagged("m", to_y)
+            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach()}
+            return shared.descended(y, to_y, self.lr), kept, at_y.detach()
+
+        rows = data.count(self.batch_size) * (self.steps + 2) + shared.upper_rows(problem, self.upper_batch_size)
+        return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        shared.refuse_replay(self.name)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return shared.carry(start, candidates, index, self)
