@@ -63,8 +63,10 @@ from hgms_core.linear import LinearSystem as LinearSystem
 from hgms_core.pipeline import Pipeline as Pipeline
 from hgms_core.problem import Data as Data
 from hgms_core.problem import Problem as Problem
+from hgms_core.problem import learned_start as learned_start
 from hgms_core.problem import roles as roles
 from hgms_core.problem import validation_shares as validation_shares
+from hgms_core.problem import without_start as without_start
 from hgms_core.protocols import (
     Branch as Branch,
 )

@@ -9,7 +9,7 @@ import torch
 from attrs import asdict, field, frozen, validators
 
 from hgms_core.errors import ConfigError
-from hgms_core.problem import Problem
+from hgms_core.problem import Problem, without_start
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key
@@ -24,7 +24,9 @@ class Pipeline:
     One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``reference``
     starts θ from one of the problem's named upper variables instead of ``theta0``. ``keep = "best"`` returns the state with the
     lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
-    the last one.
+    the last one. ``learn_start`` makes the lower level's start one more upper variable: its leaves ``start.<name>`` join θ in
+    the hypergradient and the outer update (and in their norms), and leave it again in ``result``. ``answer = "last"`` returns
+    the last candidate instead of the selected one as x (the end of a trajectory, where selecting only truncates it).
 
     >>> import torch
     >>> from hgms_core import Pipeline, Problem
@@ -52,6 +54,13 @@ class Pipeline:
     outer: OuterOptimizer
     reference: str | None = None
     keep: Literal["last", "best"] = field(default="last", validator=validators.in_(["last", "best"]))
+    learn_start: bool = field(default=False)
+    answer: Literal["selected", "last"] = field(default="selected", validator=validators.in_(["selected", "last"]))
+
+    @learn_start.validator
+    def _can_start(self, attribute: object, value: bool) -> None:
+        if value and not getattr(self.generator, "can_learn_start", False):
+            raise ValueError(f"'learn_start' needs a generator that starts from θ, such as trajectory: {self.generator.name!r}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -68,6 +77,8 @@ class Pipeline:
             )
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
+        if self.learn_start:
+            problem = problem.with_learned_start()
         theta = problem.theta0 if self.reference is None else problem.references[self.reference]
         key = Key(seed)
         return {
@@ -83,6 +94,8 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        if self.learn_start:
+            problem = problem.with_learned_start()
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
 
@@ -93,7 +106,9 @@ class Pipeline:
         branch = Branch(
             x=x,
             aux=take(candidates.aux, selection.index),
-            replay=functools.partial(self._replay, problem, start, key.fold("propose"), selection.index),
+            replay=functools.partial(candidates.replay, selection.index)
+            if candidates.replay is not None
+            else functools.partial(self._replay, problem, start, key.fold("propose"), selection.index),
         )
         estimate, memory = self.hypergradient.estimate(
             problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
@@ -120,6 +135,8 @@ class Pipeline:
             "curvature": estimate.curvature,
         }
         best = state["best"]
+        if self.answer == "last":
+            x = candidates.at(candidates.count - 1)
         if self.keep == "best":
             best, stop_loss, rows = self._better(problem, theta, x, best)
             record["stop_loss"] = stop_loss
@@ -140,9 +157,8 @@ class Pipeline:
         }, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        if self.keep == "best" and state["best"] is not None:
-            return state["best"]["theta"], state["best"]["x"]
-        return state["theta"], state["x"]
+        found = state["best"] if self.keep == "best" and state["best"] is not None else state
+        return without_start(found["theta"]) if self.learn_start else found["theta"], found["x"]
 
     def _replay(
         self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None

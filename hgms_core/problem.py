@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, field, frozen
+from attrs import Attribute, Factory, evolve, field, frozen
 from torch import Tensor
 
 from hgms_core.errors import ConfigError
@@ -77,6 +77,24 @@ def _same(theta: Tree) -> Tree:
     return theta
 
 
+START = "start."
+"""What the names of a learned start's leaves in θ begin with."""
+
+
+def learned_start(theta: Tree) -> Tree:
+    """The learned lower start among the upper variables, by the lower level's own names; ``{}`` where none is learned.
+
+    >>> learned_start({"t": torch.zeros(1), "start.x": torch.ones(1)})
+    {'x': tensor([1.])}
+    """
+    return {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)}
+
+
+def without_start(theta: Tree) -> Tree:
+    """The upper variables of the problem itself."""
+    return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
+
+
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
 
@@ -137,3 +155,24 @@ class Problem:
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
         return self.x0 if self.fresh is None else self.fresh(key)
+
+    def with_learned_start(self) -> Problem:
+        """The same problem with the lower level's start as further upper variables, ``start.<name>``, which begin at x0.
+
+        Losses, projection and evaluation see the other variables only; a generator that finds a :func:`learned_start` in θ
+        starts from it.
+        """
+        start = {START + name: leaf for name, leaf in self.x0.items()}
+
+        def project(theta: Tree) -> Tree:
+            return {**theta, **self.project(without_start(theta))}
+
+        return evolve(
+            self,
+            theta0={**self.theta0, **start},
+            references={name: {**theta, **start} for name, theta in self.references.items()},
+            g=lambda theta, x, batch: self.g(without_start(theta), x, batch),
+            f=lambda theta, x, batch: self.f(without_start(theta), x, batch),
+            project=project,
+            evaluate=lambda theta, x: self.evaluate(without_start(theta), x),
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,13 +72,15 @@ class Candidates:
     """N lower states as one stacked tree, and their baggage.
 
     ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the like) only travels along.
-    ``losses`` holds the last lower loss each candidate saw, ``[N]``.
+    ``losses`` holds the last lower loss each candidate saw, ``[N]``. A generator that still holds the graph of its run may say
+    so with ``replay(index, theta, last)``, which is then asked instead of the generator's own ``replay``.
     """
 
     x: Tree
     aux: Tree = Factory(dict)
     losses: Tensor | None = None
     cost: Cost = Cost()
+    replay: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
 
     @property
     def count(self) -> int:

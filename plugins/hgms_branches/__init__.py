@@ -1,11 +1,12 @@
-"""Candidate generator `branches`: N runs of SGD or AdamW."""
+"""Candidate generators `branches`, N runs of SGD or AdamW, and `trajectory`, the iterates of one run."""
 
 from __future__ import annotations
 
 from hgms_branches.branches import Branches as Branches
+from hgms_branches.trajectory import Trajectory as Trajectory
 from hgms_core import hookimpl
 
 
 @hookimpl
 def hgms_register_generators() -> list[type]:
-    return [Branches]
+    return [Branches, Trajectory]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -119,9 +120,27 @@ def unrolled(
     decay: float,
     last: int,
 ) -> Tree:
-    """The same K steps of one branch as a differentiable function of ``theta`` through the ``last`` of them.
+    """The same K steps of one branch as a differentiable function of ``theta`` through the ``last`` of them."""
+    end = x
+    for end, _ in iterates(hyper, problem, theta, x, moments, index, rates, decay, last):  # noqa: B007
+        pass
+    return end
 
-    The steps before keep no graph. Memory: the graphs of ``last`` gradients.
+
+def iterates(
+    hyper: Hyper,
+    problem: Problem,
+    theta: Tree,
+    x: Tree,
+    moments: Tree,
+    index: Tensor | None,
+    rates: list[float],
+    decay: float,
+    last: int,
+) -> Iterator[tuple[Tree, Tensor]]:
+    """The state after each step of :func:`unrolled`, and the loss before it.
+
+    The steps before the ``last`` keep no graph. Memory: the graphs of ``last`` gradients.
     """
     names = list(x)
     state = [x, *({name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments)]
@@ -139,9 +158,10 @@ def unrolled(
                 norm = torch.cat([each.reshape(-1) for each in found]).norm()
                 # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
                 grads = {name: grad * (hyper.clip / norm.clamp_min(hyper.clip)) for name, grad in grads.items()}
-            point = {name: leaf * (1 - rate * decay) for name, leaf in zip(names, leaves, strict=True)}
+            kept = 1 - rate * decay
+            point = {name: leaf * kept if decay else leaf for name, leaf in zip(names, leaves, strict=True)}
             state = _step(hyper, point, grads, state[1:], hyper.done + step + 1, rate)
-    return state[0]
+        yield state[0], value.detach()
 
 
 def _step(hyper: Hyper, x: Tree, grads: Tree, moments: list[Tree], count: int, rate: float) -> list[Tree]:

@@ -65,6 +65,32 @@ HG_BASELINE = Composition(
     },
 )
 
+IAPTT_GM = Composition(
+    name="iaptt-gm",
+    summary="IAPTT-GM: unrolls one run up to its worst iterate, and learns where the run starts.",
+    source="Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455).",
+    parts={
+        "generator": {"name": "trajectory", "steps": 20, "lr": 3e-2, "batch_size": 256, "keep_graph": True},
+        "selector": {"name": "worst"},
+        "hypergradient": {"name": "unrolled"},
+        "outer": {"name": "split", "upper": {"name": "adam", "lr": 0.1}, "start": {"name": "sgd", "lr": 3e-2}},
+        "learn_start": True,
+        "answer": "last",
+    },
+)
+
+HG_MS_TRAJECTORY = Composition(
+    name="hg-ms-trajectory",
+    summary="HG-MS whose candidates are iterates of one run: selection without a second run.",
+    source="this project: HG-MS paper, Algorithm 1, with the candidates of IAPTT-GM.",
+    parts={
+        **HG_MS.parts,
+        "generator": {
+            "name": "trajectory", "steps": 60, "every": 10, "optimizer": "adamw", "lr": 2e-2, "batch_size": 256,
+        },
+    },
+)  # fmt: skip
+
 UNIFORM = Composition(
     name="uniform",
     summary="Trains the lower level at the initial θ (equal weights): the floor of every comparison.",
@@ -88,4 +114,4 @@ ORACLE_CLEAN = Composition(
 
 @hookimpl
 def hgms_register_methods() -> list[Composition]:
-    return [HG_MS, HG_MS_ULA, HG_IMPLICIT, HG_BASELINE, UNIFORM, ORACLE_CLEAN]
+    return [HG_MS, HG_MS_ULA, HG_IMPLICIT, HG_BASELINE, HG_MS_TRAJECTORY, IAPTT_GM, UNIFORM, ORACLE_CLEAN]

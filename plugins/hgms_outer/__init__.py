@@ -1,4 +1,4 @@
-"""Outer optimisers `sgd`, `projected-gradient`, `adam`, `adamw` and `exponentiated-gradient`."""
+"""Outer optimisers `sgd`, `projected-gradient`, `adam`, `adamw`, `exponentiated-gradient` and `split`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hgms_outer.additive import Sgd as Sgd
 from hgms_outer.exponentiated import ExponentiatedGradient as ExponentiatedGradient
 from hgms_outer.shape import Projection as Projection
 from hgms_outer.shape import Schedule as Schedule
+from hgms_outer.split import Split as Split
 
 
 @hookimpl
 def hgms_register_outer_optimizers() -> list[type]:
-    return [Sgd, ProjectedGradient, Adam, AdamW, ExponentiatedGradient]
+    return [Sgd, ProjectedGradient, Adam, AdamW, ExponentiatedGradient, Split]

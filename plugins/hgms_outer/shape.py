@@ -18,7 +18,7 @@ class Schedule:
     """The factor on the learning rate.
 
     ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2. ``inverse``:
-    1/(1 + t/``decay_steps``) after t outer steps.
+    (1 + t/``decay_steps``)^−``power`` after t outer steps.
 
     >>> Schedule(kind="cosine", final=0.1).factor(step=0, progress=1.0)
     0.1
@@ -31,12 +31,13 @@ class Schedule:
     )
     final: float = field(default=0.0, validator=[validators.ge(0), validators.le(1)])
     decay_steps: int = field(default=50, validator=validators.gt(0))
+    power: float = field(default=1.0, validator=validators.gt(0))
 
     def factor(self, step: int, progress: float) -> float:
         if self.kind == "cosine":
             return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         if self.kind == "inverse":
-            return 1.0 / (1.0 + step / self.decay_steps)
+            return float((1.0 + step / self.decay_steps) ** -self.power)
         return 1.0
 
 

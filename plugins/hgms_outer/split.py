@@ -1,0 +1,48 @@
+"""Two outer optimisers at once: one for the upper variables, one for a learned lower start."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+from attrs import field, frozen
+
+from hgms_core import OuterOptimizer, State, Tree, without_start
+from hgms_outer.additive import Adam, Sgd
+
+
+@final
+@frozen(kw_only=True)
+class Split:
+    """θ by one optimiser, the learned start z by another: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
+
+    For a pipeline with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM: Adam for θ, gradient
+    descent for z). Without a learned start it is ``upper`` alone.
+
+    Arguments: ``upper`` and ``start``, any outer optimisers; each keeps its own state, schedule, clipping and projection.
+
+    >>> import torch
+    >>> outer = Split(upper=Sgd(lr=1.0), start=Sgd(lr=0.5))
+    >>> theta = {"t": torch.ones(1), "start.x": torch.ones(1)}
+    >>> outer.step(theta, {"t": torch.ones(1), "start.x": torch.ones(1)}, outer.init(theta), 0.0)[0]
+    {'t': tensor([0.]), 'start.x': tensor([0.5000])}
+
+    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), which steps both variables at once.
+    """
+
+    name: ClassVar[str] = "split"
+    upper: OuterOptimizer = field(factory=Adam)
+    start: OuterOptimizer = field(factory=Sgd)
+
+    def init(self, theta: Tree) -> State:
+        return {"upper": self.upper.init(without_start(theta)), "start": self.start.init(_start(theta))}
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        upper, above = self.upper.step(without_start(theta), without_start(gradient), state["upper"], progress)
+        start, below = self.start.step(_start(theta), _start(gradient), state["start"], progress)
+        moved = {**upper, **start}
+        return {name: moved[name] for name in theta}, {"upper": above, "start": below}
+
+
+def _start(theta: Tree) -> Tree:
+    upper = without_start(theta)
+    return {name: leaf for name, leaf in theta.items() if name not in upper}
