@@ -1,67 +1,267 @@
-"""Several methods on one task: the same data, split and start for all methods of a seed, so that differences are paired."""
+"""Comparisons: a grid of runs carried out, and what they say.
+
+All methods of one seed see the same data, split and start, so differences are taken seed by seed and their intervals are those
+of paired samples. :func:`table` makes the statistics of any runs; :func:`compare` carries out a whole grid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+import attrs
+from attrs import field, frozen
 
-from hgms_core import plots
-from hgms_core.runner import RunResult
-from hgms_core.statistics import Interval
+from hgms_core import plots, results, workers
+from hgms_core import sweep as sweeps
+from hgms_core import registry as registries
+from hgms_core.budget import Budget
+from hgms_core.config import RunSettings, plain
+from hgms_core.errors import CheckpointError, ConfigError, HgmsError
+from hgms_core.folder import RunFolder
+from hgms_core.grid import Cell, Grid, SweepSettings, load
+from hgms_core.progress import Board
+from hgms_core.results import StoredRun
+from hgms_core.runner import RunResult, holds
+from hgms_core.statistics import Interval, paired
 
-Results = Mapping[str, Sequence[RunResult]]
-"""Finished runs by method, in the order of their seeds."""
+UNIFORM = "uniform"
+"""The method that does nothing: whatever falls behind it is told so."""
+
+
+# --- statistics --------------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Point:
+    """What the statistics look at of one finished run. A metric that was not finite is NaN."""
+
+    seed: int
+    metrics: Mapping[str, float]
+    outer_steps: int
+    oracle_calls: int
+    seconds: float
+    peak_memory: float = math.nan
+    method: str = ""
+
+    @classmethod
+    def of(cls, run: RunResult | StoredRun) -> Point:
+        summary = run.summary
+        stored = isinstance(run, StoredRun)
+        memory = (run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None) or math.nan
+        return cls(
+            seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
+            metrics={
+                name: math.nan if value is None else float(value) for name, value in (summary.get("metrics") or {}).items()
+            },
+            outer_steps=int(summary.get("outer_steps") or 0),
+            oracle_calls=int(summary.get("oracle_calls") or 0),
+            seconds=run.seconds,
+            peak_memory=float(memory),
+            method=run.method_name if stored else run.info.method,
+        )
 
 
 @frozen(kw_only=True)
 class Row:
-    """One method's line of the table. ``difference`` is to the reference method, seed by seed (None for the reference)."""
+    """One method's line of a table.
+
+    Intervals are over the seeds whose value is defined; ``undefined`` counts those whose primary metric is NaN, ``failed`` the
+    runs that did not end well. ``difference`` is to the reference method, seed by seed (None for the reference itself),
+    ``winner`` whether the intervals of its differences to all others exclude zero, in its favour.
+    """
 
     method: str
     metrics: Mapping[str, Interval]
     difference: Interval | None
     outer_steps: Interval
+    outer_steps_range: tuple[int, int] | None
     oracle_calls: Interval
     seconds: Interval
+    peak_memory: Interval
+    undefined: int = 0
+    failed: int = 0
+    winner: bool = False
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        def spell(interval: Interval | None) -> dict[str, Any] | None:
-            if interval is None:
-                return None
-            half = interval.half_width
-            return {"mean": interval.mean, "half_width": None if half != half else half, "n": interval.count}
-
         return {
             "method": self.method,
-            "metrics": {name: spell(interval) for name, interval in self.metrics.items()},
-            "difference": spell(self.difference),
-            "outer_steps": spell(self.outer_steps),
-            "oracle_calls": spell(self.oracle_calls),
-            "seconds": spell(self.seconds),
+            "metrics": {name: _spelt(interval) for name, interval in self.metrics.items()},
+            "difference": _spelt(self.difference),
+            "outer_steps": _spelt(self.outer_steps),
+            "outer_steps_range": list(self.outer_steps_range) if self.outer_steps_range else None,
+            "oracle_calls": _spelt(self.oracle_calls),
+            "seconds": _spelt(self.seconds),
+            "peak_memory_bytes": _spelt(self.peak_memory),
+            "undefined": self.undefined,
+            "failed": self.failed,
+            "winner": self.winner,
+            "notes": list(self.notes),
         }
 
 
-def table(results: Results, metric: str, reference: str | None = None) -> list[Row]:
-    """Means with 95 % t-intervals over seeds; differences in ``metric`` to ``reference`` are taken within each seed."""
-    base = {run.info.seed: run.summary["metrics"][metric] for run in results.get(reference or "", ())}
+def _spelt(interval: Interval | None) -> dict[str, Any] | None:
+    if interval is None or interval.count == 0:
+        return None
+    half = interval.half_width
+    return {"mean": interval.mean, "half_width": None if math.isnan(half) else half, "n": interval.count}
+
+
+@frozen(kw_only=True)
+class Table:
+    """All methods on one task."""
+
+    task: str
+    metric: str
+    higher_is_better: bool
+    reference: str | None
+    rows: Sequence[Row]
+
+    @property
+    def winner(self) -> str | None:
+        return next((row.method for row in self.rows if row.winner), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "reference": self.reference,
+            "winner": self.winner,
+            "methods": [row.as_dict() for row in self.rows],
+        }
+
+    @property
+    def columns(self) -> list[dict[str, str]]:
+        """The rows as text, for a terminal. A metric called a share or an accuracy is shown in percent."""
+        factor, unit = (100.0, " (%)") if is_share(self.metric) else (1.0, "")
+        name = self.metric.replace("_", " ") + unit + (" ↑" if self.higher_is_better else " ↓")
+        shown = []
+        for row in self.rows:
+            value = row.metrics.get(self.metric, Interval.of([]))
+            notes = list(row.notes)
+            if row.undefined:
+                notes.insert(0, f"{row.undefined} NaN")
+            if row.failed:
+                notes.insert(0, f"{row.failed} failed")
+            against = "" if row.difference is None else _text(row.difference, factor, sign=True)
+            steps = _text(row.outer_steps, 1.0, bare=True)
+            if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
+                steps += " ({}–{})".format(*row.outer_steps_range)
+            columns = {
+                "method": row.method + (" ★" if row.winner else ""),
+                name: _text(value, factor) + (f" (n = {value.count})" if row.undefined or row.failed else ""),
+            }
+            if self.reference is not None:
+                columns[f"− {self.reference}"] = against
+            columns |= {
+                "outer steps": steps,
+                "oracle calls": _text(row.oracle_calls, 1.0, bare=True),
+                "seconds": _text(row.seconds, 1.0, bare=True),
+                "peak MB": _text(row.peak_memory, 1e-6, bare=True),
+                "note": "; ".join(notes),
+            }
+            shown.append(columns)
+        return shown
+
+
+def is_share(metric: str) -> bool:
+    """Whether the metric is a share of something, which people read in percent."""
+    return "accuracy" in metric or metric.endswith(("_share", "f1"))
+
+
+def _text(interval: Interval, factor: float, *, sign: bool = False, bare: bool = False) -> str:
+    if interval.count == 0 or math.isnan(interval.mean):
+        return "–"
+    mean, half = interval.mean * factor, interval.half_width * factor
+    if bare:
+        return f"{mean:.4g}" if abs(mean) < 1000 else f"{mean:.0f}"
+    # as many digits as the spread leaves meaning to: two of it
+    spread = half if half > 0 else abs(mean) / 100
+    digits = 2 if factor == 100.0 else max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3
+    if digits > 6 or abs(mean) >= 1e6:
+        text = f"{mean:+.4g}" if sign else f"{mean:.4g}"
+        return text if math.isnan(half) else f"{text} ± {half:.2g}"
+    text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
+    return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
+
+
+def table(
+    runs: Mapping[str, Sequence[RunResult | StoredRun | Point]],
+    metric: str,
+    reference: str | None = None,
+    *,
+    task: str = "",
+    higher_is_better: bool = True,
+    failed: Mapping[str, int] | None = None,
+    notes: Mapping[str, Sequence[str]] | None = None,
+) -> Table:
+    """Means with 95 % t-intervals over seeds, and differences in ``metric`` to ``reference`` within each seed.
+
+    ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is NaN is left out of means and
+    differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
+    without any value is not one that others have to beat.
+    """
+    points = {label: [run if isinstance(run, Point) else Point.of(run) for run in each] for label, each in runs.items()}
+    failed, notes = failed or {}, notes or {}
+    values = {
+        label: {one.seed: one.metrics[metric] for one in each if math.isfinite(one.metrics.get(metric, math.nan))}
+        for label, each in points.items()
+    }
+    whole = {label for label, each in points.items() if each and len(values[label]) == len(each) and not failed.get(label)}
+    winner = _winner(values, whole, higher_is_better)
+    idle = next((label for label, each in points.items() if each and each[0].method == UNIFORM), None)
     rows = []
-    for method, runs in results.items():
-        names = list(runs[0].summary["metrics"])
-        paired = [run.summary["metrics"][metric] - base[run.info.seed] for run in runs if run.info.seed in base]
+    for label, each in points.items():
+        names = list(dict.fromkeys(name for one in each for name in one.metrics))
+        said = list(notes.get(label, ()))
+        if idle is not None and label != idle:
+            said += _against_uniform(paired(values[label], values[idle]), higher_is_better)
+        steps = [one.outer_steps for one in each]
         rows.append(
             Row(
-                method=method,
-                metrics={name: Interval.of([run.summary["metrics"][name] for run in runs]) for name in names},
-                difference=Interval.of(paired) if paired and method != reference else None,
-                outer_steps=Interval.of([run.summary["outer_steps"] for run in runs]),
-                oracle_calls=Interval.of([run.summary["oracle_calls"] or 0 for run in runs]),
-                seconds=Interval.of([run.seconds for run in runs]),
+                method=label,
+                metrics={name: _defined(one.metrics.get(name, math.nan) for one in each) for name in names},
+                difference=paired(values[label], values.get(reference, {})) if reference and label != reference else None,
+                outer_steps=Interval.of(steps),
+                outer_steps_range=(min(steps), max(steps)) if steps else None,
+                oracle_calls=Interval.of([one.oracle_calls for one in each]),
+                seconds=_defined(one.seconds for one in each),
+                peak_memory=_defined(one.peak_memory for one in each),
+                undefined=len(each) - len(values[label]),
+                failed=failed.get(label, 0),
+                winner=label == winner,
+                notes=tuple(said),
             )
         )
-    return rows
+    return Table(task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows)
+
+
+def _defined(values: Iterable[float]) -> Interval:
+    return Interval.of([value for value in values if math.isfinite(value)])
+
+
+def _winner(values: Mapping[str, Mapping[int, float]], whole: set[str], higher: bool) -> str | None:
+    """The method whose paired differences to all others exclude zero, in its favour."""
+    rivals = [label for label, each in values.items() if each]
+    for label in rivals:
+        ahead = [paired(values[label], values[other]) for other in rivals if other != label]
+        if label in whole and ahead and all(one.excludes_zero and (one.mean > 0) == higher for one in ahead):
+            return label
+    return None
+
+
+def _against_uniform(difference: Interval, higher: bool) -> list[str]:
+    if difference.count == 0 or difference.mean == 0 or (difference.mean > 0) == higher:
+        return []
+    return ["worse than uniform" if difference.excludes_zero else "behind uniform, within the interval"]
+
+
+Results = Mapping[str, Sequence[RunResult]]
+"""Finished runs by method, in the order of their seeds."""
 
 
 def draw(results: Results, folder: Path, metric: str) -> list[Path]:
@@ -69,3 +269,257 @@ def draw(results: Results, folder: Path, metric: str) -> list[Path]:
     runs = {method: [run.records for run in each] for method, each in results.items()}
     written = plots.accuracy(runs, folder / "accuracy", metric=f"metric.{metric}", label=f"{metric.replace('_', ' ')} (%)")
     return written + plots.weights(runs, folder / "weights")
+
+
+# --- whole comparisons -------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Failure:
+    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched."""
+
+    task: str
+    method: str
+    seed: int
+    path: Path
+    status: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.task}, {self.method}, seed {self.seed}: {self.reason}\n    {self.path}"
+
+
+@frozen(kw_only=True)
+class Comparison:
+    """The end of a comparison: a table for each task, the cells without a result, and the pilot sweeps."""
+
+    tables: Sequence[Table]
+    failures: Sequence[Failure]
+    sweeps: Sequence[Mapping[str, Any]]
+    grid: Grid = field(repr=False)
+
+    @property
+    def complete(self) -> bool:
+        return not self.failures
+
+    def as_dict(self) -> dict[str, Any]:
+        grid = self.grid
+        return {
+            "budget": str(grid.budget),
+            "seeds": list(grid.seeds),
+            "out": str(grid.out),
+            "tasks": [one.as_dict() for one in self.tables],
+            "failed": [attrs.asdict(one) | {"path": str(one.path)} for one in self.failures],
+            "sweeps": [dict(one) for one in self.sweeps],
+        }
+
+    to_dict = as_dict
+
+    def __str__(self) -> str:
+        lines = []
+        for one in self.tables:
+            lines.append(f"{one.task}: {self.heading}")
+            columns = one.columns
+            width = {name: max(len(name), *(len(row[name]) for row in columns)) for name in columns[0]}
+            lines.append("  ".join(name.ljust(width[name]) for name in width).rstrip())
+            lines += ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in columns]
+            lines.append("")
+        return "\n".join([*lines, *self.remarks]).rstrip()
+
+    @property
+    def heading(self) -> str:
+        seeds = len(self.grid.seeds)
+        return f"{self.grid.budget} each, {seeds} seed{'s' * (seeds > 1)}; mean ± half width of the 95 % interval"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the tables do not say: how settings were chosen, what has no result."""
+        said = []
+        if any(one.winner for one in self.tables):
+            said.append("★ the intervals of its paired differences to all other methods exclude zero")
+        for each in self.sweeps:
+            chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
+            said.append(
+                f"sweep: {each['task']}, {each['method']}: trial {each['chosen']} of {len(each['trials'])} ({chosen})"
+                + (f"; {each['note']}" if each["note"] else "")
+            )
+        return [*said, *map(str, self.failures)]
+
+
+def state_of(cell: Cell) -> tuple[str, str | None]:
+    """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
+    folder = RunFolder(cell.path)
+    try:
+        if folder.config.exists() and not holds(folder, cell.config.to_toml()):
+            return "damaged", "it holds a run of another configuration"
+        summary = folder.read_summary()
+        if summary is None:
+            return ("begun" if folder.config.exists() else "new"), None
+        if summary.get("status") == "done":
+            return "done", None
+        if summary.get("status") == "failed":
+            return "failed", str(summary.get("error") or "no reason on record")
+        return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
+    except (HgmsError, OSError, ValueError, TypeError) as error:
+        return "damaged", str(error)
+
+
+def run_grid(
+    grid: Grid,
+    *,
+    jobs: int | None = None,
+    retry_failed: bool = False,
+    fresh: bool = False,
+    files: Sequence[str] = (),
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Comparison:
+    """Carries out a grid: sweeps first, then every cell that has no result yet.
+
+    Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
+    ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
+    seconds or the device is not the CPU, else one a core; 0 runs in this process. ``fresh`` gives every cell a process of its
+    own. ``say`` is told what a person should know.
+    """
+    planned = sweeps.plan(grid)
+    timed = any(one.seconds is not None for one in (grid.budget, grid.sweep.budget if grid.sweep else None) if one is not None)
+    if jobs is None:
+        jobs = 1 if timed or grid.run.device != "cpu" else workers.cores()
+    elif jobs > 1 and timed:
+        say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
+    ended: dict[Path, workers.Ending] = {}
+
+    def carry_out(cells: list[Cell]) -> Iterable[workers.Ending]:
+        wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
+        waiting = [
+            workers.Job(config=cell.config, path=cell.path, title=str(cell)) for cell in cells if state_of(cell)[0] in wanted
+        ]
+        with Board(len(waiting), enabled=progress) as board:
+            for ending in workers.carry_out(
+                waiting,
+                count=min(jobs, len(waiting)),
+                plugins=files,
+                fresh=fresh,
+                began=lambda job: board.began(job.title),
+                report=lambda job, share, record: board.step(job.title, share, record),
+            ):
+                board.ended(ending.job.title, ending.status, ending.error)
+                ended[ending.job.path] = ending
+                yield ending
+
+    chosen = sweeps.carry_out(planned, carry_out)
+    cells = grid.cells(chosen)
+    for _ in carry_out(cells):
+        pass
+    return _gather(grid, cells, planned, ended)
+
+
+def _gather(
+    grid: Grid, cells: Sequence[Cell], planned: Sequence[sweeps.Sweep], ended: Mapping[Path, workers.Ending]
+) -> Comparison:
+    runs: dict[str, dict[str, list[StoredRun]]] = {}
+    failures: list[Failure] = []
+    for cell in cells:
+        mine = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
+        status, reason = state_of(cell)
+        if status == "done":
+            try:
+                mine.append(results.read(cell.path))
+                continue
+            except CheckpointError as error:
+                status, reason = "damaged", str(error)
+        ending = ended.get(cell.path)
+        if ending is not None and ending.status == "refused":
+            status, reason = "damaged", ending.error
+        failures.append(
+            Failure(
+                task=cell.task, method=cell.method, seed=cell.config.seed, path=cell.path, status=status,
+                reason=reason or "it did not end",
+            )
+        )  # fmt: skip
+    swept = {(one.task, one.method) for one in planned}
+    tables = []
+    for task, by_method in runs.items():
+        metric = grid.metrics[task]
+        not_swept = {method: ["not swept"] for method in by_method if (task, method) not in swept} if planned else {}
+        tables.append(
+            table(
+                by_method,
+                metric,
+                grid.reference,
+                task=task,
+                higher_is_better=next(one for key, one in grid.pairs.items() if key[0] == task).task.metrics[metric],
+                failed={method: sum(one.task == task and one.method == method for one in failures) for method in by_method},
+                notes=not_swept,
+            )
+        )
+    return Comparison(tables=tables, failures=failures, sweeps=[one.as_dict() for one in planned], grid=grid)
+
+
+def compare(
+    tasks: Sequence[Any] | Any,
+    methods: Sequence[Any] | Any,
+    budget: str | Budget,
+    seeds: int | Sequence[int] = 5,
+    out: str | Path = "runs",
+    *,
+    run: RunSettings | Mapping[str, Any] | None = None,
+    metric: str | None = None,
+    reference: str | None = None,
+    sweep: SweepSettings | Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    retry_failed: bool = False,
+    progress: bool = False,
+) -> Comparison:
+    """``hgms compare`` from Python: every task with every method and seed under one budget, in run folders below ``out``.
+
+    Tasks and methods are names, tables as in a grid file (``{"name": "hg-ms", "label": …, "outer.lr": …}`` with nested keys) or
+    objects of registered classes. Results that are on disk already are used.
+
+    Raises:
+        ConfigError: something about the grid is wrong; all of it is listed, and nothing was run.
+    """
+
+    def listed(value: Any) -> list[Any]:
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+
+    settings = dict(plain(run)) if isinstance(run, RunSettings) else dict(run or {})
+    whole: dict[str, Any] = {
+        "budget": plain(budget) if isinstance(budget, Budget) else budget,
+        "seeds": seeds if isinstance(seeds, int) else list(seeds),
+        "task": [_as_table("task", one) for one in listed(tasks)],
+        "method": [_as_table("method", one) for one in listed(methods)],
+        "run": {key: value for key, value in settings.items() if value != "none"} | {"out": str(out)},
+    }
+    whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
+    if sweep is not None:
+        whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
+    return run_grid(load(whole), jobs=jobs, retry_failed=retry_failed, progress=progress)
+
+
+def _as_table(kind: str, one: Any) -> Any:
+    """A component object as the table that makes it; names and tables as they are."""
+    if isinstance(one, (str, Mapping)):
+        return one
+    known = registries.default().find(kind, str(getattr(one, "name", "")))
+    if known is None or known.target is not type(one):
+        raise ConfigError(
+            f"{one!r} is no object of a registered {kind}, so no other process could build it\n"
+            f'  register its class in a plugin (a file is enough: hgms_core.plugins.host(["my_{kind}.py"])), or give its name'
+        )
+    return plain(one)
+
+
+__all__ = [
+    "Comparison",
+    "Failure",
+    "Point",
+    "Row",
+    "Table",
+    "compare",
+    "draw",
+    "is_share",
+    "run_grid",
+    "state_of",
+    "table",
+]

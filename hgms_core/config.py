@@ -120,6 +120,9 @@ class RunConfig:
         """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is this configuration."""
         table: dict[str, Any] = plain(self)
         table["method"]["name"] = self.method_name
+        for key in ("label", "task_label"):
+            if table["run"][key] == "none":
+                del table["run"][key]
         return table
 
     def to_toml(self) -> str:
@@ -132,7 +135,7 @@ class RunConfig:
         table = self.resolved()
         del table["seed"]
         for key in ("out", "label", "task_label"):
-            del table["run"][key]
+            table["run"].pop(key, None)
         text = json.dumps([table, str(getattr(self.task, "version", ""))], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -65,8 +65,8 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
         for config in plan:
             found.setdefault(config.method_name, []).append(run_config(config, view=view))
     pictures = draw(found, out, METRIC)
-    rows = table(found, METRIC, REFERENCE)
-    return Demo(rows=rows, results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
+    rows = table(found, METRIC, REFERENCE).rows
+    return Demo(rows=list(rows), results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
 
 
 __all__ = ["Demo", "configs", "run_demo"]

@@ -1,11 +1,14 @@
-"""A live view of a run on a terminal; silent anywhere else."""
+"""Live views on a terminal: of a run (silent anywhere else), and of a comparison."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from rich.progress import Progress as RichProgress
@@ -60,6 +63,73 @@ class Progress:
         rate = (record["step"] - first) / max(now - began, 1e-9)
         left = (now - began) * (1 - share) / share if share > 0 else None
         self._bar.update(self._tasks[key], completed=share, numbers=_numbers(record, rate, left))
+
+
+class Board:
+    """A comparison under way: one line for all of it and one for every running cell; elsewhere a line for each that ended."""
+
+    def __init__(self, total: int, enabled: bool = True) -> None:
+        self.total, self.enabled = total, enabled
+        self._bar: RichProgress | None = None
+        self._whole: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._began: dict[str, tuple[float, int | None]] = {}
+        self._ended = 0
+
+    def __enter__(self) -> Board:
+        if self.enabled and self.total:
+            from rich.console import Console
+            from rich.progress import BarColumn, SpinnerColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            console = Console(stderr=True)
+            if console.is_terminal:
+                self._bar = RichProgress(
+                    SpinnerColumn(),
+                    TextColumn("[bold]{task.description}"),
+                    BarColumn(bar_width=18),
+                    TextColumn("{task.percentage:>3.0f}%"),
+                    TextColumn("{task.fields[numbers]}"),
+                    console=console,
+                    refresh_per_second=4,
+                )
+                self._bar.start()
+                self._whole = self._bar.add_task("all cells", total=self.total, numbers=f"0 of {self.total}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def began(self, title: str) -> None:
+        self._began[title] = (time.monotonic(), None)
+        if self._bar is not None:
+            self._tasks[title] = self._bar.add_task(title, total=1.0, numbers="")
+
+    def step(self, title: str, share: float, record: Mapping[str, Any]) -> None:
+        if self._bar is None or title not in self._tasks:
+            return
+        now = time.monotonic()
+        began, first = self._began[title]
+        if first is None:
+            began, first = now, int(record["step"])
+            self._began[title] = (began, first)
+        rate = (record["step"] - first) / max(now - began, 1e-9)
+        left = (now - began) * (1 - share) / share if share > 0 and now > began else None
+        self._bar.update(self._tasks[title], completed=share, numbers=_numbers(dict(record), rate, left))
+
+    def ended(self, title: str, status: str, error: str | None) -> None:
+        self._ended += 1
+        seconds = time.monotonic() - self._began.get(title, (time.monotonic(), None))[0]
+        why = f": {error.splitlines()[0]}" if error else ""
+        if self._bar is not None:
+            self._bar.remove_task(self._tasks.pop(title))
+            self._bar.update(self._whole, completed=self._ended, numbers=f"{self._ended} of {self.total}")
+            if status != "done":
+                self._bar.console.print(f"{title}: {status}{why}", style="red", markup=False, highlight=False)
+        elif self.enabled:
+            click.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}", err=True)
 
 
 def _numbers(record: dict[str, Any], rate: float, left: float | None) -> str:

@@ -432,11 +432,12 @@ def _prepare(folder: RunFolder, config: str, resume: bool) -> None:
 
 
 def holds(folder: RunFolder, config: str) -> bool:
-    """Whether the folder was made for this configuration. It may have moved: ``run.out`` is not looked at."""
+    """Whether the folder was made for this configuration. It may have moved or have
+    got a label: ``run.out`` and the labels are not looked at."""
 
     def told(text: str) -> dict[str, Any]:
         table = tomllib.loads(text)
-        run = {key: value for key, value in table.get("run", {}).items() if key != "out" and value != "none"}
+        run = {key: value for key, value in table.get("run", {}).items() if key not in ("out", "label", "task_label")}
         return {**table, "run": run}
 
     text = folder.config.read_text(encoding="utf-8", errors="replace")

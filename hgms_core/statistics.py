@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
@@ -32,9 +32,24 @@ class Interval:
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
         return cls(mean, float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation / math.sqrt(n), n)
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside. Never so for fewer than two values, which have no interval."""
+        return abs(self.mean) > self.half_width
+
     def scaled(self, factor: float) -> Interval:
         return Interval(self.mean * factor, self.half_width * factor, self.count)
 
     def __str__(self) -> str:
         spread = "" if math.isnan(self.half_width) else f" ± {self.half_width:.3f}"
         return f"{self.mean:.3f}{spread} (n = {self.count})"
+
+
+def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+    """The interval of mine − theirs over the seeds that both have a defined value for.
+
+    >>> str(paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
+    '1.000 ± 0.000 (n = 2)'
+    """
+    differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    return Interval.of([value for value in differences if math.isfinite(value)])

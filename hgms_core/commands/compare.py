@@ -1,0 +1,124 @@
+"""``hgms compare``: parses, calls, prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms_core.errors import ConfigError
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table
+
+
+def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
+    """Repeatable, and with commas."""
+    return [word.strip() for each in value for word in each.split(",") if word.strip()]
+
+
+def _seeds(_context: click.Context, _option: click.Parameter, value: str | None) -> int | list[int] | None:
+    """A count (``5``), a list (``0,1,7``) or a range (``10-14``)."""
+    if value is None:
+        return None
+    try:
+        if "," not in value and "-" not in value:
+            return int(value)
+        found: list[int] = []
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
+    return found
+
+
+@click.command()
+@click.argument("grid", required=False, type=click.Path(path_type=Path))
+@click.option("--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Tasks; of a GRID, its labels.")
+@click.option(
+    "--methods", "--method", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Methods; of a GRID, its labels."
+)
+@click.option(
+    "--set", "sets", multiple=True, metavar="KEY=VALUE",
+    help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD. Repeatable.",
+)  # fmt: skip
+@click.option("--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls.")
+@click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
+@click.option("--out", metavar="FOLDER", help="Where run folders go.")
+@click.option("--metric", help="What to compare by; by default each task's first metric.")
+@click.option("--reference", metavar="LABEL", help="The method that differences are taken to; by default the first.")
+@click.option("--jobs", type=click.IntRange(min=0), metavar="N",
+              help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
+@click.option("--fresh", is_flag=True, help="A new process for every run (slower; memory is then each run's own everywhere).")
+@click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
+@click.option("--dry-run", is_flag=True, help="Check everything, list the cells, run nothing.")
+@plugin_option
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
+    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, jobs: int | None, fresh: bool,
+    retry_failed: bool, dry_run: bool, files: Sequence[str], as_json: bool,
+) -> None:  # fmt: skip
+    """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
+
+    \b
+    hgms compare grid.toml
+    hgms compare --task hyper-cleaning --methods hg-ms,hg-baseline --budget 60s --seeds 5
+
+    What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2 if the grid is wrong.
+    """
+    from hgms_core import plugins
+
+    plugins.host(files)
+    from hgms_core.compare import run_grid, state_of
+    from hgms_core.config import read_toml
+    from hgms_core.grid import load
+
+    source = "the command line"
+    table: dict[str, Any] = {"task": tasks, "method": methods, "run": {}}
+    if grid is not None:
+        source = grid.name
+        try:
+            table = read_toml(grid.read_text(encoding="utf-8"), source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the grid {grid}: {getattr(error, 'strerror', None) or error}") from None
+    for key, value in (("budget", budget), ("seeds", seeds), ("metric", metric), ("reference", reference)):
+        if value is not None:
+            table[key] = value
+    if out is not None:
+        table["run"] = {**table.get("run", {}), "out": out} if isinstance(table.get("run", {}), dict) else table["run"]
+    only = {"tasks": tasks, "methods": methods} if grid is not None else {}
+    loaded = load(table, source=source, sets=sets, **only)
+    if dry_run:
+        rows = [
+            {
+                "task": cell.task,
+                "method": cell.method,
+                "seed": cell.config.seed,
+                "state": state_of(cell)[0],
+                "folder": cell.path,
+            }
+            for cell in loaded.cells()
+        ]
+        if as_json:
+            print_json(rows)
+        else:
+            print_table(tuple(rows[0]), rows)
+        return
+    found = run_grid(
+        loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, files=files, progress=not as_json,
+        say=lambda line: click.echo(line, err=True),
+    )  # fmt: skip
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        for one in found.tables:
+            click.echo(f"{one.task}: {found.heading}")
+            columns = one.columns
+            print_table(tuple(columns[0]), columns)
+        for line in found.remarks:
+            click.echo(line)
+        click.echo(f"  {loaded.out}")
+    ctx.exit(0 if found.complete else 1)

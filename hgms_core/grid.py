@@ -1,0 +1,441 @@
+"""Grids: tasks × methods × seeds under one budget, all of it resolved and checked before anything runs.
+
+::
+
+    budget = "60s"
+    seeds = 5                         # 0 … 4; or a list
+
+    [run]
+    out = "runs"
+
+    [[task]]
+    name = "hyper-cleaning"
+    corruption = 0.6
+
+    [[method]]
+    name = "hg-ms"
+    on.hyper-cleaning.outer.lr = 0.3  # for one task only, by its label
+
+    [[method]]
+    name = "hg-ms"
+    label = "hg-ms-1"                 # two variants of one method need labels
+    generator.count = 1
+
+    [sweep]                           # optional: see hgms_core.sweep
+    trials = 5
+    seeds = [100]
+    sampler = "random"
+    space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
+
+``[[task]]`` and ``[[method]]`` tables hold the fields of the component, and ``name``, ``label`` and ``on`` beside them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen, validators
+
+from hgms_core import compat, config, space
+from hgms_core import registry as registries
+from hgms_core.budget import Budget
+from hgms_core.config import Invalid, RunConfig, RunSettings
+from hgms_core.errors import ConfigError, HgmsError, unknown
+from hgms_core.protocols import Method, Task
+from hgms_core.registry import Registry, overlay
+from hgms_core.runner import device_called, run_path
+
+RESERVED = {"task", "method", "run", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
+
+
+def _whole(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Seeds: a count, or the numbers themselves."""
+    numbers = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
+    if not numbers:
+        raise ValueError(f"{attribute.name!r} must not be empty")
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"{attribute.name!r} must be >= 0: {numbers}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{attribute.name!r} names a seed twice: {numbers}")
+
+
+@frozen(kw_only=True)
+class SweepSettings:
+    """The pilot sweep of a grid (see :mod:`hgms_core.sweep`).
+
+    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field); the first trial is the
+    method's given settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
+    ``seed`` is the sampler's.
+    """
+
+    trials: int = field(validator=validators.ge(2))
+    seeds: list[int] = field(factory=lambda: [100], validator=_whole)
+    budget: Budget | None = None
+    sampler: Literal["grid", "random", "tpe"] = field(default="random", validator=validators.in_(["grid", "random", "tpe"]))
+    seed: int = field(default=0, validator=validators.ge(0))
+    space: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class GridFile:
+    """The top level of a grid's TOML file. ``task`` and ``method`` are lists of tables (or of names)."""
+
+    schema: int = field(default=config.SCHEMA, validator=validators.in_([config.SCHEMA]))
+    budget: Budget
+    seeds: int | list[int] = field(default=5, validator=_whole)
+    metric: str | None = None
+    reference: str | None = None
+    run: RunSettings = RunSettings()
+    task: Any
+    method: Any
+    sweep: SweepSettings | None = None
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One task or method of a grid: its label, its table as given, what it says for single tasks (``on``)."""
+
+    kind: Literal["task", "method"]
+    label: str
+    table: Mapping[str, Any]
+    stated: bool = False
+    on: Mapping[str, Any] = field(factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.table["name"])
+
+    def at(self, task: str) -> dict[str, Any]:
+        """The table for the task of that label."""
+        return overlay(self.table, self.on.get(task, {}))
+
+
+@frozen(kw_only=True)
+class Cell:
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep)."""
+
+    config: RunConfig
+    path: Path
+    note: str = ""
+
+    @property
+    def task(self) -> str:
+        return self.config.run.task_label or self.config.task.name
+
+    @property
+    def method(self) -> str:
+        return self.config.run.label or self.config.method_name
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
+
+
+@frozen(kw_only=True)
+class Grid:
+    """A checked grid: every configuration in it has been built once."""
+
+    tasks: Sequence[Entry]
+    methods: Sequence[Entry]
+    seeds: Sequence[int]
+    budget: Budget
+    run: RunSettings
+    metrics: Mapping[str, str]
+    """The primary metric of each task, by the task's label."""
+    reference: str
+    sweep: SweepSettings | None
+    pairs: Mapping[tuple[str, str], RunConfig]
+    """The configuration of every (task, method), by labels, for the first seed."""
+
+    @property
+    def out(self) -> Path:
+        return Path(self.run.out)
+
+    def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
+        """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
+        configurations of pairs by those that a sweep found."""
+        pairs = {**self.pairs, **(chosen or {})}
+        found = []
+        for seed in self.seeds:
+            for one in pairs.values():
+                made = attrs.evolve(one, seed=seed)
+                found.append(Cell(config=made, path=run_path(made)))
+        return found
+
+    def varied(self, task: str, method: str, values: Mapping[str, Any], registry: Registry | None = None) -> RunConfig:
+        """The configuration of a pair with dotted fields of the method set to ``values``."""
+        base = self.pairs[task, method]
+        entry = next(one for one in self.methods if one.label == method)
+        table = entry.at(task)
+        for key, value in values.items():
+            config.put(table, key.split("."), value)
+        return attrs.evolve(base, method=_structure(table, Method, registry or registries.default()), method_name=entry.name)
+
+
+def load(
+    table: Mapping[str, Any],
+    *,
+    source: str = "the grid",
+    sets: Iterable[str] = (),
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    registry: Registry | None = None,
+) -> Grid:
+    """The grid that a file's table describes, with ``sets`` laid over it, narrowed to the labels ``tasks`` and ``methods``.
+
+    ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of them), or a key of the top
+    level. Raises one ConfigError with everything that is wrong.
+    """
+    return _Loader(source, registry or registries.default()).load(dict(table), list(sets), tasks, methods)
+
+
+def _structure(table: object, protocol: Any, registry: Registry) -> Any:
+    return config.converter_for(registry).structure(table, protocol)
+
+
+class _Loader:
+    """Gathers problems, and stops where there are any."""
+
+    def __init__(self, where: str, registry: Registry) -> None:
+        self.where, self.registry = where, registry
+        self.problems: list[str] = []
+        self.methods: dict[tuple[str, str], Any] = {}
+        self.known: list[str] = []
+
+    def stop(self) -> None:
+        found = list(dict.fromkeys(self.problems))
+        if len(found) == 1:
+            raise ConfigError(found[0])
+        if found:
+            shown = "\n".join("  " + one.replace("\n", "\n  ") for one in found)
+            raise ConfigError(f"{len(found)} problems in {self.where}; nothing was run:\n{shown}")
+
+    def built(self, table: object, wanted: Any, source: str) -> Any:
+        """The object a table describes, or None with its errors among the problems."""
+        try:
+            return _structure(table, wanted, self.registry)
+        except Invalid as invalid:
+            self.problems += [Invalid(one).render(source) for one in invalid.errors]
+        except HgmsError as error:
+            self.problems.append(f"{error} @ {source}")
+        return None
+
+    def load(self, table: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
+        table = copy.deepcopy(table)
+        entries = {kind: self.entries(kind, table.get(kind)) for kind in ("task", "method")}
+        self.known = [one.label for one in entries["method"]]
+        self.set(table, entries, sets)
+        tasks = self.narrowed("task", entries["task"], only_tasks)
+        methods = self.narrowed("method", entries["method"], only_methods)
+        file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
+        for entry in (*tasks, *methods):
+            for label in entry.on:
+                if entry.kind == "task":
+                    self.problems.append(f"'on' is for methods only @ {self.where}.task {entry.label}")
+                elif label not in {one.label for one in entries["task"]}:
+                    self.problems.append(
+                        unknown("task", label, [one.label for one in entries["task"]])
+                        + f"\n@ {self.where}.method {entry.label}.on"
+                    )
+        built = {one.label: self.built(one.table, Task, f"{self.where}.task {one.label}") for one in tasks}
+        pairs = self.pairs(tasks, methods, built)
+        if file is None:
+            self.stop()
+        metrics = self.metrics(built, file.metric)
+        labels = [one.label for one in methods]
+        reference = file.reference or (labels[0] if labels else "")
+        if labels and reference not in labels:
+            self.problems.append(unknown("reference method", reference, labels))
+        try:
+            device_called(file.run.device)
+        except ConfigError as error:
+            self.problems.append(str(error))
+        if file.run.label or file.run.task_label:
+            self.problems.append(f"labels belong into [[task]] and [[method]] tables @ {self.where}.run")
+        seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
+        configs = {}
+        for (task, method), (one, other) in pairs.items():
+            run = attrs.evolve(
+                file.run, label=other.label if other.stated else None, task_label=one.label if one.stated else None
+            )
+            configs[task, method] = (built[task], other, run)
+        if file.sweep is not None:
+            self.sweep(file.sweep, seeds, methods, tasks)
+        self.stop()
+        return Grid(
+            tasks=tasks,
+            methods=methods,
+            seeds=seeds,
+            budget=file.budget,
+            run=file.run,
+            metrics=metrics,
+            reference=reference,
+            sweep=file.sweep,
+            pairs={
+                key: RunConfig(
+                    task=task, method=self.methods[key], method_name=entry.name, seed=seeds[0], budget=file.budget, run=run
+                )
+                for key, (task, entry, run) in configs.items()
+            },
+        )
+
+    def sweep(self, settings: SweepSettings, seeds: Sequence[int], methods: Sequence[Entry], tasks: Sequence[Entry]) -> None:
+        """The spaces name methods and fields that exist, have room for the trials, and hold values that can be built."""
+        place = f"{self.where}.sweep"
+        shared = sorted(set(settings.seeds) & set(seeds))
+        if shared:
+            self.problems.append(
+                f"the pilot seeds must not be seeds of the comparison, or settings are chosen on what is reported: "
+                f"{', '.join(map(str, shared))} @ {place}.seeds"
+            )
+        if not settings.space:
+            self.problems.append(f"no method has a space, so there is nothing to sweep @ {place}.space")
+        by_label = {one.label: one for one in methods}
+        for label, table in settings.space.items():
+            here = f"{place}.space.{label}"
+            if label not in self.known:
+                self.problems.append(unknown("method", label, self.known) + f" @ {here}")
+            if label not in by_label:
+                continue
+            try:
+                found = space.parse(table) if isinstance(table, Mapping) else None
+            except ConfigError as error:
+                self.problems.append(f"{error} @ {here}")
+                continue
+            if not found:
+                self.problems.append(f"expected a table of fields, got {config.show(table)} @ {here}")
+                continue
+            size = space.points(found)
+            if settings.sampler == "grid" and size is None:
+                self.problems.append(f'sampler "grid" needs lists of values, not ranges @ {here}')
+            if settings.sampler != "tpe" and size is not None and size < settings.trials:
+                self.problems.append(
+                    f"{size} points are too few for {settings.trials} different trials, and every method gets the same "
+                    f"number\n  add values, or lower trials @ {here}"
+                )
+            for task in tasks:
+                for key, one in found.items():
+                    for value in one.ends:
+                        trial = copy.deepcopy(by_label[label].at(task.label))
+                        try:
+                            config.put(trial, key.split("."), value)
+                        except ConfigError as error:
+                            self.problems.append(f"{error} @ {here}")
+                            continue
+                        self.built(trial, Method, f"{here} ({key} = {config.show(value)})")
+
+    def entries(self, kind: Literal["task", "method"], given: object) -> list[Entry]:
+        """The tables of one kind, with labels. Strings are names alone."""
+        found: list[Entry] = []
+        items = given if isinstance(given, (list, tuple)) else [given] if given is not None else []
+        if not items:
+            self.problems.append(f"no {kind} is named; write [[{kind}]] tables with a name @ {self.where}")
+        for number, item in enumerate(items, start=1):
+            place = f"{self.where}.{kind}[{number}]"
+            if isinstance(item, str):
+                item = {"name": item}
+            if not isinstance(item, Mapping):
+                self.problems.append(f"expected a table with the name of a {kind}, got {config.show(item)} @ {place}")
+                continue
+            table = {key: value for key, value in item.items() if key not in ("label", "on")}
+            label = item.get("label", table.get("name"))
+            if not isinstance(table.get("name"), str):
+                names = ", ".join(one.name for one in self.registry.components(kind))
+                self.problems.append(f"the name of the {kind} is missing\n  available: {names} @ {place}")
+                continue
+            on = item.get("on", {})
+            if not isinstance(on, Mapping) or not all(isinstance(one, Mapping) for one in on.values()):
+                self.problems.append(f"'on' must hold a table of settings for each task it names @ {place}.on")
+                on = {}
+            if not isinstance(label, str):
+                self.problems.append(f"expected a string, got {config.show(label)} @ {place}.label")
+                continue
+            try:
+                RunSettings(label=label)
+            except ValueError as error:
+                self.problems.append(f"{error} @ {place}")
+                continue
+            if label in RESERVED:
+                self.problems.append(f"the label {label!r} is taken; choose another @ {place}.label")
+            found.append(Entry(kind=kind, label=label, table=table, stated="label" in item, on=on))
+        labels = [one.label for one in found]
+        for label in dict.fromkeys(labels):
+            if labels.count(label) > 1:
+                self.problems.append(
+                    f"{labels.count(label)} {kind}s are called {label!r}; give each a label of its own, like\n"
+                    f"  [[{kind}]]\n  name = {label!r}\n  label = {label + '-2'!r}"
+                )
+        return found
+
+    def set(self, table: dict[str, Any], entries: Mapping[str, list[Entry]], sets: Sequence[str]) -> None:
+        """``--set`` on entries by kind or by label, or on the rest of the file."""
+        for assignment in sets:
+            head, dot, rest = assignment.partition(".")
+            hit = entries.get(head) or [one for every in entries.values() for one in every if one.label == head]
+            try:
+                if dot and "=" not in head and hit:
+                    for entry in hit:
+                        config.lay(entry.table, rest)  # type: ignore[arg-type]  # ours, and a dict
+                elif dot and "=" not in head and head not in attrs.fields_dict(GridFile):
+                    labels = [one.label for every in entries.values() for one in every]
+                    raise ConfigError(
+                        f"--set {assignment}: " + unknown("task or method", head, [*labels, "task", "method", "run", "sweep"])
+                    )
+                else:
+                    config.lay(table, assignment)
+            except ConfigError as error:
+                self.problems.append(str(error))
+
+    def narrowed(self, kind: str, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
+        labels = [one.label for one in entries]
+        self.problems += [unknown(f"{kind} of {self.where}", word, labels) for word in only if word not in labels]
+        return [one for one in entries if not only or one.label in only]
+
+    def pairs(
+        self, tasks: Sequence[Entry], methods: Sequence[Entry], built: Mapping[str, Any]
+    ) -> dict[tuple[str, str], tuple[Entry, Entry]]:
+        """Every method on every task, built and checked to fit."""
+        found = {}
+        unfit = False
+        for other in methods:
+            place = f"{self.where}.method {other.label}"
+            whole = None if other.on and tasks and {one.label for one in tasks} <= set(other.on) else self.built(
+                other.table, Method, place
+            )  # fmt: skip
+            for one in tasks:
+                special = one.label in other.on
+                method = self.built(other.at(one.label), Method, f"{place} on {one.label}") if special else whole
+                if method is None or built[one.label] is None:
+                    continue
+                self.methods[one.label, other.label] = method
+                found[one.label, other.label] = (one, other)
+                lacking = compat.missing(method, built[one.label])
+                if lacking:
+                    unfit = True
+                    self.problems.append(compat.explain(other.label, one.label, lacking))
+        if unfit:
+            self.problems.append("`hgms compat` shows which methods fit which tasks")
+        # tasks first: a task's cells stand together, seed by seed
+        order = {one.label: index for index, one in enumerate(tasks)}
+        return dict(sorted(found.items(), key=lambda item: order[item[0][0]]))
+
+    def metrics(self, built: Mapping[str, Any], metric: str | None) -> dict[str, str]:
+        chosen = {}
+        for label, task in built.items():
+            if task is None:
+                continue
+            names = list(task.metrics)
+            if metric is not None and metric not in names:
+                self.problems.append(unknown(f"metric of task {label!r}", metric, names))
+            chosen[label] = metric or (names[0] if names else "")
+            if not names:
+                self.problems.append(f"the task {label!r} names no metrics, so there is nothing to compare by")
+        return chosen
+
+
+__all__ = ["Cell", "Entry", "Grid", "GridFile", "SweepSettings", "load"]

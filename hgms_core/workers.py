@@ -1,0 +1,376 @@
+"""Runs in processes of their own: a killed one takes no other with it, and each has its share of the cores.
+
+A worker (``python -m hgms_core.workers``) imports once and carries out one run after another; after a failure, or with
+``fresh``, the next run gets a new process. Parent and worker speak in lines of JSON over the worker's standard input and output.
+A worker whose parent is gone ends at once: what it was doing resumes from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from attrs import define, field, frozen
+
+from hgms_core.config import RunConfig
+from hgms_core.errors import CheckpointError, HgmsError
+from hgms_core.folder import RunFolder
+from hgms_core.runner import Interrupted, record_failure, run_config
+
+PATIENCE = 20.0
+"""Seconds a worker waits for a folder that another process holds: the orphan of a killed comparison ends by itself."""
+
+TELL_EVERY = 0.2
+"""Seconds between two reports of a run's progress."""
+
+
+@frozen(kw_only=True)
+class Job:
+    """One run to carry out in ``path``. A ``title`` is for people."""
+
+    config: RunConfig
+    path: Path
+    title: str
+
+
+@frozen(kw_only=True)
+class Ending:
+    """How a job ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is damaged or held; nothing was
+    written) or ``interrupted``."""
+
+    job: Job
+    status: str
+    error: str | None = None
+
+
+Report = Callable[[Job, float, Mapping[str, Any]], None]
+"""``report(job, share of its budget spent, newest record)``."""
+
+
+def _ignore(*_: Any) -> None:
+    return None
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def threads_per_job(jobs: int) -> int:
+    """An equal share of the cores, at least one, and at most OMP_NUM_THREADS where that is set."""
+    share = max(1, cores() // jobs)
+    with contextlib.suppress(KeyError, ValueError):
+        share = min(share, max(1, int(os.environ["OMP_NUM_THREADS"])))
+    return share
+
+
+def carry_out(jobs: Iterable[Job], *, count: int, plugins: Sequence[str] = (), fresh: bool = False,
+              began: Callable[[Job], None] = _ignore, report: Report = _ignore) -> Iterator[Ending]:  # fmt: skip
+    """The endings of all jobs, as they come. ``count`` workers at a time; 0 runs them in this process, one by one.
+
+    Ctrl-C lets every running step finish and its state be saved, then leaves as :class:`Interrupted`.
+    """
+    waiting = deque(jobs)
+    if count == 0:
+        for job in waiting:
+            began(job)
+            yield _in_process(job, report)
+        return
+    pool = _Pool(threads=threads_per_job(count), plugins=plugins)
+    running: dict[_Worker, Job] = {}
+    idle: list[_Worker] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < count:
+                job = waiting.popleft()
+                worker = idle.pop() if idle else pool.start()
+                running[worker] = job
+                began(job)
+                worker.send(job)
+            worker, event = pool.events.get()
+            if worker not in running:
+                continue
+            if event["event"] == "step":
+                report(running[worker], event["share"], event["record"])
+                continue
+            job = running.pop(worker)
+            ending = _ending(job, worker, event)
+            if ending.status == "interrupted":
+                raise KeyboardInterrupt
+            if fresh or ending.status != "done":
+                pool.close(worker)
+            else:
+                idle.append(worker)
+            yield ending
+    except KeyboardInterrupt:
+        pool.interrupt(running)
+        raise Interrupted("interrupted; run the same command again to go on") from None
+    finally:
+        pool.close_all()
+
+
+def _ending(job: Job, worker: _Worker, event: Mapping[str, Any]) -> Ending:
+    if event["event"] == "ended":
+        return Ending(job=job, status=event["status"], error=event["error"])
+    error = worker.obituary()
+    with contextlib.suppress(HgmsError, OSError):
+        summary = RunFolder(job.path).read_summary()
+        if summary is not None:  # it died between the end of its run and telling us
+            return Ending(job=job, status=str(summary["status"]), error=summary.get("error"))
+    return _failed(job, error)
+
+
+def _failed(job: Job, error: str) -> Ending:
+    try:
+        job.path.mkdir(parents=True, exist_ok=True)
+        record_failure(RunFolder(job.path), job.config, error)
+    except (HgmsError, OSError) as why:
+        return Ending(job=job, status="refused", error=f"{error}; and the failure could not be recorded: {why}")
+    return Ending(job=job, status="failed", error=error)
+
+
+def _in_process(job: Job, report: Report) -> Ending:
+    """One run, with what it takes measured, and whatever ends it as an ending."""
+    told = 0.0
+
+    def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= TELL_EVERY:
+            told = now
+            report(job, share, record)
+
+    folder = RunFolder(job.path)
+    try:
+        with contextlib.suppress(CheckpointError):
+            summary = folder.read_summary()
+            if summary is not None and summary.get("status") == "failed":
+                folder.summary.unlink()  # asked for again: until it ends it is an unfinished run
+        with _measured(job.path):
+            run_config(job.config, resume=True, watch=watch, path=job.path, patience=PATIENCE)
+    except (KeyboardInterrupt, Interrupted):
+        raise
+    except CheckpointError as error:
+        return Ending(job=job, status="refused", error=str(error))
+    except MemoryError as error:
+        return _failed(job, f"out of memory: {error}".rstrip(": "))
+    except BaseException as error:
+        said = str(error) if isinstance(error, HgmsError) else f"{type(error).__name__}: {error}"
+        return _failed(job, said)
+    return Ending(job=job, status="done")
+
+
+# --- what a run takes --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _measured(path: Path) -> Iterator[None]:
+    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and of its GPU, and
+    the wall time (with evaluation, writing and building the problem). A run that was broken off adds to what is there."""
+    gc.collect()
+    fresh, began = _reset_peak(), time.monotonic()
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        import torch
+
+        before: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            before = dict(json.loads((path / "resources.json").read_bytes()))
+        gpu = cuda.max_memory_allocated() if cuda is not None else None
+        now = {
+            "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),
+            "peak_memory_is_of_this_run": fresh,
+            "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0) if gpu is not None else None,
+            "wall_seconds": time.monotonic() - began + (before.get("wall_seconds") or 0.0),
+            "threads": torch.get_num_threads(),
+        }
+        if path.is_dir():
+            aside = path / "resources.json.part"
+            with contextlib.suppress(OSError):
+                aside.write_text(json.dumps(now, indent=2))
+                aside.replace(path / "resources.json")
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def _reset_peak() -> bool:
+    """Lets the kernel's high-water mark start again from here. False where it cannot: then it is the whole process's."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak() -> int:
+    """The highest resident memory in bytes since :func:`_reset_peak`, or of the process where that is all there is."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+# --- the parent's side -------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class _Worker:
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+    asked_to_stop: bool = False
+
+    def send(self, job: Job) -> None:
+        message = {"config": job.config.resolved(), "path": str(job.path), "title": job.title}
+        with contextlib.suppress(OSError):  # it died already: its end is on the queue
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def obituary(self) -> str:
+        code = self.process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name if -code in {one.value for one in signal.Signals} else f"signal {-code}"
+            said = f"its process was killed by {name}"
+            if name == "SIGKILL":
+                said += " (out of memory, most often)"
+        else:
+            said = f"its process ended with exit code {code}"
+        self.errors.seek(0)
+        last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
+        return said + ("; its last words: " + " | ".join(last) if last else "")
+
+
+@define(eq=False)
+class _Pool:
+    threads: int
+    plugins: Sequence[str]
+    events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue)
+    workers: list[_Worker] = field(factory=list)
+
+    def start(self) -> _Worker:
+        share = str(self.threads)
+        environment = os.environ | dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), share
+        )
+        errors = tempfile.TemporaryFile()
+        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hgms_core.workers", share, *self.plugins],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
+        )  # fmt: skip
+        worker = _Worker(process, errors)
+        self.workers.append(worker)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        return worker
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):
+                    self.events.put((worker, json.loads(line)))
+        self.events.put((worker, {"event": "gone"}))
+
+    def interrupt(self, running: Mapping[_Worker, Job], seconds: float = 60.0) -> None:
+        """Asks the running workers to save and stop; those that do not in time, or a second Ctrl-C, are killed."""
+        for worker in running:
+            with contextlib.suppress(OSError):
+                worker.process.send_signal(signal.SIGINT)
+        left, until = set(running), time.monotonic() + seconds
+        with contextlib.suppress(KeyboardInterrupt, queue.Empty):
+            while left:
+                worker, event = self.events.get(timeout=max(0.0, until - time.monotonic()))
+                if event["event"] != "step":
+                    left.discard(worker)
+
+    def close(self, worker: _Worker) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+        worker.process.kill()  # idle, or of no more use: its folder is whole
+        worker.process.wait()
+        if worker.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                worker.process.stdin.close()
+        worker.errors.close()
+
+    def close_all(self) -> None:
+        for worker in list(self.workers):
+            self.close(worker)
+
+
+# --- the worker's side -------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> None:
+    """A worker: one run per line of standard input, until that closes."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a plugin prints must not come between
+    asked: queue.Queue[str] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(line)
+        os._exit(0)  # the parent is gone, or done with us
+
+    threading.Thread(target=listen, daemon=True).start()
+    import torch
+
+    from hgms_core import plugins
+
+    threads, files = int(arguments[0]), arguments[1:]
+    plugins.host(files)
+
+    def tell(**event: Any) -> None:
+        out.write(json.dumps(event) + "\n")
+
+    while True:
+        message = json.loads(asked.get())
+        torch.set_num_threads(threads)
+        try:
+            config = RunConfig.from_dict(message["config"])
+            job = Job(config=config, path=Path(message["path"]), title=message["title"])
+            ending = _in_process(job, lambda _job, share, record: tell(event="step", share=share, record=_numbers(record)))
+        except KeyboardInterrupt:
+            tell(event="ended", status="interrupted", error=None)
+            continue
+        tell(event="ended", status=ending.status, error=ending.error)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a progress line shows of a record."""
+    return {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+__all__ = ["Ending", "Job", "Report", "carry_out", "cores", "threads_per_job"]
