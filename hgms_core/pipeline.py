@@ -6,7 +6,7 @@ import functools
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import asdict, field, frozen, validators
+from attrs import asdict, evolve, field, frozen, validators
 
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem, without_start
@@ -27,6 +27,9 @@ class Pipeline:
     the last one. ``learn_start`` makes the lower level's start one more upper variable: its leaves ``start.<name>`` join θ in
     the hypergradient and the outer update (and in their norms), and leave it again in ``result``. ``answer = "last"`` returns
     the last candidate instead of the selected one as x (the end of a trajectory, where selecting only truncates it).
+    ``tilt`` = ε > 0 lets the lower level minimise g + εf, so that candidates are drawn from the minimisers of g that validation
+    favours (:meth:`Problem.tilted`); the hypergradient is that of the tilted problem, and every oracle call counts for both
+    losses.
 
     >>> import torch
     >>> from hgms_core import Pipeline, Problem
@@ -57,6 +60,8 @@ class Pipeline:
     learn_start: bool = field(default=False)
     answer: Literal["selected", "last"] = field(default="selected", validator=validators.in_(["selected", "last"]))
 
+    tilt: float = field(default=0.0, validator=validators.ge(0))
+
     @learn_start.validator
     def _can_start(self, attribute: object, value: bool) -> None:
         if value and not getattr(self.generator, "can_learn_start", False):
@@ -77,8 +82,7 @@ class Pipeline:
             )
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
-        if self.learn_start:
-            problem = problem.with_learned_start()
+        problem = self._seen(problem)
         theta = problem.theta0 if self.reference is None else problem.references[self.reference]
         key = Key(seed)
         return {
@@ -94,8 +98,7 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        if self.learn_start:
-            problem = problem.with_learned_start()
+        problem = self._seen(problem)
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
 
@@ -116,7 +119,8 @@ class Pipeline:
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
-        cost = Cost(**state["cost"]) + candidates.cost + selection.cost + estimate.cost
+        spent = candidates.cost + estimate.cost
+        cost = Cost(**state["cost"]) + selection.cost + (_of_both(spent) if self.tilt else spent)
         record: Record = {
             "step": state["step"] + 1,
             "upper_loss": estimate.upper_loss,
@@ -160,6 +164,12 @@ class Pipeline:
         found = state["best"] if self.keep == "best" and state["best"] is not None else state
         return without_start(found["theta"]) if self.learn_start else found["theta"], found["x"]
 
+    def _seen(self, problem: Problem) -> Problem:
+        """The problem as the parts see it."""
+        if self.tilt:
+            problem = problem.tilted(self.tilt)
+        return problem.with_learned_start() if self.learn_start else problem
+
     def _replay(
         self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None
     ) -> tuple[Tree, Cost]:
@@ -172,3 +182,14 @@ class Pipeline:
         if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
             best = {"loss": loss, "theta": theta, "x": x}
         return best, loss, data.count(None)
+
+
+def _of_both(cost: Cost) -> Cost:
+    """What a call of g + εf costs, counted as the calls of g and of f that it is."""
+    return evolve(
+        cost,
+        upper_gradients=cost.upper_gradients + cost.lower_gradients,
+        products=2 * cost.products,
+        cross_products=2 * cost.cross_products,
+        rows=2 * cost.rows,
+    )

@@ -95,6 +95,9 @@ def without_start(theta: Tree) -> Tree:
     return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
 
 
+UPPER = "upper."
+"""What the names of validation leaves in a tilted lower batch begin with."""
+
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
 
@@ -176,3 +179,32 @@ class Problem:
             project=project,
             evaluate=lambda theta, x: self.evaluate(without_start(theta), x),
         )
+
+    def tilted(self, weight: float) -> Problem:
+        """The same problem with the lower loss g + weight·f, f on validation rows of the role ``differentiate``.
+
+        As weight → 0 the minimisers of g + weight·f tend to those minimisers of g that have the lowest f (Tikhonov's viscosity
+        selection): what the optimistic problem asks for, which candidates that never look at f find by luck alone. A lower
+        batch brings as many validation rows along, as a function of its own row numbers, so a branch can still be replayed.
+
+        >>> def g(theta, x, batch): return x["x"].sum()
+        >>> def f(theta, x, batch): return 2 * x["x"].sum()
+        >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f)
+        >>> float(problem.tilted(0.5).g({}, {"x": torch.ones(1)}, {}))
+        2.0
+        """
+        lower, upper = self.lower_data, self.upper_data["differentiate"]
+
+        def join(below: Batch, above: Batch) -> Batch:
+            return {**below, **{UPPER + name: leaf for name, leaf in above.items()}}
+
+        def rows(index: Tensor) -> Batch:
+            # A large prime spreads neighbouring numbers; with the lower rows drawn at random these are too.
+            return join(lower.rows(index), upper.rows((index * 7919) % max(upper.size, 1)))
+
+        def g(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+            below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
+            above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
+            return self.g(theta, x, below) + weight * self.f(theta, x, above)
+
+        return evolve(self, g=g, lower_data=Data(lower.size, join(lower.whole, upper.whole), rows, lower.device))

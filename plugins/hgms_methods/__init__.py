@@ -42,6 +42,13 @@ HG_MS = Composition(
     },
 )  # fmt: skip
 
+HG_MS_TILTED = Composition(
+    name="hg-ms-tilted",
+    summary="HG-MS whose candidates minimise g + εf: drawn from the lower minimisers that validation favours.",
+    source="HG-MS paper, Algorithm 1; the tilt is Tikhonov's viscosity selection, as in value-function penalties with 1/γ = ε.",
+    parts={**HG_MS.parts, "tilt": 1.0},
+)
+
 HG_IMPLICIT = Composition(
     name="hg-implicit",
     summary="HG-MS with one branch: the ablation that isolates the selection.",
@@ -114,4 +121,4 @@ ORACLE_CLEAN = Composition(
 
 @hookimpl
 def hgms_register_methods() -> list[Composition]:
-    return [HG_MS, HG_MS_ULA, HG_IMPLICIT, HG_BASELINE, HG_MS_TRAJECTORY, IAPTT_GM, UNIFORM, ORACLE_CLEAN]
+    return [HG_MS, HG_MS_ULA, HG_MS_TILTED, HG_IMPLICIT, HG_BASELINE, HG_MS_TRAJECTORY, IAPTT_GM, UNIFORM, ORACLE_CLEAN]
