@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from helpers import F64, network_problem
@@ -105,7 +107,7 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
     """θ minimises F_ε = F + O(ε) with an error of O(ε) in θ, hence O(ε²) in F: halving the tilt quarters the gap."""
     gaps = [_gap(tilt) for tilt in (0.2, 0.1, 0.05)]
     assert _gap(0.0) > 10 * gaps[0]
-    assert [after / before for before, after in zip(gaps, gaps[1:], strict=False)] == pytest.approx([0.25, 0.25], abs=0.05)
+    assert [after / before for before, after in itertools.pairwise(gaps)] == pytest.approx([0.25, 0.25], abs=0.05)
 
 
 def test_a_negative_tilt_is_refused() -> None:
