@@ -46,8 +46,8 @@ class ImbalancedLoss:
         dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without HGMS_DATA from the Hub),
             ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``; grey or colour, labels 0 … 9.
         ratio: b. Of the m training images of class c that are left by validation and test, round(bᶜ m) are kept, but at least
-            ``least`` (or all m). ``least`` = 0 is the paper's formula to the letter: at b = 0.3 MNIST then keeps one image
-            of class 8 and none of class 9.
+            ``least`` (or all m); None for 10 on digits, 50 elsewhere. ``least`` = 0 is the paper's formula to the letter: at
+            b = 0.3, MNIST then keeps one image of class 7 and none of 8 and 9, and 80 % is the best that can be reached.
         validation_size, test_size: None for 200, 500 on digits and 1000, all of the set's own test split elsewhere. Validation
             images are drawn from the training split, as many of each class; so are test images where ``test_size`` is given.
         validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
@@ -84,7 +84,7 @@ class ImbalancedLoss:
 
     dataset: str = field(default="digits", validator=image_set)
     ratio: float = field(default=0.3, validator=[validators.gt(0), validators.le(1)])
-    least: int = field(default=10, validator=[validators.instance_of(int), validators.ge(0)])
+    least: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(0)]))
     validation_size: int | None = field(default=None, validator=count)
     test_size: int | None = field(default=None, validator=count)
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
@@ -107,8 +107,9 @@ class ImbalancedLoss:
         digits = self.dataset == "digits"
         validation_size = self.validation_size or (200 if digits else 1000)
         test_size = self.test_size or (500 if digits else 0)
+        least = self.least if self.least is not None else (10 if digits else 50)
         label = torch.from_numpy(images.labels)
-        rows = split(label, CLASSES, validation_size, test_size, self.ratio, self.least, key.fold("split"), images.where)
+        rows = split(label, CLASSES, validation_size, test_size, self.ratio, least, key.fold("split"), images.where)
 
         train, validation = (_maps(images, part, device, dtype) for part in (rows.train, rows.validation))
         test = _maps(images, rows.test, device, dtype) if test_size else self._test_split(device, dtype)
