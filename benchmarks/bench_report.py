@@ -1,0 +1,169 @@
+"""`hgms report` over 1,000 runs of 1,000 steps: seconds, peak memory and the size of the page.
+
+    python benchmarks/bench_report.py [--runs 1000] [--steps 1000] [--keep FOLDER] [--json FILE]
+
+The runs are made up (four tasks, ten methods), but are written as the runner writes them, every field of every line; the report is
+a process of its own, timed from its start to its end. Asked for: under 20 s, 1 GB and 15 MB. The exit code is 1 where it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LIMITS = {"seconds": 20.0, "peak_memory_bytes": 1e9, "html_bytes": 15e6}
+METHODS = (
+    "hg-ms", "hg-baseline", "scalebio", "v-pbgd", "g-pbgd", "iaptt-gm", "soba", "stocbio", "random-search", "uniform",
+)  # fmt: skip
+TASKS = ("hyper-cleaning", "imbalanced-loss", "ridge-cv", "logistic-cv")
+METRICS = {
+    "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
+    "weight_clean": True, "weight_corrupted": False, "wrong_labels": False,
+}  # fmt: skip
+CONFIG = """schema = 1
+seed = {seed}
+
+[task]
+name = "{task}"
+dataset = "digits"
+corruption = 0.6
+
+[method]
+name = "{method}"
+reference = "none"
+keep = "best"
+
+[method.generator]
+name = "branches"
+count = {count}
+steps = 20
+lr = {rate}
+
+[method.hypergradient]
+name = "implicit"
+
+[method.hypergradient.solver]
+name = "cg"
+ridge = 0.02
+rtol = 0.001
+
+[budget]
+outer_steps = {steps}
+
+[run]
+out = "runs"
+device = "cpu"
+dtype = "float32"
+threads = 1
+evaluate_every = 1
+"""
+ENVIRONMENT = {
+    "python": "3.11", "platform": "Linux", "device": "cpu", "threads": 1, "versions": {"torch": "2.13.0", "hgms": "0.1.0"},
+}  # fmt: skip
+
+
+def rows(random_: random.Random, rank: int, steps: int) -> tuple[list[str], list[str], dict[str, float], int]:
+    """The lines of a run that learns at its own pace, its clock, its last metrics and its oracle calls."""
+    top, pace, count = 0.95 - 0.02 * rank + random_.gauss(0, 0.008), (20 + 6 * rank) * steps / 300, 1 + rank % 4
+    lines, clock, seconds, calls, metrics = [], [], 0.0, 0, {}
+    for step in range(steps + 1):
+        accuracy = top - (top - 0.1) * math.exp(-step / pace) + random_.gauss(0, 0.006)
+        values = [accuracy, accuracy + 0.02, 0.1 * math.exp(-step / pace), 2.3 - 2 * accuracy, 0.6 + 0.3 * accuracy, 0.9, 0.1, 0.6]
+        metrics = dict(zip(METRICS, values, strict=True))
+        row: dict[str, Any] = {"step": step}
+        if step:
+            selected = min(int(random_.expovariate(1.0)), count - 1)
+            calls += 40 + 5 * count
+            row |= {
+                "upper_loss": 2.4 - 2 * accuracy, "lower_loss": 1.1 - accuracy, "selected": selected,
+                "gap": abs(random_.gauss(0, 0.02)), "scores": [2.1 - accuracy + 0.01 * k for k in range(count)],
+                "finite_candidates": count, "hypergradient_norm": 0.01 + random_.random() / 100,
+                "lower_gradient_norm": 0.03 * random_.random(), "update_norm": 10 * random_.random(),
+                "residual": 0.2 * math.exp(-step / pace) * random_.random(), "iterations": 4,
+                "curvature": 0.02 + random_.random() / 10, "stop_loss": 2.2 - 2 * accuracy,
+                "outcome": "converged" if random_.random() < step / steps else "iteration-limit",
+                "cost_lower_gradients": 40 * step, "cost_upper_values": 3 * step, "cost_upper_gradients": step,
+                "cost_products": 4 * step, "cost_cross_products": step, "cost_rows": 14000 * step, "oracle_calls": calls,
+            }  # fmt: skip
+            seconds += 0.02 + 0.01 * random_.random()
+        row |= {f"metric.{name}": value for name, value in metrics.items()}
+        lines.append(json.dumps(row))
+        clock.append(json.dumps({"step": step, "seconds": seconds}))
+    return lines, clock, metrics, calls
+
+
+def make(folder: Path, runs: int, steps: int, methods: tuple[str, ...] = METHODS, tasks: tuple[str, ...] = TASKS) -> int:
+    """Run folders below ``folder``; the bytes written. One run's lines serve all tasks, so that making them does not take longer."""
+    written = 0
+    seeds = -(-runs // (len(methods) * len(tasks)))
+    for rank, method in enumerate(methods):
+        for seed in range(seeds):
+            lines, clock, metrics, calls = rows(random.Random(100 * rank + seed), rank, steps)
+            for task in tasks:
+                path = folder / task / f"{method}-{rank:08x}" / f"seed-{seed}"
+                path.mkdir(parents=True)
+                config = CONFIG.format(seed=seed, task=task, method=method, count=1 + rank % 4, rate=0.01 * (1 + rank), steps=steps)
+                summary = {
+                    "status": "done", "task": task, "method": method, "seed": seed, "budget": f"{steps} outer steps",
+                    "outer_steps": steps, "upper_loss": 0.5, "metrics": metrics, "oracle_calls": calls,
+                    "cost": {"lower_gradients": 40 * steps},
+                }  # fmt: skip
+                files = {
+                    "config.toml": config,
+                    "env.json": json.dumps({**ENVIRONMENT, "task": {"version": "1", "metrics": METRICS}}),
+                    "steps.jsonl": "\n".join(lines) + "\n",
+                    "timings.jsonl": "\n".join(clock) + "\n",
+                    "summary.json": json.dumps(summary),
+                    "resources.json": json.dumps({"peak_memory_bytes": (300 + 7 * rank) * 2**20}),
+                }
+                for name, text in files.items():
+                    (path / name).write_text(text)
+                    written += len(text)
+    return written
+
+
+def measure(folder: Path, out: Path) -> dict[str, float]:
+    """`hgms report` in a process of its own: wall-clock seconds and the highest resident memory."""
+    command = [sys.executable, "-m", "hgms_core.cli", "report", str(folder), "--out", str(out)]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"hgms report failed with status {os.waitstatus_to_exitcode(status)}")
+    scale = 1 if sys.platform == "darwin" else 1024
+    return {"seconds": seconds, "peak_memory_bytes": usage.ru_maxrss * scale, "html_bytes": out.stat().st_size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--keep", type=Path, help="make the runs and the page here, and leave them")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.keep or Path(scratch)
+        written = make(folder / "runs", given.runs, given.steps)
+        print(f"{given.runs} runs of {given.steps} steps: {written / 1e6:.0f} MB")
+        found = measure(folder / "runs", folder / "report.html")
+    for name, value in found.items():
+        shown, unit = (value, "s") if name == "seconds" else (value / 1e6, "MB")
+        limit = LIMITS[name] if name == "seconds" else LIMITS[name] / 1e6
+        print(f"{name:20} {shown:8.1f} {unit:3} (limit {limit:.0f})  {'ok' if value < LIMITS[name] else 'TOO MUCH'}")
+    if given.json:
+        given.json.write_text(json.dumps({"runs": given.runs, "steps": given.steps, "bytes": written, **found}, indent=2))
+    raise SystemExit(any(found[name] >= limit for name, limit in LIMITS.items()))
+
+
+if __name__ == "__main__":
+    main()

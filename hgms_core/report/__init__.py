@@ -1,0 +1,56 @@
+"""Reports over run folders: one study of what was run, written as a web page, Markdown, LaTeX or Parquet, or drawn for a paper.
+
+The modules: ``study`` (what belongs together, means, differences), ``curves`` (bands and thinning), ``tables`` (with Markdown and
+LaTeX), ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG, SVG, PDF).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hgms_core.errors import ConfigError
+from hgms_core.report import tables
+from hgms_core.report.study import Section, Study, build
+
+
+def _html(study: Study) -> str:
+    from hgms_core.report.page import html
+
+    return html(study)
+
+
+WRITERS: dict[str, Callable[[Study], str]] = {".html": _html, ".md": tables.markdown, ".tex": tables.latex}
+SUFFIXES = (*WRITERS, ".parquet")
+
+
+def suffix(path: Path, known: tuple[str, ...], what: str) -> str:
+    """The path's suffix, which decides the format; ConfigError where it is none of ``known``."""
+    found = path.suffix.casefold()
+    if found not in known:
+        shown = f"the suffix of {path} is {found!r}" if found else f"{path} has no suffix"
+        raise ConfigError(f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}")
+    return found
+
+
+def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
+    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to Parquet. Returns the files.
+
+    Raises:
+        ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
+        MissingExtra: the format's library is not installed.
+    """
+    found = suffix(path, SUFFIXES, "a report")
+    if found == ".parquet":
+        from hgms_core.report import parquet
+
+        return parquet.write(study, path, steps=steps)
+    if steps:
+        raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
+    text = WRITERS[found](study)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return [path]
+
+
+__all__ = ["SUFFIXES", "Section", "Study", "build", "suffix", "write"]

@@ -1,0 +1,116 @@
+"""Curves over seeds: mean and 95 % band on a common grid, thinned so that a page with many of them stays small.
+
+A run is a step function: it holds what it last reported until it reports again, and after its end. At every kept point the mean
+and the band are exact; thinning only chooses the points, and it keeps both ends and, bucket by bucket, the lowest and the highest
+point, so that no peak is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+
+POINTS = 400
+_GRID = 4000  # points at which a band is evaluated before it is thinned; more could not be told apart on a page
+
+Line = tuple[np.ndarray, np.ndarray]
+"""One run's curve: x, not decreasing, and y."""
+
+
+@frozen(eq=False)
+class Curve:
+    """``low`` and ``high`` are None for a single run, which has no interval."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    runs: int = 1
+
+
+def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Curve | None:
+    """Mean over runs with its t-interval, from where all have begun to where the last one ends; None where nothing was reported.
+
+    >>> import numpy as np
+    >>> one = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
+    >>> two = (np.array([0.0, 1.0, 2.0]), np.array([0.0, 4.0, 6.0]))
+    >>> band([one, two]).y                                # at 2.0 the first run holds its 2.0
+    array([0., 3., 4.])
+    """
+    lines = [(x, y) for x, y in lines if x.size]
+    if not lines:
+        return None
+    grid, held = _held(lines)
+    n = len(lines)
+    mean = held.mean(0)
+    if n < 2:
+        keep = thin(mean, points)
+        return Curve(grid[keep], mean[keep])
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
+    low, high = mean - half, mean + half
+    keep = np.union1d(thin(mean, points - 2), _extremes(low, high))
+    return Curve(grid[keep], mean[keep], low[keep], high[keep], n)
+
+
+def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
+    """Median and middle half of all runs' values together, over equal stretches of x: for what is noise around a trend, like a
+    residual. None where nothing was reported.
+
+    >>> import numpy as np
+    >>> curve = binned([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
+    >>> curve.x, curve.y
+    (array([0.5, 2.5]), array([ 2., 20.]))
+    """
+    x = np.concatenate([x for x, _ in lines]) if lines else np.empty(0)
+    y = np.concatenate([y for _, y in lines]) if lines else np.empty(0)
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    if not x.size:
+        return None
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    places = np.unique(x)
+    firsts = places[(np.arange(min(bins, len(places))) * len(places)) // min(bins, len(places))]
+    parts = list(zip(*(np.split(each, np.searchsorted(x, firsts[1:])) for each in (x, y)), strict=True))
+    quartiles = np.array([np.percentile(part, (25, 50, 75)) for _, part in parts])
+    return Curve(np.array([part.mean() for part, _ in parts]), *quartiles.T[[1, 0, 2]], len(lines))
+
+
+def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
+    """At most ``points`` indices: both ends, and the lowest and the highest of each of equal buckets between them.
+
+    >>> thin(np.array([0.0, 1.0, 9.0, 1.0, -5.0, 1.0, 0.0, 0.0]), points=4)
+    array([0, 2, 4, 7])
+    """
+    count = len(y)
+    if count <= points:
+        return np.arange(count)
+    inner, buckets = count - 2, (points - 2) // 2
+    width = -(-inner // buckets)
+    padded = np.full(buckets * width, np.nan)
+    padded[:inner] = y[1:-1]
+    rows = padded.reshape(buckets, width)
+    bare = np.isnan(rows)
+    start = np.arange(buckets) * width + 1
+    low = start + np.where(bare, np.inf, rows).argmin(1)
+    high = start + np.where(bare, -np.inf, rows).argmax(1)
+    chosen = np.concatenate([[0, count - 1], low, high])
+    return np.unique(chosen[chosen < count])
+
+
+def _extremes(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    if np.isnan(low).all() or np.isnan(high).all():
+        return np.empty(0, dtype=int)
+    return np.array([np.nanargmin(low), np.nanargmax(high)])
+
+
+def _held(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
+    """A grid of the points at which any run reports, and what each run holds there, ``[run, grid]``."""
+    grid = np.unique(np.concatenate([x for x, _ in lines]))
+    grid = grid[grid >= max(x[0] for x, _ in lines)]
+    if len(grid) > _GRID:
+        grid = grid[np.linspace(0, len(grid) - 1, _GRID).round().astype(int)]
+    return grid, np.stack([y[np.searchsorted(x, grid, side="right") - 1] for x, y in lines])

@@ -1,0 +1,200 @@
+"""The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
+
+A method has one colour and one dash on the whole page. Colours come in a light and a dark set (Okabe and Ito's, which colour-blind
+readers can tell apart, and lighter versions of them), so a trace holds the *number* of its colour and the page puts it in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hgms_core.report.curves import Curve
+from hgms_core.report.study import Section, Study
+from hgms_core.report.tables import heading
+
+LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D")
+DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_STEPS = "outer updates"
+
+
+def styles(study: Study) -> dict[str, dict[str, Any]]:
+    """Colour number and dash of every method; 6 × 5 of them differ."""
+    return {
+        label: {"colour": number % len(LIGHT), "dash": DASHES[number % len(DASHES)]}
+        for number, label in enumerate(study.labels)
+    }
+
+
+def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The section's figures that have something to show, each ``{"title", "text", "spec", "wide"}``."""
+    found = []
+    for metric, by_method in section.curves["seconds"].items():
+        for axis, name in (("seconds", "seconds (without evaluation)"), ("oracle_calls", "oracle calls")):
+            curves = section.curves[axis][metric]
+            if curves and by_method:
+                title = f"{heading(metric)} against {heading(axis)}"
+                many = any(curve.low is not None for curve in curves.values())
+                text = "mean over seeds" + (", band: 95 % t-interval" if many else "")
+                found.append(_figure(title, text, _curves(curves, style), name, heading(metric), zoom=_range(curves)))
+    gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
+    if gaps:
+        text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
+        found.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=_range(gaps)))
+    branches = {each.label: each.branches for each in section.diagnoses if len(each.branches) > 1}
+    if branches:
+        found.append(_branches(branches, style))
+    residuals = {
+        each.label: each.residual
+        for each in section.diagnoses
+        if each.residual is not None and np.nanmax(each.residual.y) > 0
+    }
+    if residuals:
+        text = "relative residual of the solves: median over steps and seeds, band: middle half"
+        shown = _curves(residuals, style, positive=True)
+        found.append(_figure("Linear-solver residual", text, shown, _STEPS, "residual", log=True))
+    outcomes = {each.label: each.outcomes for each in section.diagnoses if set(each.outcomes) - {"not-solved"}}
+    if outcomes:
+        found.append(_outcomes(outcomes))
+    return found
+
+
+def _figure(
+    title: str, text: str, traces: list[dict[str, Any]], x: str, y: str, *, log: bool = False, zoom: list[float] | None = None
+) -> dict[str, Any]:
+    scale: dict[str, Any] = {"type": "log", "exponentformat": "power"} if log else {}
+    if zoom is not None:
+        scale["range"] = zoom
+    layout = {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "yaxis": {"title": {"text": y}, **scale}}
+    return {"title": title, "text": text, "spec": {"data": traces, "layout": layout}}
+
+
+def _curves(
+    curves: Mapping[str, Curve], style: Mapping[str, Mapping[str, Any]], positive: bool = False
+) -> list[dict[str, Any]]:
+    """A band and a line for each method. ``positive`` leaves out what a logarithmic axis cannot show."""
+    traces: list[dict[str, Any]] = []
+    for label, curve in curves.items():
+        look = {"name": label, "legendgroup": label, "meta": {"colour": style[label]["colour"]}, "mode": "lines"}
+        x = numbers(curve.x)
+        if curve.low is not None and curve.high is not None:
+            low = curve.low if not positive else np.where(curve.low > 0, curve.low, np.nan)
+            high = curve.high if not positive else np.where(curve.high > 0, curve.high, np.nan)
+            known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
+            outline = numbers(np.concatenate([curve.x[known], curve.x[known][::-1]]))
+            area = numbers(np.concatenate([high[known], low[known][::-1]]))
+            band = {"x": outline, "y": area, "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
+            traces.append({**look, "meta": {**look["meta"], "band": True}, **band})
+        y = curve.y if not positive else np.where(curve.y > 0, curve.y, np.nan)
+        line = {"width": 2, "dash": style[label]["dash"]}
+        traces.append({**look, "x": x, "y": numbers(y), "line": line, "hovertemplate": "%{y:.4~g}"})
+    return traces
+
+
+def _branches(branches: Mapping[str, Mapping[int, int]], style: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    traces = []
+    for label, counts in branches.items():
+        total, last = sum(counts.values()), max(counts)
+        index = list(range(last + 1))
+        traces.append(
+            {
+                "type": "bar",
+                "name": label,
+                "x": index,
+                "y": [round(100 * counts.get(number, 0) / total, 3) for number in index],
+                "customdata": [counts.get(number, 0) for number in index],
+                "meta": {"colour": style[label]["colour"]},
+                "hovertemplate": (
+                    f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} steps)<extra></extra>"
+                ),
+            }
+        )
+    figure = _figure("Chosen candidate", "share of the steps in which each candidate was selected", traces, "candidate", "%")
+    figure["spec"]["layout"]["xaxis"] = {"title": {"text": "candidate"}, "dtick": 1 if _widest(branches) <= 16 else None}
+    figure["spec"]["layout"]["barmode"] = "group"
+    return figure
+
+
+def _widest(branches: Mapping[str, Mapping[int, int]]) -> int:
+    return max(max(counts) for counts in branches.values())
+
+
+_OUTCOMES = (
+    "converged", "iteration-limit", "negative-curvature", "stagnated", "diverged", "nonfinite", "not-solved",
+)  # fmt: skip
+
+
+def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    labels = list(outcomes)[::-1]
+    names = [*_OUTCOMES, *sorted({name for each in outcomes.values() for name in each} - set(_OUTCOMES))]
+    traces = []
+    for number, name in enumerate(names):
+        counts = [outcomes[label].get(name, 0) for label in labels]
+        if not any(counts):
+            continue
+        totals = [sum(outcomes[label].values()) for label in labels]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [_escape(label) for label in labels],
+                "x": [round(100 * count / total, 3) for count, total in zip(counts, totals, strict=True)],
+                "customdata": counts,
+                # outcomes are told apart by pattern as well as by colour
+                "marker": {"pattern": {"shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7], "size": 7, "solidity": 0.2, "fillmode": "overlay"}},
+                "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
+                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
+                "showlegend": True,
+            }
+        )
+    figure = _figure("How the linear solves ended", "share of all solves", traces, "%", "")
+    figure["spec"]["layout"] |= {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "% of solves"}, "range": [0, 100]},
+        "yaxis": {"automargin": True, "ticksuffix": "  "},
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "hovermode": "closest",
+    }
+    return figure
+
+
+def _range(curves: Mapping[str, Curve]) -> list[float] | None:
+    """The axis follows the means, and the bands as far as they are no wider than twice that: with two seeds they can be huge."""
+    means = np.concatenate([curve.y for curve in curves.values()])
+    means = means[np.isfinite(means)]
+    if not means.size:
+        return None
+    low, high = float(means.min()), float(means.max())
+    room = (high - low) or abs(high) or 1.0
+    ends = [band for curve in curves.values() for band in (curve.low, curve.high) if band is not None]
+    known = np.concatenate([band[np.isfinite(band)] for band in ends]) if ends else means
+    if known.size:
+        bottom, top = max(float(known.min()), low - room / 2), min(float(known.max()), high + room / 2)
+        low, high = min(low, bottom), max(high, top)
+    margin = 0.04 * ((high - low) or room)
+    return [_rounded(low - margin), _rounded(high + margin)]
+
+
+def numbers(values: np.ndarray) -> list[float | None]:
+    """Five significant digits, which is finer than a pixel; what is not finite is a gap."""
+    return [_rounded(value) for value in values.tolist()]
+
+
+def _rounded(value: float) -> Any:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.5g}")
+    return int(short) if short == int(short) and abs(short) < 1e15 else short
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+__all__ = ["DARK", "LIGHT", "figures", "styles"]

@@ -1,0 +1,168 @@
+"""Parquet: one row for each run, and on request one for each step of each run.
+
+Runs (``report.parquet``)::
+
+    task, task_name, method, method_name, hash, status, error, budget, task_version, folder     string
+    seed, outer_steps, oracle_calls, peak_memory_bytes                                          int64
+    seconds, metric.<name> …                                                                    double
+    setting.<dotted key> …    every value of config.toml but the seed and the folder            string (as TOML writes it)
+
+Steps (``report.steps.parquet``)::
+
+    task, method                                                                                dictionary<string>
+    seed, step                                                                                  int64
+    seconds, and every number of the records                                                    double (lists by their largest)
+    every text of the records (``outcome``)                                                     string
+
+``task`` and ``method`` are the names of the report; null stands for what a run lacks, NaN for a metric that was not finite.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hgms_core import results
+from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_core.report.study import Study
+from hgms_core.results import StoredRun
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_TEXTS = (
+    "task", "task_name", "method", "method_name", "hash", "status", "error", "budget", "task_version", "folder",
+)  # fmt: skip
+_COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
+
+
+def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
+    """``path``, and with ``steps`` also ``<name>.steps.parquet`` beside it."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(runs(study), path)
+    if not steps:
+        return [path]
+    beside = path.with_suffix(".steps.parquet")
+    _write_steps(study, beside)
+    return [path, beside]
+
+
+def runs(study: Study) -> pyarrow.Table:
+    """One row for each run."""
+    import pyarrow as pa
+
+    rows = [_row(section.title, label, run) for section, label, run in _all(study)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    metrics = [name for name in names if name.startswith("metric.")]
+    settings = [name for name in names if name.startswith("setting.")]
+    schema = pa.schema(
+        [(name, pa.string()) for name in _TEXTS]
+        + [(name, pa.int64()) for name in _COUNTS]
+        + [(name, pa.float64()) for name in ("seconds", *metrics)]
+        + [(name, pa.string()) for name in settings]
+    )
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _all(study: Study) -> list[tuple[Any, str, StoredRun]]:
+    return [
+        (section, entry.label, run)
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
+
+
+def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
+    config = {key: value for key, value in run.config.items() if key != "seed"}
+    config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
+    settings = {f"setting.{key}": _toml(value) for key, value in results.flatten(config).items()}
+    return {
+        "task": task,
+        "task_name": run.task_name,
+        "method": method,
+        "method_name": run.method_name,
+        "hash": run.hash or None,
+        "status": run.status,
+        "error": run.error,
+        "budget": run.budget,
+        "task_version": run.task_version,
+        "folder": str(run.path),
+        "seed": run.seed,
+        "outer_steps": run.summary.get("outer_steps"),
+        "oracle_calls": run.summary.get("oracle_calls"),
+        "peak_memory_bytes": run.resources.get("peak_memory_bytes"),
+        "seconds": run.seconds,
+        **{f"metric.{name}": value for name, value in run.metrics.items()},
+        **settings,
+    }
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _write_steps(study: Study, path: Path) -> None:
+    """A row group for each run, so that the whole is never in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    everything = _all(study)
+    names: dict[str, bool] = {}  # by name: whether it is a text
+    for _, _, run in everything:
+        for row in _ends(run.path / "steps.jsonl"):
+            for name, value in row.items():
+                names[name] = names.get(name, False) or isinstance(value, str)
+    names.pop("step", None)
+    label = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
+        + [(name, pa.string() if text else pa.float64()) for name, text in names.items()]
+    )
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for section, method, run in everything:
+            try:
+                columns = run.columns(["seconds", *names])
+            except CheckpointError:
+                continue  # a failed run whose rows are damaged as well
+            count = len(columns["step"])
+            known: dict[str, Any] = {
+                "task": pa.array([section.title] * count).dictionary_encode(),
+                "method": pa.array([method] * count).dictionary_encode(),
+                "seed": pa.array(np.full(count, run.seed)),
+                "step": pa.array(columns["step"].astype(np.int64)),
+                "seconds": pa.array(columns["seconds"]),
+            }
+            for name, text in names.items():
+                column = columns[name]
+                if text:
+                    known[name] = pa.array([each if isinstance(each, str) else None for each in column.tolist()], pa.string())
+                else:
+                    known[name] = pa.array(column, from_pandas=True)  # NaN: the row lacks it
+            writer.write_table(pa.table(known, schema=schema))
+
+
+def _ends(path: Path) -> list[dict[str, Any]]:
+    """The first rows and the last one: together they have every field a method writes."""
+    if not path.exists():
+        return []
+    found = []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for line in [*lines[:3], *lines[-1:]]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+__all__ = ["runs", "write"]

@@ -1,0 +1,472 @@
+"""What a report says, as values: which runs belong together, their means, paired differences, curves and diagnostics.
+
+One :class:`Section` for each task under one budget and version; every output (HTML, Markdown, LaTeX, Parquet) is written from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from hgms_core import registry, results
+from hgms_core.errors import CheckpointError, ConfigError, unknown
+from hgms_core.report.curves import POINTS, Curve, Line, band, binned
+from hgms_core.results import Skipped, StoredRun, StoredSweep
+from hgms_core.statistics import Interval
+
+FLOOR = "uniform"
+_CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One method's runs on one task. ``metrics`` are means over the seeds that finished; a metric that is not finite in any of
+    them has a NaN mean, and ``nonfinite`` says in how many."""
+
+    label: str
+    runs: list[StoredRun]
+    failed: list[StoredRun] = field(factory=list)
+    metrics: dict[str, Interval] = field(factory=dict)
+    nonfinite: dict[str, int] = field(factory=dict)
+    difference: Interval | None = None
+    mark: str = ""
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    @property
+    def name(self) -> str:
+        return (self.runs + self.failed)[0].method_name
+
+    def values(self, key: str) -> list[float]:
+        """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only where it is known."""
+        found = [run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs]
+        return [float(value) for value in found if value is not None]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [run.seconds for run in self.runs if not math.isnan(run.seconds)]
+
+    @property
+    def peak_memory(self) -> list[float]:
+        found = [run.resources.get("peak_memory_bytes") for run in self.runs]
+        return [float(value) for value in found if value is not None]
+
+
+@frozen(kw_only=True)
+class Diagnosis:
+    """How selection and differentiation went for one method, over all its seeds."""
+
+    label: str
+    gap: Curve | None
+    residual: Curve | None
+    branches: dict[int, int]
+    outcomes: dict[str, int]
+    iterations: float
+
+
+@frozen(kw_only=True)
+class Section:
+    """One task under one budget: methods (best mean first), the differences between them, curves by axis and metric."""
+
+    title: str
+    task: str
+    version: str | None
+    budget: str
+    metric: str
+    higher: bool | None
+    metrics: list[str]
+    directions: Mapping[str, bool]
+    entries: list[Entry]
+    reference: str | None
+    pairs: dict[tuple[str, str], Interval]
+    winner: str | None
+    curves: dict[str, dict[str, dict[str, Curve]]]
+    diagnoses: list[Diagnosis]
+    environments: list[tuple[dict[str, Any], list[StoredRun]]]
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for entry in self.entries for run in entry.runs + entry.failed]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on who is ahead, and whether that is more than chance."""
+        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean)]
+        if len(ranked) < 2 or self.higher is None:
+            return ""
+        first = ranked[0].label
+        rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
+        known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
+        if self.winner is not None:
+            closest, pair = min(known.items(), key=lambda item: abs(item[1].mean))
+            return f"{first} is ahead of every other method; the closest is {closest}, at {spell(pair, signed=True)}."
+        if len(known) < len(rest):
+            return f"{first} has the best mean; with fewer than two seeds in common nothing can be said about chance."
+        unsure = [label for label, pair in known.items() if not excludes_zero(pair)]
+        if not unsure:
+            return f"{first} has the best mean of the methods that finished; not all of its runs did."
+        named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
+        return f"{first} has the best mean, but no winner is marked: its difference to {named} may be chance."
+
+
+@frozen(kw_only=True)
+class Study:
+    """All of a report."""
+
+    title: str
+    sources: list[str]
+    sections: list[Section]
+    skipped: list[Skipped]
+    sweeps: list[StoredSweep]
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for section in self.sections for run in section.runs]
+
+    @property
+    def failed(self) -> list[StoredRun]:
+        return [run for section in self.sections for entry in section.entries for run in entry.failed]
+
+    @property
+    def labels(self) -> list[str]:
+        """Every method once, in an order that does not depend on who won: it gives the colours."""
+        return sorted({entry.label for section in self.sections for entry in section.entries})
+
+
+def build(
+    folders: Iterable[str | Path],
+    *,
+    metrics: Sequence[str] = (),
+    reference: str | None = None,
+    separate: bool = False,
+    title: str | None = None,
+) -> Study:
+    """Reads all runs below ``folders`` and computes everything a report says.
+
+    ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is the
+    method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task versions
+    or budgets sections of their own.
+
+    Raises:
+        ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be compared.
+    """
+    folders = [Path(folder) for folder in folders]
+    runs, skipped = results.scan(folders)
+    if not runs:
+        lines = [f"  {each.path}: {each.reason}" for each in skipped[:20]]
+        where = ", ".join(map(str, folders))
+        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folders left out)", *lines]))
+    _known(runs, metrics, reference)
+    groups = _sections(runs, separate)
+
+    sections = []
+    lines = 4 * len(groups) * max(len({run.label for run in each}) for each in groups.values())
+    points = max(60, min(POINTS, _CURVES // (lines * max(1, len(metrics)))))
+    for name, each in groups.items():
+        kept, damaged = _read(each, metrics)
+        skipped += damaged
+        if kept:
+            sections.append(_section(name, kept, metrics, reference, points))
+    found, damaged = results.sweeps(folders)
+    return Study(
+        title=title or "Bilevel methods compared",
+        sources=[str(folder) for folder in folders],
+        sections=sections,
+        skipped=skipped + damaged,
+        sweeps=found,
+    )
+
+
+def excludes_zero(interval: Interval | None) -> bool:
+    return interval is not None and abs(interval.mean) > interval.half_width
+
+
+def spell(interval: Interval, signed: bool = False) -> str:
+    """mean ± half-width, with as many digits as the half-width is worth.
+
+    >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
+    ('0.9123 ± 0.0041', '+12')
+    """
+    mean, half = interval.mean, interval.half_width
+    sign = "+" if signed else ""
+    if math.isnan(mean):
+        return "nan"
+    if not 0 < half < math.inf:
+        return f"{mean:{sign}.5g}" + (" ± 0" if half == 0 else "")
+    digits = 1 - math.floor(math.log10(half))
+    if digits > 7 or abs(mean) >= 1e7:
+        return f"{mean:{sign}.4g} ± {half:.2g}"
+    return f"{mean:{sign}.{max(digits, 0)}f} ± {half:.{max(digits, 0)}f}"
+
+
+# --- what belongs together ---------------------------------------------------------------------------------------------
+
+
+def _known(runs: Sequence[StoredRun], metrics: Sequence[str], reference: str | None) -> None:
+    there = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
+    for metric in metrics:
+        if metric not in there:
+            raise ConfigError(unknown("metric", metric, there))
+    labels = {run.label for run in runs}
+    if reference is not None and reference not in labels:
+        raise ConfigError(unknown("method", reference, labels) + "\n  --reference names a method of these runs")
+
+
+def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[StoredRun]]:
+    """Runs by task. One task under several budgets or versions is refused, or, if ``separate``, several sections."""
+    tables = {_key(run.task): run.task for run in runs}
+    labels: dict[str, str] = {}
+    for run in runs:
+        labels.setdefault(_key(run.task), run.task_label)
+    names = results.names(tables, labels)
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(names[_key(run.task)], []).append(run)
+    found: dict[str, list[StoredRun]] = {}
+    mixed: list[str] = []
+    for name, each in groups.items():
+        budgets, versions = {run.budget for run in each}, {run.task_version for run in each}
+        if len(budgets) == 1 and len(versions) == 1:
+            found[name] = each
+            continue
+        parts: dict[str, list[StoredRun]] = {}
+        for run in each:
+            told = ([f"budget {run.budget}"] if len(budgets) > 1 else []) + (
+                [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
+            )
+            parts.setdefault(", ".join(told), []).append(run)
+        for told, part in sorted(parts.items()):
+            found[f"{name}, {told}"] = part
+            methods = ", ".join(sorted({run.label for run in part}))
+            mixed.append(f"  {name}: {told}: {len(part)} runs ({methods}), the first is {part[0].path}")
+    if mixed and not separate:
+        raise ConfigError(
+            "runs of one task under different budgets or task versions cannot be compared:\n"
+            + "\n".join(mixed)
+            + "\n  give only the folders that belong together, or add --separate for a section each"
+        )
+    return found
+
+
+def _key(table: Mapping[str, Any]) -> str:
+    return json.dumps(table, sort_keys=True, default=str)
+
+
+# --- one section -------------------------------------------------------------------------------------------------------
+
+_Rows = Mapping[str, Any]
+
+
+def _metric(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[str, dict[str, bool], list[str]]:
+    """The main metric, which way each is better, and all of them in the task's order."""
+    directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), None)
+    if directions is None:  # older than the record of it: what the installed task says
+        found = registry.default().find("task", runs[0].task_name)
+        directions = dict(getattr(getattr(found, "target", None), "metrics", {}))
+    names = list(dict.fromkeys([*directions, *(name for run in runs for name in run.metrics)]))
+    names = [name for name in names if any(name in run.metrics for run in runs)]
+    if not names:
+        return "upper_loss", {"upper_loss": False}, ["upper_loss"]
+    main = next((name for name in metrics if name in names), names[0])
+    return main, directions, names
+
+
+def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[StoredRun, _Rows], list[Skipped]]:
+    """The rows of all runs, reduced to what a report needs."""
+    main, _, names = _metric(runs, metrics)
+    curves = list(dict.fromkeys([main, *(name for name in metrics if name in names)]))
+    columns = [f"metric.{name}" for name in curves if name != "upper_loss"]
+    wanted = ["seconds", "oracle_calls", "upper_loss", "gap", "selected", "residual", "iterations", "outcome", *columns]
+    found: dict[StoredRun, _Rows] = {}
+    skipped = []
+    for run in runs:
+        if run.status == "failed":
+            found[run] = {}
+            continue
+        try:
+            rows = run.columns(wanted)
+        except CheckpointError as error:
+            skipped.append(Skipped(run.path, str(error)))
+            continue
+        rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
+        chosen = rows["selected"][~np.isnan(rows["selected"])] if rows["selected"].dtype == float else []
+        found[run] = {
+            **rows,
+            "selected": Counter(int(index) for index in chosen),
+            "outcome": Counter(str(each) for each in rows["outcome"].tolist() if isinstance(each, str)),
+        }
+    return found, skipped
+
+
+def _section(
+    title: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
+) -> Section:
+    runs = list(rows)
+    main, directions, names = _metric(runs, metrics)
+    higher = directions.get(main)
+    entries = [_entry(label, each, names) for label, each in _methods(runs).items()]
+    entries.sort(key=lambda entry: _rank(entry.metrics[main].mean, higher))
+    labels = {entry.label: entry for entry in entries}
+    floor = next((entry.label for entry in entries if entry.name == FLOOR), None)
+    base = reference if reference in labels else floor
+    pairs = {
+        (one.label, other.label): paired(one, other, main) for one in entries for other in entries if one is not other
+    }
+    entries = [
+        evolve(
+            entry,
+            difference=pairs.get((entry.label, base)) if base else None,
+            mark=_mark(pairs.get((entry.label, floor)) if floor else None, higher),
+        )
+        for entry in entries
+    ]
+    winner = _winner(entries, pairs, main, higher)
+    shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
+    return Section(
+        title=title,
+        task=runs[0].task_name,
+        version=runs[0].task_version,
+        budget=runs[0].budget,
+        metric=main,
+        higher=higher,
+        metrics=[main, *(name for name in names if name != main)],
+        directions=directions,
+        entries=entries,
+        reference=base,
+        pairs=pairs,
+        winner=winner,
+        curves={
+            axis: {
+                name: {
+                    entry.label: curve
+                    for entry in entries
+                    if (curve := band([_line(rows[run], axis, name) for run in entry.runs], points)) is not None
+                }
+                for name in shown
+            }
+            for axis in ("seconds", "oracle_calls")
+        },
+        diagnoses=[_diagnosis(entry, rows) for entry in entries if entry.runs],
+        environments=_environments(runs),
+    )
+
+
+def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
+    return math.isnan(mean), 0.0 if math.isnan(mean) or higher is None else -mean if higher else mean
+
+
+def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
+    tables = {_key(run.method): run.method for run in runs}
+    labels: dict[str, str] = {}
+    for run in runs:
+        labels.setdefault(_key(run.method), run.label)
+    names = results.names(tables, labels)
+    found: dict[str, list[StoredRun]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        found.setdefault(names[_key(run.method)], []).append(run)
+    return found
+
+
+def _entry(label: str, runs: Sequence[StoredRun], names: Sequence[str]) -> Entry:
+    done = [run for run in runs if run.status == "done"]
+    values = {name: [_value(run, name) for run in done] for name in names}
+    return Entry(
+        label=label,
+        runs=done,
+        failed=[run for run in runs if run.status == "failed"],
+        metrics={name: Interval.of(each) for name, each in values.items()},
+        nonfinite={name: count for name, each in values.items() if (count := sum(map(math.isnan, each)))},
+    )
+
+
+def _value(run: StoredRun, name: str) -> float:
+    if name == "upper_loss" and name not in run.metrics:
+        value = run.summary.get("upper_loss")
+        return math.nan if value is None else float(value)
+    return run.metrics.get(name, math.nan)
+
+
+def paired(one: Entry, other: Entry, metric: str) -> Interval:
+    """one − other in ``metric``, seed by seed, over the seeds in which both are finite."""
+    base = {run.seed: _value(run, metric) for run in other.runs}
+    differences = [_value(run, metric) - base[run.seed] for run in one.runs if run.seed in base]
+    return Interval.of([value for value in differences if math.isfinite(value)])
+
+
+def _mark(difference: Interval | None, higher: bool | None) -> str:
+    if difference is None or higher is None or math.isnan(difference.mean):
+        return ""
+    if difference.mean == 0 or (difference.mean > 0) == higher:
+        return ""
+    return f"worse than {FLOOR}" if excludes_zero(difference) else f"not better than {FLOOR}"
+
+
+def _winner(
+    entries: Sequence[Entry], pairs: Mapping[tuple[str, str], Interval], metric: str, higher: bool | None
+) -> str | None:
+    """The method with the best mean, if it finished every run and its difference to each other one excludes zero."""
+    ranked = [entry for entry in entries if entry.runs and (entry.metrics[metric].count > 0)]
+    if len(ranked) < 2 or higher is None:
+        return None
+    first = ranked[0]
+    if first.failed or math.isnan(first.metrics[metric].mean):
+        return None
+    rivals = [entry for entry in ranked[1:] if entry.nonfinite.get(metric, 0) < len(entry.runs)]
+    ahead = all(
+        excludes_zero(pair) and (pair.mean > 0) == higher for entry in rivals for pair in [pairs[first.label, entry.label]]
+    )
+    return first.label if rivals and ahead else None
+
+
+def _line(rows: _Rows, axis: str, name: str) -> Line:
+    y = rows["upper_loss" if name == "upper_loss" else f"metric.{name}"]
+    # a row that has not been evaluated is no report; one that was and is not finite is NaN among evaluated ones
+    there = ~np.isnan(rows[axis]) & (~np.isnan(y) if name == "upper_loss" else _evaluated(rows, y))
+    return rows[axis][there], y[there]
+
+
+def _evaluated(rows: _Rows, y: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(y)
+    if known.any() and not known[-1]:
+        known[-1] = True  # the last row is always evaluated: here to NaN
+    return known
+
+
+def _diagnosis(entry: Entry, rows: Mapping[StoredRun, _Rows]) -> Diagnosis:
+    def steps(name: str) -> Curve | None:
+        lines = [(rows[run]["step"], rows[run][name]) for run in entry.runs if rows[run][name].dtype == float]
+        return binned(lines)
+
+    branches: Counter[int] = sum((rows[run]["selected"] for run in entry.runs), Counter())
+    outcomes: Counter[str] = sum((rows[run]["outcome"] for run in entry.runs), Counter())
+    iterations = np.concatenate([rows[run]["iterations"] for run in entry.runs])
+    known = iterations[~np.isnan(iterations)] if iterations.dtype == float else iterations[:0]
+    return Diagnosis(
+        label=entry.label,
+        gap=steps("gap"),
+        residual=steps("residual"),
+        branches=dict(sorted(branches.items())),
+        outcomes=dict(outcomes.most_common()),
+        iterations=float(np.median(known)) if known.size else math.nan,
+    )
+
+
+def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[StoredRun]]]:
+    """Equal environments once, with their runs; the one with the most runs first."""
+    groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
+    for run in runs:
+        table = {key: value for key, value in run.environment.items() if key != "task"}
+        groups.setdefault(_key(table), (table, []))[1].append(run)
+    return sorted(groups.values(), key=lambda group: -len(group[1]))
+
+
+__all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "excludes_zero", "paired", "spell"]

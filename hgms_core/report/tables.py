@@ -1,0 +1,390 @@
+"""The report's tables as values, and as Markdown and LaTeX (booktabs)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from hgms_core import results
+from hgms_core.report.study import Section, Study, excludes_zero, spell
+from hgms_core.results import StoredRun
+from hgms_core.statistics import Interval
+
+MINUS = "\N{MINUS SIGN}"
+_METRICS = 4  # columns of metrics in the first table; all of them are in one of its own
+
+
+@frozen
+class Cell:
+    """``sort`` is what a column is sorted by (None: last), ``note`` a remark beside the text."""
+
+    text: str
+    sort: float | str | None = None
+    note: str = ""
+    strong: bool = False
+    number: bool = True
+
+
+@frozen(kw_only=True)
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    caption: str = ""
+    ident: str = field(default="")
+
+
+def text(value: object) -> Cell:
+    return Cell(str(value), str(value), number=False)
+
+
+def amount(value: float | None, unit: float = 1.0) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell("–" if value is None else "nan")
+    scaled = value / unit
+    whole = abs(scaled) >= 1000 or scaled == round(scaled)
+    return Cell(f"{scaled:,.0f}" if whole else f"{scaled:.4g}", value)
+
+
+def interval(value: Interval | None, *, signed: bool = False, note: str = "", strong: bool = False) -> Cell:
+    if value is None or value.count == 0:
+        return Cell("–", note=note)
+    shown = spell(value, signed).replace("-", MINUS) if "e-" not in spell(value, signed) else spell(value, signed)
+    return Cell(shown, None if math.isnan(value.mean) else value.mean, note, strong)
+
+
+def heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def arrow(section: Section, name: str) -> str:
+    higher = section.directions.get(name)
+    return heading(name) + ("" if higher is None else " ↑" if higher else " ↓")
+
+
+# --- the tables --------------------------------------------------------------------------------------------------------
+
+
+def overview(study: Study) -> Table:
+    """Main metric by method and task; the methods in the order of their mean place."""
+    places: dict[str, list[int]] = {}
+    for section in study.sections:
+        for place, entry in enumerate(section.entries):
+            places.setdefault(entry.label, []).append(place)
+    rows = []
+    for label in sorted(study.labels, key=lambda label: sum(places[label]) / len(places[label])):
+        row = [text(label)]
+        for section in study.sections:
+            entry = next((entry for entry in section.entries if entry.label == label), None)
+            value = None if entry is None else entry.metrics[section.metric]
+            row.append(interval(value, note=entry.mark if entry else "", strong=label == section.winner))
+        rows.append(row)
+    columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
+    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=_LEGEND, ident="overview")
+
+
+_LEGEND = (
+    "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, each difference's interval "
+    "excludes zero."
+)
+
+
+def scores(section: Section, *, every: bool = False) -> Table:
+    """Metrics by method, with the paired difference to the reference."""
+    names = section.metrics if every else section.metrics[:_METRICS]
+    base = section.reference if not every else None
+    columns = ["method", arrow(section, section.metric)]
+    columns += [f"{MINUS} {base}"] if base else []
+    columns += [arrow(section, name) for name in names[1:]] + ["seeds"]
+    rows = []
+    for entry in section.entries:
+        row = [Cell(entry.label, entry.label, note=entry.mark, number=False)]
+        for name in names:
+            bad = entry.nonfinite.get(name, 0)
+            note = f"not finite in {bad} of {len(entry.runs)} seeds" if bad else ""
+            strong = name == section.metric and entry.label == section.winner
+            row.append(interval(entry.metrics[name], note=note, strong=strong))
+            if name == section.metric and base:
+                row.append(interval(entry.difference, signed=True, strong=False))
+        failed = f"{len(entry.failed)} failed" if entry.failed else ""
+        row.append(Cell(str(len(entry.runs)), len(entry.runs), failed))
+        rows.append(row)
+    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}, paired by seed." if base else "")
+    title = "Every metric" if every else "Results"
+    return Table(title=title, columns=columns, rows=rows, caption=caption, ident="metrics" if every else "results")
+
+
+_COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cross_products")
+
+
+def work(section: Section) -> Table:
+    """Completed outer updates and what they cost."""
+    memory = any(entry.peak_memory for entry in section.entries)
+    columns = ["method", "outer updates", "min–max", "seconds", "oracle calls", *(heading(name) for name in _COSTS)]
+    columns += ["peak memory (MiB)"] if memory else []
+    rows = []
+    for entry in section.entries:
+        steps = entry.values("outer_steps")
+        span = f"{min(steps):,.0f}–{max(steps):,.0f}" if steps else "–"
+        row = [text(entry.label), amount(_mean(steps)), Cell(span, min(steps, default=None)), amount(_mean(entry.seconds))]
+        row += [amount(_mean(entry.values(name))) for name in ("oracle_calls", *_COSTS)]
+        row += [amount(_mean(entry.peak_memory), 2**20)] if memory else []
+        rows.append(row)
+    caption = "Means over seeds; min–max over seeds of the completed outer updates. Seconds are without evaluation."
+    return Table(title="Outer updates and cost", columns=columns, rows=rows, caption=caption, ident="work")
+
+
+def pairs(section: Section) -> Table:
+    """Row − column in the main metric, paired by seed."""
+    labels = [entry.label for entry in section.entries if entry.runs]
+    rows = []
+    for one in labels:
+        row = [text(one)]
+        for other in labels:
+            value = section.pairs.get((one, other))
+            row.append(Cell("·") if value is None else interval(value, signed=True, strong=excludes_zero(value)))
+        rows.append(row)
+    caption = (
+        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width of the 95 % t-interval. "
+        "Bold: the interval excludes zero."
+    )
+    return Table(title="Paired differences", columns=["method", *labels], rows=rows, caption=caption, ident="pairs")
+
+
+def solves(section: Section) -> Table:
+    """How the linear solves ended, for the methods that had any."""
+    shown = [each for each in section.diagnoses if set(each.outcomes) - {"not-solved"}]
+    outcomes = sorted({outcome for each in shown for outcome in each.outcomes})
+    rows = [
+        [text(each.label), *(amount(each.outcomes.get(outcome, 0)) for outcome in outcomes), amount(each.iterations)]
+        for each in shown
+    ]
+    return Table(
+        title="Linear solves",
+        columns=["method", *outcomes, "median iterations"],
+        rows=rows,
+        caption="How the solves ended, counted over all steps of all seeds.",
+        ident="solves",
+    )
+
+
+def settings(section: Section) -> Table:
+    """The settings in which the methods differ."""
+    shown = [(entry.label, _all_settings((entry.runs + entry.failed)[0])) for entry in section.entries]
+    keys = results.difference([table for _, table in shown])
+    flat = [results.flatten(table) for _, table in shown]
+    rows = [[text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)] for key in keys]
+    columns = ["setting", *(label for label, _ in shown)]
+    caption = "Only what differs between the methods; · where a method has no such setting."
+    return Table(title="Settings", columns=columns, rows=rows, caption=caption, ident="settings")
+
+
+def _all_settings(run: StoredRun) -> dict[str, Any]:
+    carried = {key: value for key, value in run.settings.items() if key not in ("out", "label", "task_label")}
+    return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried}
+
+
+def failures(study: Study) -> Table:
+    rows = [
+        [text(section.title), text(entry.label), amount(run.seed), text(run.error or "no reason was written"), text(run.path)]
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.failed
+    ]
+    return Table(title="Failed runs", columns=["task", "method", "seed", "reason", "folder"], rows=rows, ident="failed")
+
+
+def left_out(study: Study) -> Table:
+    rows = [[text(each.path), text(each.reason)] for each in study.skipped]
+    return Table(title="Folders left out", columns=["folder", "reason"], rows=rows, ident="skipped")
+
+
+def sweeps(study: Study) -> list[Table]:
+    """The trials of every pilot sweep."""
+    found = []
+    for number, sweep in enumerate(study.sweeps):
+        table = sweep.table
+        trials = [each for each in table.get("trials") or [] if isinstance(each, dict)]
+        keys = list(dict.fromkeys(key for each in trials for key in each.get("values") or {}))
+        rows = []
+        for each in trials:
+            chosen = each.get("number") == table.get("chosen")
+            loss = each.get("loss")
+            row = [Cell(str(each.get("number", "")), each.get("number"), "chosen" if chosen else "", chosen)]
+            given = {**_given(table, keys), **(each.get("values") or {})}
+            for key in keys:
+                value = given.get(key, "·")
+                row.append(
+                    amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
+                )
+            row.append(Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen))
+            rows.append(row)
+        caption = ", ".join(
+            f"{key} {table[key]}" for key in ("sampler", "budget", "seeds", "note") if table.get(key) is not None
+        )
+        found.append(
+            Table(
+                title=f"{table.get('task', '?')}: {table.get('method', sweep.path.parent.name)}",
+                columns=["trial", *keys, "validation loss ↓"],
+                rows=rows,
+                caption=caption,
+                ident=f"sweep-{number}",
+            )
+        )
+    return found
+
+
+def _given(table: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """The first trial is the method's settings as given, of which the sweep's record holds the whole table."""
+    given = table.get("given")
+    flat = results.flatten(given) if isinstance(given, dict) else {}
+    return {key: flat[key] for key in keys if key in flat}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+# --- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def markdown(study: Study) -> str:
+    """The whole report as GitHub-flavoured Markdown."""
+    parts = [f"# {_md(study.title)}", summary(study)]
+    if len(study.sections) > 1:
+        parts.append(_md_table(overview(study), 2))
+    for section in study.sections:
+        parts.append(f"## {_md(section.title)}")
+        parts.append(about(section) + (f"\n\n{section.verdict}" if section.verdict else ""))
+        parts += [_md_table(table, 3) for table in tables(section)]
+    for table in (failures(study), left_out(study)):
+        if table.rows:
+            parts.append(_md_table(table, 2))
+    if study.sweeps:
+        parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tables(section: Section) -> list[Table]:
+    """A section's tables, in their order; those without a row are left out."""
+    found = [scores(section), work(section), pairs(section)]
+    if len(section.metrics) > _METRICS:
+        found.append(scores(section, every=True))
+    found += [solves(section), settings(section)]
+    return [table for table in found if table.rows]
+
+
+def summary(study: Study) -> str:
+    """One line: how much was compared, and what was left out."""
+    counts = [
+        (len(study.runs), "run"),
+        (len(study.sections), "task"),
+        (len(study.labels), "method"),
+    ]
+    said = ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts)
+    if study.failed:
+        said += f"; {len(study.failed)} failed"
+    if study.skipped:
+        said += f"; {len(study.skipped)} folder{'s' * (len(study.skipped) != 1)} left out"
+    return said + "."
+
+
+def about(section: Section) -> str:
+    seeds = sorted({run.seed for run in section.runs})
+    version = f"version {section.version}" if section.version is not None else "version not recorded"
+    better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
+    return (
+        f"Task {section.task}, {version}; budget {section.budget} per run; "
+        f"{len(seeds)} seed{'s' * (len(seeds) != 1)}; {heading(section.metric)}{better}."
+    )
+
+
+def _md(value: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", value).replace("\n", "<br>")
+
+
+def _md_table(table: Table, level: int) -> str:
+    if not table.rows:
+        return ""
+
+    def spell_cell(cell: Cell) -> str:
+        shown = f"**{_md(cell.text)}**" if cell.strong else _md(cell.text)
+        return shown + (f" ({_md(cell.note)})" if cell.note else "")
+
+    lines = [f"{'#' * level} {_md(table.title)}", ""]
+    lines.append("| " + " | ".join(map(_md, table.columns)) + " |")
+    lines.append("|" + "|".join(" --- " if not cell.number else " ---: " for cell in table.rows[0]) + "|")
+    lines += ["| " + " | ".join(map(spell_cell, row)) + " |" for row in table.rows]
+    if table.caption:
+        lines += ["", _md(table.caption)]
+    return "\n".join(lines)
+
+
+# --- LaTeX -------------------------------------------------------------------------------------------------------------
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", MINUS: "$-$", "–": "--", "·": r"$\cdot$", "“": "``", "”": "''",
+    "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "\n": " ",
+}  # fmt: skip
+
+
+def tex(value: str) -> str:
+    """Text with every character that LaTeX takes for its own escaped.
+
+    >>> print(tex("50 % of a_b & c ± 1"))
+    50 \\% of a\\_b \\& c $\\pm$ 1
+    """
+    return "".join(_TEX.get(letter, letter) for letter in value)
+
+
+def latex(study: Study) -> str:
+    r"""The results, work and differences of every task as ``table`` environments (needs ``\usepackage{booktabs}``)."""
+    parts = [f"% {_comment(study.title)}: {summary(study)}", r"% needs \usepackage{booktabs}"]
+    if len(study.sections) > 1:
+        parts.append(_tex_table(overview(study), "all", ""))
+    for number, section in enumerate(study.sections, start=1):
+        name = re.sub(r"[^a-z0-9]+", "-", section.title.casefold()).strip("-") or str(number)
+        parts.append(f"% --- {_comment(section.title)}")
+        lead = f"{section.title}, {section.budget} per run. "
+        parts += [_tex_table(table, name, lead) for table in (scores(section), work(section), pairs(section)) if table.rows]
+    return "\n\n".join(parts) + "\n"
+
+
+def _comment(value: str) -> str:
+    return " ".join(value.split())
+
+
+def _tex_table(table: Table, name: str, lead: str) -> str:
+    def spell_cell(cell: Cell) -> str:
+        shown = tex(cell.text)
+        if cell.note:
+            shown += rf" \emph{{({tex(cell.note)})}}"
+        return rf"\textbf{{{shown}}}" if cell.strong else shown
+
+    align = "".join("r" if cell.number else "l" for cell in table.rows[0])
+    body = [" & ".join(map(spell_cell, row)) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{tex(lead + table.title + '. ' + table.caption)}}}",
+            rf"  \label{{tab:{name}-{table.ident}}}",
+            rf"  \begin{{tabular}}{{{align}}}",
+            r"    \toprule",
+            "    " + " & ".join(map(tex, table.columns)) + r" \\",
+            r"    \midrule",
+            *("    " + line for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+__all__ = ["Cell", "Table", "about", "failures", "latex", "left_out", "markdown", "overview", "summary", "sweeps", "tables", "tex"]
