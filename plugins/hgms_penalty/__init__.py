@@ -8,16 +8,26 @@ from hgms_penalty.gradient_norm import GradientNorm as GradientNorm
 from hgms_penalty.minimax import Minimax as Minimax
 from hgms_penalty.value_gap import ValueGap as ValueGap
 
-# The loss of cleaning is a mean over n examples, so ∂g/∂θ_i is of order 1/n: plain SGD on θ needs rates of order n.
+# Rates are for losses that are means over thousands of examples, as in hyper-cleaning: ∂g/∂θ_i is then of order 1/n, and plain
+# SGD on θ needs a rate of order n. The batches are ours (the penalty methods' own code takes all rows at each step).
+BATCHES = {"batch_size": 256, "upper_batch_size": 100}
 V_PBGD = Composition(
     name="v-pbgd",
     summary="Penalty on the value gap g(y) − g(ω): y, ω and θ move together, first order.",
     source="Shen and Chen 2023, V-PBGD.",
     parts={
-        "generator": {"name": "value-gap", "steps": 1, "lr": 0.1, "inner_lr": 0.1, "gamma": 10.0, "gamma_steps": 1000},
+        "generator": {
+            "name": "value-gap",
+            "steps": 1,
+            "lr": 0.3,
+            "inner_lr": 0.3,
+            "gamma": 10.0,
+            "gamma_steps": 1000,
+            **BATCHES,
+        },
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1000.0},
+        "outer": {"name": "sgd", "lr": 1e4},
     },
 )
 
@@ -26,10 +36,10 @@ G_PBGD = Composition(
     summary="Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
     source="Shen and Chen 2023, G-PBGD.",
     parts={
-        "generator": {"name": "gradient-norm", "lr": 0.5, "gamma": 37.0, "gamma_steps": 1000},
+        "generator": {"name": "gradient-norm", "lr": 0.5, "gamma": 37.0, "gamma_steps": 1000, **BATCHES},
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1000.0},
+        "outer": {"name": "sgd", "lr": 1e4},
     },
 )
 
@@ -38,10 +48,10 @@ SCALEBIO = Composition(
     summary="Minimax game of two lower models, min over (θ, w) and max over u of f(w) + α (g(w) − g(u)), first order.",
     source="Pan et al. 2025, ScaleBiO.",
     parts={
-        "generator": {"name": "minimax", "lr": 0.01, "alpha": 10.0, "batch_size": 256},
+        "generator": {"name": "minimax", "lr": 0.03, "alpha": 10.0, **BATCHES},
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 100.0},
+        "outer": {"name": "sgd", "lr": 1e3},
     },
 )
 
@@ -50,27 +60,27 @@ BOME = Composition(
     summary="θ and y move along ∇f, bent by a dynamic barrier so that the value gap keeps falling; first order.",
     source="Liu et al. 2022, BOME.",
     parts={
-        "generator": {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.1, "lr": 0.1, "eta": 0.5},
+        "generator": {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5, **BATCHES},
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1000.0},
+        "outer": {"name": "sgd", "lr": 1e4},
     },
 )
 
 
-def _best_of_n(base: Composition, count: int, noise: float, **changes: object) -> Composition:
-    """The method with N pairs instead of one, of which the best on validation rows sets θ's direction and is carried on."""
-    generator = {**base.parts["generator"], "count": count, "noise": noise, **changes}
+def _best_of_n(base: Composition, count: int, noise: float) -> Composition:
+    """The method with N runs of its lower variables under one θ, which follows the run that is best on validation rows."""
+    generator = {**base.parts["generator"], "count": count, "noise": noise, "carry_rule": "per-branch"}
     return Composition(
         name=f"{base.name}-best-of-n",
-        summary=f"{base.name} with best-of-N selection on top: {count} pairs a step, of which the best moves θ.",
+        summary=f"{base.name} with best-of-N selection on top: N lower runs a step, of which the best moves θ.",
         source=f"{base.source.rstrip('.')}, with the selection of HG-MS.",
         parts={**base.parts, "generator": generator, "selector": {"name": "best-of-n"}},
     )
 
 
-SCALEBIO_BEST_OF_N = _best_of_n(SCALEBIO, count=4, noise=0.0)
-V_PBGD_BEST_OF_N = _best_of_n(V_PBGD, count=4, noise=1e-3)
+SCALEBIO_BEST_OF_N = _best_of_n(SCALEBIO, count=4, noise=0.01)
+V_PBGD_BEST_OF_N = _best_of_n(V_PBGD, count=4, noise=0.01)
 
 
 @hookimpl

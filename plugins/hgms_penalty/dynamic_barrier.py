@@ -62,7 +62,7 @@ class DynamicBarrier:
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(problem, {}, self)
+        return shared.begin(problem, key, self)
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         data = problem.lower_data

@@ -67,8 +67,7 @@ class GradientNorm:
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     def init(self, problem: Problem, key: Key) -> State:
-        moments = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()} if self.momentum else {}
-        return shared.begin(problem, shared.tagged("m", moments), self)
+        return shared.begin(problem, key, self, zeros=("m",) if self.momentum else ())
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])

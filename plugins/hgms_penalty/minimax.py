@@ -46,7 +46,7 @@ class Minimax:
             move). A block is all leaves with one prefix: ``hidden`` for hidden.weight and hidden.bias. The other leaves
             cost no gradient; AdamW's moments exist for the moving leaves only and start anew at each draw.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs on batches of their own, noise on w, as in ``value-gap``.
+        count, noise, carry_rule: N pairs (w, u) on batches of their own, as in ``value-gap``.
 
     Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be the same, and from
     ``replay``: there is no path to differentiate.
@@ -89,7 +89,7 @@ class Minimax:
         known = len({_block(name) for name in problem.x0})
         if self.blocks is not None and self.blocks > known:
             raise ConfigError(f"'blocks' must be <= {known}, the number of blocks of the lower variable: {self.blocks}")
-        return {**shared.begin(problem, shared.tagged("u", problem.x0), self), "blocks": key.fold("blocks").derive()}
+        return {**shared.begin(problem, key, self, twins=("u",)), "blocks": key.fold("blocks").derive()}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         done = start["step"]

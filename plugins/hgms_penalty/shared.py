@@ -14,7 +14,7 @@ import torch
 from attrs import validators
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, repeat, stack
+from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, stack
 
 positive: Any = validators.gt(0)
 not_negative: Any = validators.ge(0)
@@ -35,8 +35,11 @@ def untagged(variable: str, aux: Tree) -> Tree:
     return {name[len(variable) + 1 :]: leaf for name, leaf in aux.items() if name.startswith(variable + ".")}
 
 
-def begin(problem: Problem, aux: Tree, method: Any) -> State:
-    """The state before the first step: x0 and ``aux`` once, or once a branch where each keeps its own."""
+def begin(problem: Problem, key: Key, method: Any, twins: tuple[str, ...] = (), zeros: tuple[str, ...] = ()) -> State:
+    """The state before the first step: x, its ``twins``, which start where x does, and moments that start at zero.
+
+    Once for all branches, or where each goes on by itself once a branch, and then with the noise that sets them apart.
+    """
     full = _is_full(problem.lower_data, method.batch_size)
     if (
         method.count > 1
@@ -48,8 +51,11 @@ def begin(problem: Problem, aux: Tree, method: Any) -> State:
             f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} candidates would be the same\n"
             "  set noise > 0, or a batch_size below the number of rows, or count = 1"
         )
-    rows = method.count if method.carry_rule == "per-branch" else 1
-    return {"x": repeat(problem.x0, rows), "aux": repeat(aux, rows), "step": 0}
+    own = method.count if method.carry_rule == "per-branch" else 1
+    x = stack([_noisy(problem.x0, method.noise, key.fold("noise", i)) if i else problem.x0 for i in range(own)])
+    aux = {f"{twin}.{name}": leaf for twin in twins for name, leaf in x.items()}
+    aux |= {f"{zero}.{name}": torch.zeros_like(leaf) for zero in zeros for name, leaf in x.items()}
+    return {"x": x, "aux": aux, "step": 0}
 
 
 def _is_full(data: Data, batch_size: int | None) -> bool:
@@ -57,10 +63,10 @@ def _is_full(data: Data, batch_size: int | None) -> bool:
 
 
 def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Candidates:
-    """Runs ``step`` for every branch, from its own start where there is one; ``cost`` is that of one branch.
+    """Runs ``step`` for every branch, from its own start or with noise from the common one; ``cost`` is that of one branch.
 
-    Branch 0 is free of noise. The noise goes to x alone: what else a branch keeps approximates the lower solution, and noise
-    would only spoil that.
+    Branch 0 is free of noise. The noise goes to x alone: what else the common start holds approximates the lower solution, and
+    noise would only spoil that.
     """
     stored = next(iter(start["x"].values())).shape[0]
     if stored not in (1, method.count):
@@ -70,7 +76,7 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
         row = 0 if stored == 1 else member
         own = key.fold("branch", member)
         x = {name: leaf[row] for name, leaf in start["x"].items()}
-        if method.noise and member:
+        if stored == 1 and member:
             x = _noisy(x, method.noise, own.fold("noise"))
         found.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
     return Candidates(
@@ -87,6 +93,8 @@ def _stacked(trees: list[Tree]) -> Tree:
 
 
 def _noisy(x: Tree, scale: float, key: Key) -> Tree:
+    if not scale:
+        return x
     device = next(iter(x.values())).device
     generator = key.generator(device)
     return {

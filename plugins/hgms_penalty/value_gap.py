@@ -35,8 +35,10 @@ class ValueGap:
         gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count: N pairs, each on batches of its own; ``noise``: standard deviation added to y at the start of a step, of all
-            but branch 0. ``carry_rule``: the next step starts from the ``selected`` pair or each pair goes on ``per-branch``.
+        count: N pairs, each on batches of its own. ``carry_rule``: all start the next step from the ``selected`` pair, or each
+            goes on by itself (``per-branch``).
+        noise: standard deviation of what sets pairs apart that start from one state, but for branch 0: with ``per-branch``
+            once, at the start of the run (y and ω alike); with ``selected`` at every step (y alone).
 
     Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
 
@@ -69,10 +71,7 @@ class ValueGap:
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     def init(self, problem: Problem, key: Key) -> State:
-        aux = shared.tagged("omega", problem.x0)
-        if self.momentum:
-            aux |= shared.tagged("m", {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()})
-        return shared.begin(problem, aux, self)
+        return shared.begin(problem, key, self, twins=("omega",), zeros=("m",) if self.momentum else ())
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
