@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, cast, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -25,10 +25,10 @@ def _decay_rates(instance: object, attribute: object, value: tuple[float, float]
 @final
 @frozen(kw_only=True)
 class Trajectory:
-    """N = K / ``every`` candidates: the iterates of one run of K steps of SGD or AdamW on the lower loss::
+    """The iterates of one run of K steps of SGD or AdamW on the lower loss, N = ⌈K / ``every``⌉ candidates::
 
         y_0 = z where the start is learned (``learn_start`` of the pipeline), else the carried state
-        y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),        candidates y_every, y_2every, …, y_K
+        y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),        candidates y_every, y_2·every, …, y_K
 
     A candidate is replayed, and differentiated, through its own k steps only. The optimiser's moments start at zero in every
     outer step.
@@ -37,15 +37,13 @@ class Trajectory:
     run (``best-of-n``). Avoid when N independent views of the set of minimisers are wanted: iterates of one run are alike.
 
     Arguments:
-        steps: K. ``every``: keep each ``every``-th iterate; divides K.
+        steps: K. ``every``: keep each ``every``-th iterate, and the last.
         optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches`` (decoupled decay). ``clip``: bound on ‖∇_y g‖.
         batch_size: examples a step; None uses all.
         carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one, or from a newly drawn
             lower state (``restart``). Without effect on a learned start.
         keep_graph: build the run's graph while proposing, so that ``unrolled`` need not run it again: saves up to K lower
             gradients an outer step. Only for ``unrolled``, and for runs whose K graphs fit into memory.
-
-    Errors: ValueError where ``every`` does not divide ``steps``.
 
     Cost: K lower gradients. Memory: N + 1 lower states and moments for one; with ``keep_graph`` K graphs of a gradient.
 
@@ -77,11 +75,6 @@ class Trajectory:
     )
     keep_graph: bool = False
 
-    @every.validator
-    def _divides(self, attribute: Attribute[int], value: int) -> None:
-        if self.steps % value:
-            raise ValueError(f"'every' must divide steps ({self.steps}): {value}")
-
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
 
@@ -93,21 +86,31 @@ class Trajectory:
             return self._with_graph(problem, theta, start, key, index, cost)
         first = self._first(theta, start)
         theta, point = detach(theta), {name: leaf.detach().clone() for name, leaf in first.items()}
-        x, moments = repeat(point, self.steps // self.every), self._no_moments(point)
-        losses = torch.empty(self.steps // self.every, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
-        for row in range(self.steps // self.every):
-            done, group = row * self.every, Group(0, point, problem.g)
-            drawn = None if index is None else index[done : done + self.every]
-            rates: list[float | Tensor] = [self.lr] * self.every
-            losses[row] = advance(self._hyper(done), group, theta, moments, problem.lower_data, drawn, rates, self.weight_decay)
+        x, moments = repeat(point, len(self._kept)), self._no_moments(point)
+        losses = torch.empty(len(self._kept), dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        done = 0
+        for row, step in enumerate(self._kept):
+            rates: list[float | Tensor] = [self.lr] * (step - done)
+            drawn = None if index is None else index[done:step]
+            losses[row] = advance(
+                self._hyper(done),
+                Group(0, point, problem.g),
+                theta,
+                moments,
+                problem.lower_data,
+                drawn,
+                rates,
+                self.weight_decay,
+            )
             for name, leaf in point.items():
                 x[name][row] = leaf
+            done = step
         return Candidates(x=x, losses=losses, cost=cost)
 
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        steps = (int(index) + 1) * self.every
+        steps = self._kept[int(index)]
         within = steps if last is None else min(last, steps)
         drawn = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
         x = self._first(theta, start)
@@ -137,7 +140,7 @@ class Trajectory:
             self.weight_decay,
             self.steps,
         )
-        seen = [pair for step, pair in enumerate(run, start=1) if step % self.every == 0]
+        seen = [pair for step, pair in enumerate(run, start=1) if step in self._kept]
         rows = problem.lower_data.count(self.batch_size)
 
         def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
@@ -145,13 +148,18 @@ class Trajectory:
                 return self.replay(problem, theta, start, key, index, last)
             chosen = int(index)
             end = seen[chosen][0]
-            outputs = _Kept.apply(list(end.values()), list(leaves.values()), *(theta[name] for name in leaves))
-            steps = (chosen + 1) * self.every
+            outputs = _Standing.apply(list(end.values()), list(leaves.values()), *(theta[name] for name in leaves))
+            steps = self._kept[chosen]
             back = Cost(products=steps, cross_products=steps, rows=2 * steps * rows)
             return dict(zip(end, cast("tuple[Tensor, ...]", outputs), strict=True)), back
 
         x = {name: torch.stack([point[name].detach() for point, _ in seen]) for name in first}
         return Candidates(x=x, losses=torch.stack([loss for _, loss in seen]), cost=cost, replay=again)
+
+    @property
+    def _kept(self) -> list[int]:
+        """After which steps a candidate is taken."""
+        return [*range(self.every, self.steps, self.every), self.steps]
 
     def _first(self, theta: Tree, start: State) -> Tree:
         return learned_start(theta) or dict(start["x"])
@@ -164,7 +172,7 @@ class Trajectory:
         return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
 
 
-class _Kept(torch.autograd.Function):
+class _Standing(torch.autograd.Function):
     """The outputs of a graph that exists already, as a function of other leaves that stand for its inputs."""
 
     @staticmethod

@@ -17,13 +17,24 @@ COMPONENTS = registry.default().components()
 CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
 METHODS = [each.name for each in COMPONENTS if each.kind.name == "method" and isinstance(each.target, Composition)]
 EXPECTED = {
-    "generator": {"branches", "ula"},
+    "generator": {"branches", "trajectory", "ula", "soba"},
     "selector": {"best-of-n", "worst", "first"},
     "solver": {"cg", "minres", "neumann", "fixed-point", "nystrom", "identity"},
     "hypergradient": {"implicit", "unrolled", "one-step", "fixed"},
-    "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient"},
+    "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split"},
     "task": {"quadratic", "circle-kink", "circle-degenerate", "sphere", "hyper-cleaning"},
-    "method": {"pipeline", "hg-ms-ula", "hg-ms", "hg-baseline", "hg-implicit", "uniform", "oracle-clean"},
+    "method": {
+        "pipeline",
+        "hg-ms-ula",
+        "hg-ms",
+        "hg-baseline",
+        "hg-implicit",
+        "uniform",
+        "oracle-clean",
+        "iaptt-gm",
+        "hg-ms-trajectory",
+        "soba",
+    },
 }
 
 
@@ -40,6 +51,9 @@ def test_checks(component: registry.Component) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_composition_round_trips_and_steps(name: str) -> None:
+    found = registry.default().get("method", name).target
+    assert isinstance(found, Composition)
+    generator = {"steps": 2} if "steps" in found.parts["generator"] else {}
     table = {
         "task": {
             "name": "hyper-cleaning",
@@ -49,7 +63,7 @@ def test_composition_round_trips_and_steps(name: str) -> None:
             "test_size": 50,
             "hidden": 5,
         },
-        "method": {"name": name, "generator": {"steps": 2}},
+        "method": {"name": name, "generator": generator},
         "budget": {"outer_steps": 3},
         "run": {"threads": 1},
     }
