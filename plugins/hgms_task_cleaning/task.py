@@ -12,15 +12,16 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree, image_set, load_images, roles, validation_shares
-from hgms_task_cleaning.rows import corrupt, draw
+from hgms_task_cleaning.rows import corrupt, draw, standardise
 
 QUANTILES = (0.1, 0.5, 0.9)
 
 
 def logits(x: Tree, pixels: Tensor) -> Tensor:
-    """The classifier: a sigmoid MLP with one hidden layer, as a pure function of its parameters ``x``."""
-    hidden = torch.sigmoid(F.linear(pixels, x["hidden.weight"], x["hidden.bias"]))
-    return F.linear(hidden, x["output.weight"], x["output.bias"])
+    """The classifier as a pure function of its parameters ``x``: a sigmoid MLP with one hidden layer, or linear without."""
+    if "hidden.weight" in x:
+        pixels = torch.sigmoid(F.linear(pixels, x["hidden.weight"], x["hidden.bias"]))
+    return F.linear(pixels, x["output.weight"], x["output.bias"])
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
@@ -51,10 +52,13 @@ class HyperCleaning:
     Arguments:
         dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without HGMS_DATA from the Hub),
             ``idx:FOLDER``, ``npz:FILE`` (images and labels) or ``hub:NAME@REVISION``.
-        corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes, or ``uniform-including-true`` over all
-            (then 1 in ``classes`` stays right; ``wrong_labels`` reports the true rate).
+        corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes; ``class-conditional``: over them with
+            probabilities of the true class's own, drawn from the seed; ``pair``: the next class; or
+            ``uniform-including-true`` over all (then 1 in ``classes`` stays right). ``wrong_labels`` reports the true rate.
         train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and 5000, 500, 10000, 300 (the
-            paper's) elsewhere. ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+            paper's) elsewhere. ``test_size`` = 0: the set's own test split. ``hidden`` = 0: softmax regression, whose lower
+            level is convex (strongly, if ω > 0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+        standardise: pixels with the training images' mean and standard deviation, each pixel its own.
         validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
             parts; (1, 1, 1) lets every role see all of them (the paper's way).
 
@@ -71,6 +75,7 @@ class HyperCleaning:
 
     name: ClassVar[str] = "hyper-cleaning"
     version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "per-example-losses", "stop-rows", "reference:clean"})
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True,
         "train_accuracy": True,
@@ -90,15 +95,16 @@ class HyperCleaning:
 
     dataset: str = field(default="digits", validator=image_set)
     corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
-    noise: Literal["uniform", "uniform-including-true"] = field(
-        default="uniform", validator=validators.in_(["uniform", "uniform-including-true"])
+    noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = field(
+        default="uniform", validator=validators.in_(["uniform", "uniform-including-true", "class-conditional", "pair"])
     )
     train_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     validation_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    test_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    hidden: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    hidden: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     classes: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
     omega: float = field(default=1e-4, validator=validators.ge(0))
+    standardise: bool = field(default=False, validator=validators.instance_of(bool))
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
@@ -106,7 +112,10 @@ class HyperCleaning:
         images.check_labels(self.classes)
         key = Key(seed).fold("hyper-cleaning")
         sizes = self._sizes()
-        train, validation, test = draw(images, sizes[:3], key.fold("split"), device, dtype)
+        parts = draw(images, sizes[:3], key.fold("split"), device, dtype)
+        if not sizes[2]:
+            parts[2] = self._test_split(device, dtype)
+        train, validation, test = standardise(parts) if self.standardise else parts
         true_label = train["label"]
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
         wrong = train["label"] != true_label
@@ -127,11 +136,12 @@ class HyperCleaning:
                 unit = torch.rand(*shape, generator=generator, dtype=torch.float64)
                 return ((2 * unit - 1) / fan_in**0.5).to(device, dtype)
 
+            below = {"hidden.weight": uniform(width, hidden, width), "hidden.bias": uniform(width, hidden)} if hidden else {}
+            fan_in = hidden or width
             return {
-                "hidden.weight": uniform(width, hidden, width),
-                "hidden.bias": uniform(width, hidden),
-                "output.weight": uniform(hidden, self.classes, hidden),
-                "output.bias": uniform(hidden, self.classes),
+                **below,
+                "output.weight": uniform(fan_in, self.classes, fan_in),
+                "output.bias": uniform(fan_in, self.classes),
             }
 
         @torch.no_grad()
@@ -166,6 +176,11 @@ class HyperCleaning:
                 "uniform": {"logits": uniform_weights},
             },
         )
+
+    def _test_split(self, device: torch.device, dtype: torch.dtype) -> Tree:
+        images = load_images(self.dataset, "test")
+        images.check_labels(self.classes)
+        return draw(images, (len(images.labels),), Key(0), device, dtype)[0]
 
     def _sizes(self) -> tuple[int, int, int, int]:
         """(train, validation, test, hidden): as asked, else by data set."""

@@ -77,6 +77,48 @@ def test_wrong_labels_are_spread_over_the_nine_others() -> None:
     assert float(((turns[1:] - 1600 / 9) ** 2 / (1600 / 9)).sum()) < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
 
 
+def labels_of(noise: str, seed: int = 0, corruption: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, hgms_core.Problem]:
+    sizes = {"train_size": 1600, "validation_size": 50, "test_size": 100}
+    problem = HyperCleaning(corruption=corruption, noise=noise, **sizes).problem(seed, CPU, DOUBLE)
+    true = HyperCleaning(corruption=0.0, **sizes).problem(seed, CPU, DOUBLE).lower_data.whole["label"]
+    return true, problem.lower_data.whole["label"], problem
+
+
+def test_class_conditional_noise_confuses_each_class_in_its_own_way() -> None:
+    from hgms_task_cleaning.rows import confusion
+
+    true, noisy, problem = labels_of("class-conditional")
+    assert bool((true != noisy).all())
+    assert problem.evaluate(problem.theta0, problem.x0)["wrong_labels"] == 1
+    counts = torch.zeros(10, 9, dtype=DOUBLE)
+    for one, other in zip(true.tolist(), noisy.tolist(), strict=True):
+        counts[one, (other - one) % 10 - 1] += 1
+    chances = confusion(10, Key(0).fold("hyper-cleaning").fold("labels").fold("confusion"))
+    assert torch.allclose(chances.sum(1), torch.ones(10, dtype=DOUBLE))
+    expected = counts.sum(1, keepdim=True) * chances
+    likely = expected > 5
+    statistic = float(((counts - expected) ** 2 / expected)[likely].sum())
+    assert statistic < torch.distributions.Chi2(float(likely.sum())).mean + 4 * (2 * float(likely.sum())) ** 0.5
+    uniform = counts.sum(1, keepdim=True) / 9
+    assert float(((counts - uniform) ** 2 / uniform).sum()) > 500  # far from uniform: 80 ± 13 if it were
+    assert torch.equal(noisy, labels_of("class-conditional")[1])
+    assert not torch.allclose(chances, confusion(10, Key(1)), atol=0.1)
+
+
+def test_pair_noise_is_the_next_class() -> None:
+    true, noisy, problem = labels_of("pair", corruption=0.3)
+    wrong = true != noisy
+    assert int(wrong.sum()) == 480
+    assert torch.equal(noisy[wrong], (true[wrong] + 1) % 10)
+    assert problem.evaluate(problem.theta0, problem.x0)["wrong_labels"] == 0.3
+
+
+@pytest.mark.parametrize("noise", ["class-conditional", "pair"])
+def test_no_noise_is_no_noise_whatever_its_kind(noise: str) -> None:
+    true, noisy, _ = labels_of(noise, corruption=0.0)
+    assert torch.equal(true, noisy)
+
+
 def test_including_the_true_label_leaves_a_tenth_right_and_says_so() -> None:
     task = HyperCleaning(corruption=1.0, noise="uniform-including-true", train_size=1600, validation_size=50, test_size=100)
     problem = task.problem(0, CPU, DOUBLE)
@@ -135,6 +177,61 @@ def test_the_losses_are_those_of_a_module_written_down_plainly(tmp_path: Path) -
     validation = problem.upper_data["select"].whole
     upper = torch.nn.functional.cross_entropy(model(validation["pixels"]), validation["label"]).detach()
     assert float(problem.f(theta, x, validation)) == pytest.approx(float(upper), rel=1e-12)
+
+
+def test_without_a_hidden_layer_it_is_softmax_regression_on_standardised_pixels(tmp_path: Path) -> None:
+    task = small(tmp_path, hidden=0, standardise=True, omega=0.2, noise="uniform-including-true", validation_split=(1, 1, 1))
+    problem, plain = task.problem(0, CPU, DOUBLE), small(tmp_path).problem(0, CPU, DOUBLE)
+    assert {name: tuple(leaf.shape) for name, leaf in problem.x0.items()} == {"output.weight": (3, 12), "output.bias": (3,)}
+    assert float(problem.x0["output.weight"].abs().max()) <= 12**-0.5
+    pixels, raw = problem.lower_data.whole["pixels"], plain.lower_data.whole["pixels"]
+    assert torch.allclose(pixels.mean(0), torch.zeros(12, dtype=DOUBLE), atol=1e-12)
+    assert torch.allclose(pixels.square().mean(0), torch.ones(12, dtype=DOUBLE))
+    above = problem.upper_data["stop"].whole
+    validation = torch.cat([plain.upper_data[role].whole["pixels"] for role in ("differentiate", "select", "stop")])
+    assert torch.allclose(above["pixels"], (validation - raw.mean(0)) / raw.std(0, correction=0))
+    said = pixels @ problem.x0["output.weight"].T + problem.x0["output.bias"]
+    fit = torch.nn.functional.cross_entropy(said, problem.lower_data.whole["label"])
+    expected = 0.5 * fit + 0.2 * sum(leaf.square().sum() for leaf in problem.x0.values())
+    assert torch.isclose(problem.g(problem.theta0, problem.x0, problem.lower_data.whole), expected, rtol=1e-12)
+
+
+def test_softmax_cleaning_hypergradient_is_the_slope_of_the_re_solved_upper_loss(tmp_path: Path) -> None:
+    problem = small(tmp_path, hidden=0, standardise=True, omega=0.05, validation_split=(1, 1, 1)).problem(0, CPU, DOUBLE)
+    spec = hgms_core.Ravel.of(problem.x0)
+    theta = {"logits": torch.linspace(-1, 1, 30, dtype=DOUBLE)}
+    above = problem.upper_data["differentiate"].whole
+
+    def solved(theta: dict[str, torch.Tensor]) -> torch.Tensor:
+        def loss(y: torch.Tensor) -> torch.Tensor:
+            return problem.g(theta, spec.unravel(y), problem.lower_data.whole)
+
+        y = torch.zeros(spec.size, dtype=DOUBLE)
+        for _ in range(12):
+            y = y - torch.linalg.solve(torch.func.hessian(loss)(y), torch.func.grad(loss)(y))
+        assert torch.func.grad(loss)(y).norm() < 1e-13
+        return y
+
+    solution = spec.unravel(solved(theta))
+
+    def dense(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(torch.stack([matvec(column) for column in torch.eye(len(b), dtype=DOUBLE)], dim=1), b)
+
+    found = hgms_core.hypergradient(
+        lambda t, x: problem.f(t, x, above),
+        lambda t, x: problem.g(t, x, problem.lower_data.whole),
+        theta,
+        solution,
+        solver=dense,
+    ).value["logits"]
+    assert float(found.norm()) > 1e-4
+    for i in (0, 11, 29):
+        ends = []
+        for sign in (1, -1):
+            moved = theta["logits"].clone()
+            moved[i] += sign * 1e-4
+            ends.append(problem.f(theta, spec.unravel(solved({"logits": moved})), above))
+        assert float((ends[0] - ends[1]) / 2e-4) == pytest.approx(float(found[i]), rel=1e-5, abs=1e-10)
 
 
 @pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
@@ -272,6 +369,22 @@ def test_mnist_has_the_papers_sizes_and_pixels_in_the_unit_interval() -> None:
     assert np.bincount(images.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
+@mnist
+def test_the_fields_benchmark_is_one_configuration() -> None:
+    task = HyperCleaning(
+        dataset="mnist", corruption=0.7, noise="uniform-including-true", hidden=0, omega=0.2, standardise=True,
+        train_size=20_000, validation_size=5_000, test_size=0, validation_split=(1, 1, 1),
+    )  # fmt: skip
+    problem = task.problem(0, CPU, torch.float32)
+    assert problem.lower_data.size == 20_000
+    assert [data.size for data in problem.upper_data.values()] == [5_000] * 3
+    x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
+    x["output.bias"][4] = 1.0
+    figures = problem.evaluate(problem.theta0, x)
+    assert figures["test_accuracy"] == pytest.approx(0.0982)  # 982 fours in MNIST's own test split
+    assert figures["wrong_labels"] == pytest.approx(0.63, abs=0.005)
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_idx_files_are_read_plain_and_compressed_from_a_folder_and_from_hgms_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -401,6 +514,25 @@ def test_an_npz_file_with_other_contents_is_explained(tmp_path: Path, arrays: di
     np.savez(tmp_path / "odd.npz", **arrays)
     with pytest.raises(DataError, match=rf"odd\.npz: .*{message}"):
         load_images(f"npz:{tmp_path / 'odd.npz'}")
+
+
+def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
+    grey = np.random.default_rng(1).integers(0, 256, (40, 3, 2), np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=grey, y_train=np.arange(40) % 10, x_test=grey[:7] // 2, y_test=np.arange(7))
+    images = load_images(f"npz:{tmp_path / 'a.npz'}", "test")
+    assert (images.pixels == grey[:7] // 2).all()
+    assert problem_of(f"npz:{tmp_path / 'a.npz'}", test_size=0, train_size=30).lower_data.size == 30
+    np.savez(tmp_path / "b.npz", images=grey, labels=np.arange(40) % 10)
+    with pytest.raises(DataError, match=r"b\.npz: holds images, labels, but needs x_test and y_test\n.*savez\(path, x_test=…"):
+        load_images(f"npz:{tmp_path / 'b.npz'}", "test")
+    folder = idx_folder(tmp_path / "idx")
+    with pytest.raises(DataError, match=r"no t10k-images-idx3-ubyte or t10k-images-idx3-ubyte\.gz\n  looked for: t10k-images"):
+        load_images(f"idx:{folder}", "test")
+    for kind in ("images-idx3", "labels-idx1"):
+        (folder / f"train-{kind}-ubyte").rename(folder / f"t10k-{kind}-ubyte")
+    assert load_images(f"idx:{folder}", "test").pixels.shape == (40, 2, 3)
+    with pytest.raises(DataError, match=r"digits have no test split of their own\n  set `test_size`"):
+        load_images("digits", "test")
 
 
 def test_a_missing_or_damaged_npz_file_is_named(tmp_path: Path) -> None:
