@@ -228,14 +228,23 @@ def implicit(
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
     rows: tuple[int, int] = (1, 1),
+    another: Iterator[Callable[[Tree, Tree], Tensor]] | None = None,
 ) -> Hypergradient:
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
-    (f, g), for the cost."""
+    (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
+    batch), and ``g`` only says how large ∇_x g is."""
     theta, x = detach(theta), detach(x)
     upper_loss, direct, rhs = upper_gradients(f, theta, x)
     at = curvature(lambda point: g(theta, point), x, strategy)
-    solution = as_solver(solver).solve(at.matvec, at.spec.ravel(rhs), v0)
-    mixed = cross_product(g, theta, x, at.spec.unravel(solution.value), strategy)
+
+    def product_on_another(v: Tensor) -> Tensor:
+        assert another is not None
+        drawn = next(another)
+        return curvature(lambda point: drawn(theta, point), x, strategy).matvec(v)
+
+    matvec = at.matvec if another is None else product_on_another
+    solution = as_solver(solver).solve(matvec, at.spec.ravel(rhs), v0)
+    mixed = cross_product(g if another is None else next(another), theta, x, at.spec.unravel(solution.value), strategy)
     return Hypergradient(
         value={name: direct[name] - mixed[name] for name in direct},
         upper_loss=upper_loss,

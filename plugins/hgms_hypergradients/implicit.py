@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Literal, final
 
 from attrs import field, frozen, validators
+from torch import Tensor
 
 from hgms_core import Branch, Hypergradient, Key, LinearSolver, Problem, State, Strategy, Tree, implicit
 
@@ -25,9 +29,13 @@ class Implicit:
             ``difference`` (central difference of gradients).
         batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer step (None: all).
         upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
+        batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian product and for the mixed term,
+            as stochastic approximation wants it (stocBiO, AmIGO). The solver then sees a noisy operator: take ``neumann`` or
+            ``fixed-point``; a residual is one batch's, and conjugate gradients do not work.
         warm_start: start the solver from the last outer step's v.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a product
+    builds its batch's gradient anew.
 
     >>> import torch
     >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
@@ -52,6 +60,7 @@ class Implicit:
     upper_batch_size: int | None = field(
         default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
     )
+    batches: Literal["one", "fresh"] = field(default="one", validator=validators.in_(["one", "fresh"]))
     warm_start: bool = False
 
     def init(self, problem: Problem) -> State:
@@ -63,6 +72,7 @@ class Implicit:
         above = upper.draw(key.fold("upper"), self.upper_batch_size, 1)
         lower_batch = lower.batch(None if below is None else below[0])
         upper_batch = upper.batch(None if above is None else above[0])
+        fresh = self.batches == "fresh" and below is not None
         estimate = implicit(
             lambda t, x: problem.f(t, x, upper_batch),
             lambda t, x: problem.g(t, x, lower_batch),
@@ -72,6 +82,17 @@ class Implicit:
             self.strategy,
             state["v"] if self.warm_start else None,
             rows=(upper.count(self.upper_batch_size), lower.count(self.batch_size)),
+            another=self._batches(problem, key) if fresh else None,
         )
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None}
+
+    def _batches(self, problem: Problem, key: Key) -> Iterator[Callable[[Tree, Tree], Tensor]]:
+        """The lower loss on one new batch after the other."""
+        for count in itertools.count(1):
+            index = problem.lower_data.draw(key.fold("lower", count), self.batch_size, 1)
+            yield functools.partial(_on, problem, problem.lower_data.batch(None if index is None else index[0]))
+
+
+def _on(problem: Problem, batch: Tree, theta: Tree, x: Tree) -> Tensor:
+    return problem.g(theta, x, batch)
