@@ -386,7 +386,7 @@ def _columns(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass  # the plain reader says which line, or copes with a type that is not expected
         else:
-            return [[getattr(row, f"f{i}") for row in rows] for i in range(len(wanted))]
+            return [list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)] or [[] for _ in wanted]
     found: list[list[Any]] = [[] for _ in wanted]
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:

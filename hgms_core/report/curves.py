@@ -1,8 +1,8 @@
 """Curves over seeds: mean and 95 % band on a common grid, thinned so that a page with many of them stays small.
 
-A run is a step function: it holds what it last reported until it reports again, and after its end. At every kept point the mean
-and the band are exact; thinning only chooses the points, and it keeps both ends and, bucket by bucket, the lowest and the highest
-point, so that no peak is lost.
+A run is a step function: it holds what it last reported until it reports again, and after its end. At every kept point the
+mean and the band are exact; thinning only chooses the points, and it keeps both ends and, bucket by bucket, the lowest and the
+highest point, so that no peak is lost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ class Curve:
     high: np.ndarray | None = None
     runs: int = 1
 
+    def scaled(self, factor: float) -> Curve:
+        low, high = (None if side is None else side * factor for side in (self.low, self.high))
+        return Curve(self.x, self.y * factor, low, high, self.runs)
+
 
 def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Curve | None:
-    """Mean over runs with its t-interval, from where all have begun to where the last one ends; None where nothing was reported.
+    """Mean over runs with its t-interval, from where all have begun to where the last one ends; None if nothing was reported.
 
     >>> import numpy as np
     >>> one = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
@@ -76,7 +80,8 @@ def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     firsts = places[(np.arange(min(bins, len(places))) * len(places)) // min(bins, len(places))]
     parts = list(zip(*(np.split(each, np.searchsorted(x, firsts[1:])) for each in (x, y)), strict=True))
     quartiles = np.array([np.percentile(part, (25, 50, 75)) for _, part in parts])
-    return Curve(np.array([part.mean() for part, _ in parts]), *quartiles.T[[1, 0, 2]], len(lines))
+    low, middle, high = quartiles.T
+    return Curve(np.array([part.mean() for part, _ in parts]), middle, low, high, len(lines))
 
 
 def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
 
-A method has one colour and one dash on the whole page. Colours come in a light and a dark set (Okabe and Ito's, which colour-blind
-readers can tell apart, and lighter versions of them), so a trace holds the *number* of its colour and the page puts it in.
+A method has one colour and one dash on the whole page. Colours come in a light and a dark set (after Okabe and Ito's, which
+colour-blind readers can tell apart), so a trace holds the *number* of its colour and the page puts it in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hgms_core.compare import is_share
 from hgms_core.report.curves import Curve
 from hgms_core.report.study import Section, Study
 from hgms_core.report.tables import heading
@@ -37,7 +38,9 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
         for axis, name in (("seconds", "seconds (without evaluation)"), ("oracle_calls", "oracle calls")):
             curves = section.curves[axis][metric]
             if curves and by_method:
-                title = f"{heading(metric)} against {heading(axis)}"
+                title = f"{metric} against {axis}".replace("_", " ")
+                if is_share(metric):
+                    curves = {label: curve.scaled(100) for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds" + (", band: 95 % t-interval" if many else "")
                 found.append(_figure(title, text, _curves(curves, style), name, heading(metric), zoom=_range(curves)))
@@ -49,9 +52,7 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
     if branches:
         found.append(_branches(branches, style))
     residuals = {
-        each.label: each.residual
-        for each in section.diagnoses
-        if each.residual is not None and np.nanmax(each.residual.y) > 0
+        each.label: each.residual for each in section.diagnoses if each.residual is not None and np.nanmax(each.residual.y) > 0
     }
     if residuals:
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
@@ -79,7 +80,12 @@ def _curves(
     """A band and a line for each method. ``positive`` leaves out what a logarithmic axis cannot show."""
     traces: list[dict[str, Any]] = []
     for label, curve in curves.items():
-        look = {"name": label, "legendgroup": label, "meta": {"colour": style[label]["colour"]}, "mode": "lines"}
+        look: dict[str, Any] = {
+            "name": label,
+            "legendgroup": label,
+            "meta": {"colour": style[label]["colour"]},
+            "mode": "lines",
+        }
         x = numbers(curve.x)
         if curve.low is not None and curve.high is not None:
             low = curve.low if not positive else np.where(curve.low > 0, curve.low, np.nan)
@@ -146,7 +152,14 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "x": [round(100 * count / total, 3) for count, total in zip(counts, totals, strict=True)],
                 "customdata": counts,
                 # outcomes are told apart by pattern as well as by colour
-                "marker": {"pattern": {"shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7], "size": 7, "solidity": 0.2, "fillmode": "overlay"}},
+                "marker": {
+                    "pattern": {
+                        "shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7],
+                        "size": 7,
+                        "solidity": 0.2,
+                        "fillmode": "overlay",
+                    }
+                },
                 "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
                 "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
                 "showlegend": True,
@@ -165,7 +178,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 
 def _range(curves: Mapping[str, Curve]) -> list[float] | None:
-    """The axis follows the means, and the bands as far as they are no wider than twice that: with two seeds they can be huge."""
+    """The axis follows the means, and the bands up to half of that beyond them: with two seeds a band can be huge."""
     means = np.concatenate([curve.y for curve in curves.values()])
     means = means[np.isfinite(means)]
     if not means.size:

@@ -27,7 +27,7 @@ def html(study: Study) -> str:
             "  (Markdown and LaTeX need nothing: --out report.md)"
         ) from None
     style = styles(study)
-    sections = []
+    sections: list[dict[str, Any]] = []
     for number, section in enumerate(study.sections):
         shown = figures(section, style)
         for index, figure in enumerate(shown):

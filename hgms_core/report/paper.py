@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hgms_core.compare import is_share
 from hgms_core.errors import MissingExtra
 from hgms_core.report.figures import DASHES, LIGHT, _range, styles
 from hgms_core.report.study import Study
@@ -29,7 +30,8 @@ def draw(study: Study, path: Path) -> Path:
     panels = figure.subplots(count, len(_AXES), squeeze=False)
     for row, section in zip(panels, study.sections, strict=True):
         for axis, (name, label) in zip(row, _AXES.items(), strict=True):
-            curves = section.curves[name][section.metric]
+            factor = 100 if is_share(section.metric) else 1
+            curves = {method: curve.scaled(factor) for method, curve in section.curves[name][section.metric].items()}
             for method, curve in curves.items():
                 look = style[method]
                 colour = LIGHT[look["colour"]]

@@ -1,6 +1,7 @@
 """What a report says, as values: which runs belong together, their means, paired differences, curves and diagnostics.
 
-One :class:`Section` for each task under one budget and version; every output (HTML, Markdown, LaTeX, Parquet) is written from it.
+One :class:`Section` for each task under one budget and version; every output (HTML, Markdown, LaTeX, Parquet) is written from
+it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from hgms_core import registry, results
+from hgms_core import compare, registry, results
 from hgms_core.errors import CheckpointError, ConfigError, unknown
 from hgms_core.report.curves import POINTS, Curve, Line, band, binned
 from hgms_core.results import Skipped, StoredRun, StoredSweep
-from hgms_core.statistics import Interval
+from hgms_core.statistics import Interval, paired
 
-FLOOR = "uniform"
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
 
 
 @frozen(kw_only=True)
 class Entry:
-    """One method's runs on one task. ``metrics`` are means over the seeds that finished; a metric that is not finite in any of
-    them has a NaN mean, and ``nonfinite`` says in how many."""
+    """One method's runs on one task.
+
+    ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
+    ``reference``, ``ahead`` whether its differences to all others exclude zero, in its favour.
+    """
 
     label: str
     runs: list[StoredRun]
@@ -36,7 +39,9 @@ class Entry:
     metrics: dict[str, Interval] = field(factory=dict)
     nonfinite: dict[str, int] = field(factory=dict)
     difference: Interval | None = None
+    reference: str | None = None
     mark: str = ""
+    ahead: bool = False
 
     @property
     def seeds(self) -> list[int]:
@@ -108,10 +113,12 @@ class Section:
         known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
         if self.winner is not None:
             closest, pair = min(known.items(), key=lambda item: abs(item[1].mean))
-            return f"{first} is ahead of every other method; the closest is {closest}, at {spell(pair, signed=True)}."
+            share = compare.is_share(self.metric)
+            lead = spell(pair, share=share, signed=True) + (" points" if share else "")
+            return f"{first} is ahead of every other method; the closest is {closest}, at a difference of {lead}."
         if len(known) < len(rest):
             return f"{first} has the best mean; with fewer than two seeds in common nothing can be said about chance."
-        unsure = [label for label, pair in known.items() if not excludes_zero(pair)]
+        unsure = [label for label, pair in known.items() if not pair.excludes_zero]
         if not unsure:
             return f"{first} has the best mean of the methods that finished; not all of its runs did."
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
@@ -152,9 +159,9 @@ def build(
 ) -> Study:
     """Reads all runs below ``folders`` and computes everything a report says.
 
-    ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is the
-    method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task versions
-    or budgets sections of their own.
+    ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is
+    the method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task
+    versions or budgets sections of their own.
 
     Raises:
         ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be compared.
@@ -169,8 +176,8 @@ def build(
     groups = _sections(runs, separate)
 
     sections = []
-    lines = 4 * len(groups) * max(len({run.label for run in each}) for each in groups.values())
-    points = max(60, min(POINTS, _CURVES // (lines * max(1, len(metrics)))))
+    count = 4 * len(groups) * max(len({run.label for run in each}) for each in groups.values())
+    points = max(60, min(POINTS, _CURVES // (count * max(1, len(metrics)))))
     for name, each in groups.items():
         kept, damaged = _read(each, metrics)
         skipped += damaged
@@ -186,20 +193,20 @@ def build(
     )
 
 
-def excludes_zero(interval: Interval | None) -> bool:
-    return interval is not None and abs(interval.mean) > interval.half_width
-
-
-def spell(interval: Interval, signed: bool = False) -> str:
-    """mean ± half-width, with as many digits as the half-width is worth.
+def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
+    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with two decimals.
 
     >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
     ('0.9123 ± 0.0041', '+12')
+    >>> spell(Interval(0.912345, 0.00412, 5), share=True)
+    '91.23 ± 0.41'
     """
-    mean, half = interval.mean, interval.half_width
+    mean, half = interval.mean * (100 if share else 1), interval.half_width * (100 if share else 1)
     sign = "+" if signed else ""
     if math.isnan(mean):
         return "nan"
+    if share:
+        return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
     if not 0 < half < math.inf:
         return f"{mean:{sign}.5g}" + (" ± 0" if half == 0 else "")
     digits = 1 - math.floor(math.log10(half))
@@ -240,10 +247,9 @@ def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[Store
             continue
         parts: dict[str, list[StoredRun]] = {}
         for run in each:
-            told = ([f"budget {run.budget}"] if len(budgets) > 1 else []) + (
-                [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
-            )
-            parts.setdefault(", ".join(told), []).append(run)
+            budget = [f"budget {run.budget}"] if len(budgets) > 1 else []
+            version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
+            parts.setdefault(", ".join(budget + version), []).append(run)
         for told, part in sorted(parts.items()):
             found[f"{name}, {told}"] = part
             methods = ", ".join(sorted({run.label for run in part}))
@@ -298,13 +304,20 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
             skipped.append(Skipped(run.path, str(error)))
             continue
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
-        chosen = rows["selected"][~np.isnan(rows["selected"])] if rows["selected"].dtype == float else []
+        chosen = rows["selected"][rows["selected"] >= 0] if rows["selected"].dtype == float else np.empty(0)
+        times = np.bincount(chosen.astype(int))
         found[run] = {
             **rows,
-            "selected": Counter(int(index) for index in chosen),
-            "outcome": Counter(str(each) for each in rows["outcome"].tolist() if isinstance(each, str)),
+            "selected": Counter({index: count for index, count in enumerate(times.tolist()) if count}),
+            "outcome": _counted(rows["outcome"]),
         }
     return found, skipped
+
+
+def _counted(texts: np.ndarray) -> Counter[str]:
+    counts: Counter[str] = Counter(texts.tolist() if texts.dtype == object else ())
+    del counts[None]
+    return counts
 
 
 def _section(
@@ -313,23 +326,9 @@ def _section(
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
-    entries = [_entry(label, each, names) for label, each in _methods(runs).items()]
-    entries.sort(key=lambda entry: _rank(entry.metrics[main].mean, higher))
-    labels = {entry.label: entry for entry in entries}
-    floor = next((entry.label for entry in entries if entry.name == FLOOR), None)
-    base = reference if reference in labels else floor
-    pairs = {
-        (one.label, other.label): paired(one, other, main) for one in entries for other in entries if one is not other
-    }
-    entries = [
-        evolve(
-            entry,
-            difference=pairs.get((entry.label, base)) if base else None,
-            mark=_mark(pairs.get((entry.label, floor)) if floor else None, higher),
-        )
-        for entry in entries
-    ]
-    winner = _winner(entries, pairs, main, higher)
+    entries = _entries(_methods(runs), main, higher, names, reference)
+    values = {entry.label: {run.seed: _value(run, main) for run in entry.runs} for entry in entries}
+    pairs = {(one, other): paired(values[one], values[other]) for one in values for other in values if one != other}
     shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
     return Section(
         title=title,
@@ -341,9 +340,9 @@ def _section(
         metrics=[main, *(name for name in names if name != main)],
         directions=directions,
         entries=entries,
-        reference=base,
+        reference=next((entry.reference for entry in entries if entry.reference), None),
         pairs=pairs,
-        winner=winner,
+        winner=next((entry.label for entry in entries if entry.ahead), None),
         curves={
             axis: {
                 name: {
@@ -376,16 +375,57 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     return found
 
 
-def _entry(label: str, runs: Sequence[StoredRun], names: Sequence[str]) -> Entry:
-    done = [run for run in runs if run.status == "done"]
-    values = {name: [_value(run, name) for run in done] for name in names}
-    return Entry(
-        label=label,
-        runs=done,
-        failed=[run for run in runs if run.status == "failed"],
-        metrics={name: Interval.of(each) for name, each in values.items()},
-        nonfinite={name: count for name, each in values.items() if (count := sum(map(math.isnan, each)))},
+def _entries(
+    methods: Mapping[str, Sequence[StoredRun]],
+    main: str,
+    higher: bool | None,
+    names: Sequence[str],
+    reference: str | None,
+) -> list[Entry]:
+    """The methods with their statistics, best mean first."""
+    done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
+    failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
+    idle = next((label for label, runs in methods.items() if runs[0].method_name == compare.UNIFORM), None)
+    base = reference if reference in methods else idle
+    points = {
+        label: [
+            evolve(compare.Point.of(run), metrics={name: _value(run, name) for name in names if _has(run, name)})
+            for run in runs
+        ]
+        for label, runs in done.items()
+    }
+    table = compare.table(
+        points,
+        main,
+        base,
+        higher_is_better=higher is not False,
+        failed={label: len(runs) for label, runs in failed.items()},
     )
+    none = Interval.of([])
+    entries = [
+        Entry(
+            label=row.method,
+            runs=done[row.method],
+            failed=failed[row.method],
+            metrics={name: row.metrics.get(name, none) for name in names},
+            nonfinite={
+                name: count
+                for name in names
+                if (count := sum(math.isnan(point.metrics.get(name, 0.0)) for point in points[row.method]))
+            },
+            difference=row.difference,
+            reference=base,
+            # without a direction there is no better and no worse
+            mark="; ".join(row.notes) if higher is not None else "",
+            ahead=row.winner and higher is not None,
+        )
+        for row in table.rows
+    ]
+    return sorted(entries, key=lambda entry: _rank(entry.metrics[main].mean, higher))
+
+
+def _has(run: StoredRun, name: str) -> bool:
+    return name in run.metrics or name == "upper_loss"
 
 
 def _value(run: StoredRun, name: str) -> float:
@@ -393,38 +433,6 @@ def _value(run: StoredRun, name: str) -> float:
         value = run.summary.get("upper_loss")
         return math.nan if value is None else float(value)
     return run.metrics.get(name, math.nan)
-
-
-def paired(one: Entry, other: Entry, metric: str) -> Interval:
-    """one − other in ``metric``, seed by seed, over the seeds in which both are finite."""
-    base = {run.seed: _value(run, metric) for run in other.runs}
-    differences = [_value(run, metric) - base[run.seed] for run in one.runs if run.seed in base]
-    return Interval.of([value for value in differences if math.isfinite(value)])
-
-
-def _mark(difference: Interval | None, higher: bool | None) -> str:
-    if difference is None or higher is None or math.isnan(difference.mean):
-        return ""
-    if difference.mean == 0 or (difference.mean > 0) == higher:
-        return ""
-    return f"worse than {FLOOR}" if excludes_zero(difference) else f"not better than {FLOOR}"
-
-
-def _winner(
-    entries: Sequence[Entry], pairs: Mapping[tuple[str, str], Interval], metric: str, higher: bool | None
-) -> str | None:
-    """The method with the best mean, if it finished every run and its difference to each other one excludes zero."""
-    ranked = [entry for entry in entries if entry.runs and (entry.metrics[metric].count > 0)]
-    if len(ranked) < 2 or higher is None:
-        return None
-    first = ranked[0]
-    if first.failed or math.isnan(first.metrics[metric].mean):
-        return None
-    rivals = [entry for entry in ranked[1:] if entry.nonfinite.get(metric, 0) < len(entry.runs)]
-    ahead = all(
-        excludes_zero(pair) and (pair.mean > 0) == higher for entry in rivals for pair in [pairs[first.label, entry.label]]
-    )
-    return first.label if rivals and ahead else None
 
 
 def _line(rows: _Rows, axis: str, name: str) -> Line:
@@ -435,7 +443,7 @@ def _line(rows: _Rows, axis: str, name: str) -> Line:
 
 
 def _evaluated(rows: _Rows, y: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(y)
+    known: np.ndarray = ~np.isnan(y)
     if known.any() and not known[-1]:
         known[-1] = True  # the last row is always evaluated: here to NaN
     return known
@@ -469,4 +477,4 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 
 
-__all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "excludes_zero", "paired", "spell"]
+__all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "spell"]

@@ -10,7 +10,8 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms_core import results
-from hgms_core.report.study import Section, Study, excludes_zero, spell
+from hgms_core.compare import is_share
+from hgms_core.report.study import Section, Study, spell
 from hgms_core.results import StoredRun
 from hgms_core.statistics import Interval
 
@@ -50,15 +51,16 @@ def amount(value: float | None, unit: float = 1.0) -> Cell:
     return Cell(f"{scaled:,.0f}" if whole else f"{scaled:.4g}", value)
 
 
-def interval(value: Interval | None, *, signed: bool = False, note: str = "", strong: bool = False) -> Cell:
+def interval(value: Interval | None, metric: str, *, signed: bool = False, note: str = "", strong: bool = False) -> Cell:
     if value is None or value.count == 0:
-        return Cell("–", note=note)
-    shown = spell(value, signed).replace("-", MINUS) if "e-" not in spell(value, signed) else spell(value, signed)
+        return Cell("nan" if note else "–", note=note)
+    shown = spell(value, share=is_share(metric), signed=signed)
+    shown = MINUS + shown[1:] if shown.startswith("-") else shown
     return Cell(shown, None if math.isnan(value.mean) else value.mean, note, strong)
 
 
 def heading(name: str) -> str:
-    return name.replace("_", " ")
+    return name.replace("_", " ") + (" (%)" if is_share(name) else "")
 
 
 def arrow(section: Section, name: str) -> str:
@@ -79,9 +81,9 @@ def overview(study: Study) -> Table:
     for label in sorted(study.labels, key=lambda label: sum(places[label]) / len(places[label])):
         row = [text(label)]
         for section in study.sections:
-            entry = next((entry for entry in section.entries if entry.label == label), None)
-            value = None if entry is None else entry.metrics[section.metric]
-            row.append(interval(value, note=entry.mark if entry else "", strong=label == section.winner))
+            found = next((entry for entry in section.entries if entry.label == label), None)
+            value, note = (found.metrics[section.metric], found.mark) if found else (None, "")
+            row.append(interval(value, section.metric, note=note, strong=label == section.winner))
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
     return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=_LEGEND, ident="overview")
@@ -107,9 +109,9 @@ def scores(section: Section, *, every: bool = False) -> Table:
             bad = entry.nonfinite.get(name, 0)
             note = f"not finite in {bad} of {len(entry.runs)} seeds" if bad else ""
             strong = name == section.metric and entry.label == section.winner
-            row.append(interval(entry.metrics[name], note=note, strong=strong))
+            row.append(interval(entry.metrics[name], name, note=note, strong=strong))
             if name == section.metric and base:
-                row.append(interval(entry.difference, signed=True, strong=False))
+                row.append(interval(entry.difference, name, signed=True))
         failed = f"{len(entry.failed)} failed" if entry.failed else ""
         row.append(Cell(str(len(entry.runs)), len(entry.runs), failed))
         rows.append(row)
@@ -146,7 +148,7 @@ def pairs(section: Section) -> Table:
         row = [text(one)]
         for other in labels:
             value = section.pairs.get((one, other))
-            row.append(Cell("·") if value is None else interval(value, signed=True, strong=excludes_zero(value)))
+            row.append(Cell("·") if value is None else interval(value, section.metric, signed=True, strong=value.excludes_zero))
         rows.append(row)
     caption = (
         f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width of the 95 % t-interval. "
@@ -218,9 +220,7 @@ def sweeps(study: Study) -> list[Table]:
             given = {**_given(table, keys), **(each.get("values") or {})}
             for key in keys:
                 value = given.get(key, "·")
-                row.append(
-                    amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
-                )
+                row.append(amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value))
             row.append(Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen))
             rows.append(row)
         caption = ", ".join(
@@ -387,4 +387,17 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
     )
 
 
-__all__ = ["Cell", "Table", "about", "failures", "latex", "left_out", "markdown", "overview", "summary", "sweeps", "tables", "tex"]
+__all__ = [
+    "Cell",
+    "Table",
+    "about",
+    "failures",
+    "latex",
+    "left_out",
+    "markdown",
+    "overview",
+    "summary",
+    "sweeps",
+    "tables",
+    "tex",
+]
