@@ -63,7 +63,10 @@ class RunSettings:
     """How a run is carried out: nothing here changes what is computed, except ``device`` and ``dtype``.
 
     ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
-    ``evaluate_every`` outer steps, a checkpoint written every ``checkpoint_seconds`` seconds (0: after every step).
+    ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
+    very different speed get curves of the same length; a checkpoint is written every ``checkpoint_seconds`` seconds (0: after
+    every step). ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process, which other
+    programs on the machine disturb less (of all its threads together; not for GPUs).
     ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
     that two variants of one method can stand side by side.
     """
@@ -73,6 +76,8 @@ class RunSettings:
     dtype: Literal["float32", "float64"] = field(default="float32", validator=validators.in_(["float32", "float64"]))
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     evaluate_every: int = field(default=1, validator=validators.ge(1))
+    evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    clock: Literal["wall", "cpu"] = field(default="wall", validator=validators.in_(["wall", "cpu"]))
     checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
     label: str | None = field(default=None, validator=validators.optional(_label))
     task_label: str | None = field(default=None, validator=validators.optional(_label))

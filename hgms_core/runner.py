@@ -69,18 +69,19 @@ class Interrupted(KeyboardInterrupt):
 class _Clock:
     """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
 
-    def __init__(self, seconds: float, device: torch.device) -> None:
+    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
+        self._now = time.perf_counter if kind == "wall" else time.process_time
         self._wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         self._started = 0.0
 
     def __enter__(self) -> None:
         self._wait()
-        self._started = time.perf_counter()
+        self._started = self._now()
 
     def __exit__(self, *_: object) -> None:
         self._wait()
-        self.seconds += time.perf_counter() - self._started
+        self.seconds += self._now() - self._started
 
 
 class _Interrupts:
@@ -119,6 +120,8 @@ def run(
     folder: RunFolder | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
+    evaluations: int | None = None,
+    clock: str = "wall",
     checkpoint_seconds: float = 30.0,
     watch: Watcher = _ignore,
     notify: Callable[..., None] = _ignore,
@@ -147,7 +150,7 @@ def run(
     ([1.0, 0.5, 0.25], tensor([0.1250]))
     """
     info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
-    current = _Run(method, problem, budget, info, folder, evaluate_every, checkpoint_seconds, watch, notify)
+    current = _Run(method, problem, budget, info, folder, evaluate_every, evaluations, clock, checkpoint_seconds, watch, notify)
     current.begin(seed, resume)
     summary: dict[str, Any] | None = None
     failure: BaseException | None = None
@@ -181,6 +184,8 @@ class _Run:
     info: RunInfo
     folder: RunFolder | None
     evaluate_every: int
+    evaluations: int | None
+    clock_kind: str
     checkpoint_seconds: float
     watch: Watcher
     notify: Callable[..., None]
@@ -195,7 +200,7 @@ class _Run:
     def begin(self, seed: int, resume: bool) -> None:
         """The first state, or the checkpoint's, with the rows and the clock that belong to it."""
         device = next(iter(self.problem.x0.values())).device
-        self.clock = _Clock(0.0, device)
+        self.clock = _Clock(0.0, device, self.clock_kind)
         found = self.folder.load(device) if self.folder is not None and resume else None
         if self.folder is None or found is None:
             self.state = self.method.init(self.problem, seed)
@@ -237,15 +242,22 @@ class _Run:
 
     def advance(self) -> None:
         """One outer step. The state changes only once its numbers are known to be sound."""
+        before = self.share
         with self.clock:
             following, raw = self.method.step(self.problem, self.state, self.share)
         record = to_numbers(raw)
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
         self.calls = int(record.get("oracle_calls", self.calls))
-        if self.share >= 1 or self.step % self.evaluate_every == 0:
+        if self.share >= 1 or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step})
+
+    def due(self, before: float) -> bool:
+        """Whether this step is to be evaluated, given the share of the budget spent before it."""
+        if self.evaluations is None:
+            return self.step % self.evaluate_every == 0
+        return int(self.share * self.evaluations) > int(before * self.evaluations)
 
     def evaluation(self) -> Record:
         metrics = self.problem.evaluate(*self.method.result(self.state))
@@ -407,7 +419,8 @@ def run_config(
             folder.create(config.to_toml(), {**environment(device), "task": _about(config.task)})
             return run(
                 config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,
-                evaluate_every=settings.evaluate_every, checkpoint_seconds=settings.checkpoint_seconds,
+                evaluate_every=settings.evaluate_every, evaluations=settings.evaluations, clock=settings.clock,
+                checkpoint_seconds=settings.checkpoint_seconds,
                 watch=watch or (view.watch if view is not None else _ignore), notify=notify,
             )  # fmt: skip
     except Timeout:

@@ -126,6 +126,34 @@ def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["size"] == result.records[-1]["metric.size"]
 
 
+def test_evaluations_are_spread_over_the_budget() -> None:
+    """However fast a method is, it is evaluated as often, and at the end."""
+    for steps, expected in ((12, [0, 3, 6, 9, 12]), (3, [0, 1, 2, 3]), (10, [0, 3, 5, 8, 10])):
+        result = run(Descent(), problem(), Budget(outer_steps=steps), evaluations=4)
+        assert [row["step"] for row in result.records if "metric.size" in row] == expected
+
+
+def test_the_cpu_clock_counts_work_and_not_waiting() -> None:
+    @frozen
+    class Sleeper:
+        name = "sleeper"
+
+        def init(self, problem: Problem, seed: int) -> State:
+            return {"x": dict(problem.x0)}
+
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            time.sleep(0.02)
+            return state, {}
+
+        def result(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+            return {}, state["x"]
+
+    wall = run(Sleeper(), problem(), Budget(outer_steps=5), clock="wall").seconds
+    cpu = run(Sleeper(), problem(), Budget(outer_steps=5), clock="cpu").seconds
+    assert wall >= 0.1
+    assert 0 < cpu < 0.5 * wall
+
+
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
     whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole, checkpoint_seconds=0)
