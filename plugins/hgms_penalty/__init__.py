@@ -36,10 +36,10 @@ G_PBGD = Composition(
     summary="Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
     source="Shen and Chen 2023, G-PBGD.",
     parts={
-        "generator": {"name": "gradient-norm", "lr": 0.5, "gamma": 37.0, "gamma_steps": 1000, **BATCHES},
+        "generator": {"name": "gradient-norm", "lr": 0.5, "gamma": 5.0, "gamma_steps": 1000, **BATCHES},
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1e4},
+        "outer": {"name": "sgd", "lr": 1e3},
     },
 )
 
