@@ -17,10 +17,10 @@ COMPONENTS = registry.default().components()
 CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
 METHODS = [each.name for each in COMPONENTS if each.kind.name == "method" and isinstance(each.target, Composition)]
 EXPECTED = {
-    "generator": {"branches", "trajectory", "ula", "soba"},
+    "generator": {"branches", "trajectory", "ula", "soba", "value-gap", "gradient-norm", "minimax", "dynamic-barrier"},
     "selector": {"best-of-n", "worst", "first"},
     "solver": {"cg", "minres", "neumann", "fixed-point", "nystrom", "identity"},
-    "hypergradient": {"implicit", "unrolled", "one-step", "fixed"},
+    "hypergradient": {"implicit", "unrolled", "one-step", "carried", "fixed"},
     "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split"},
     "task": {"quadratic", "circle-kink", "circle-degenerate", "sphere", "hyper-cleaning"},
     "method": {
@@ -34,6 +34,12 @@ EXPECTED = {
         "iaptt-gm",
         "hg-ms-trajectory",
         "soba",
+        "v-pbgd",
+        "g-pbgd",
+        "scalebio",
+        "bome",
+        "v-pbgd-best-of-n",
+        "scalebio-best-of-n",
     },
 }
 
