@@ -1,0 +1,137 @@
+"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the Hub; and their split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import Attribute, frozen
+from torch import Tensor
+
+from hgms_core import DataError, Key, MissingExtra
+
+EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
+FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
+
+
+@frozen(eq=False)
+class Table:
+    """n rows of features ``[n, d]`` in float64, one target each, and where they come from."""
+
+    features: np.ndarray
+    target: np.ndarray
+    where: str
+
+    def __attrs_post_init__(self) -> None:
+        if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
+            raise DataError(
+                f"{self.where}: features of shape {self.features.shape} and targets of shape {self.target.shape}\n"
+                "  a table with one target per row is needed"
+            )
+        bad = np.flatnonzero(~np.isfinite(self.features).all(1))
+        if len(bad):
+            raise DataError(
+                f"{self.where}: row {bad[0]} has a missing or infinite value ({len(bad)} such rows)\n"
+                "  fill them in or drop them, and use libsvm:FILE"
+            )
+
+
+def table_name(instance: object, attribute: Attribute[str], value: str) -> None:
+    """The attrs validator of a field that names a table."""
+    kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not (rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest):
+        raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
+
+
+def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
+    """The attrs validator of the shares of rows that train, validate and test."""
+    if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
+        raise ValueError(f"{attribute.name!r} must be three positive shares (train, validation, test) of at most 1: {value}")
+
+
+def load_table(dataset: str) -> Table:
+    """The table that ``dataset`` (one of :data:`FORMS`) names. Targets are as stored.
+
+    >>> load_table("sklearn:iris").features.shape
+    (150, 4)
+    """
+    kind, _, rest = dataset.partition(":")
+    if kind == "hub":
+        return _hub(rest)
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"the table {dataset} needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
+        ) from error
+    if kind == "sklearn":
+        found = getattr(datasets, f"load_{rest.replace('-', '_')}")()
+        return Table(np.asarray(found.data, np.float64), np.asarray(found.target), dataset)
+    if kind == "libsvm":
+        try:
+            features, target = datasets.load_svmlight_file(str(Path(rest).expanduser()), dtype=np.float64)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"{dataset}: cannot be read ({error})\n  check the path; lines are `target index:value …`"
+            ) from error
+        return Table(features.toarray(), target, dataset)
+    name, _, version = rest.partition("@")
+    try:
+        found = datasets.fetch_openml(name, version=int(version) if version else "active", as_frame=False, parser="liac-arff")
+    except Exception as error:  # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
+        raise _unreachable(dataset, "OpenML", error) from error
+    return _numeric(found.data, found.target, dataset)
+
+
+def _hub(reference: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"the table {reference} comes from the Hub through `datasets`, which is not installed\n  pip install 'hgms[hub]'"
+        ) from error
+    name, _, revision = reference.partition("@")
+    where = f"hub:{reference}"
+    try:
+        rows = datasets.load_dataset(name, split="train", revision=revision or None)
+    except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        raise _unreachable(where, "the Hub", error) from error
+    columns = {column: np.asarray(rows[column]) for column in rows.column_names}
+    target = next((column for column in ("target", "label", "class", "y") if column in columns), rows.column_names[-1])
+    features = [values for column, values in columns.items() if column != target and values.dtype.kind in "iufb"]
+    if not features:
+        raise DataError(f"{where}: no column of numbers beside the target {target!r} (columns: {', '.join(columns)})")
+    return _numeric(np.stack(features, axis=1), columns[target], where)
+
+
+def _numeric(features: Any, target: np.ndarray, where: str) -> Table:
+    try:
+        return Table(np.asarray(features, np.float64), target, where)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: its features are not all numbers ({error})\n  encode them, and use libsvm:FILE") from error
+
+
+def _unreachable(where: str, place: str, error: Exception) -> DataError:
+    return DataError(
+        f"{where}: could not be loaded from {place} ({type(error).__name__}: {error})\n"
+        "  check the name, the version and the network, or use a local file: libsvm:FILE"
+    )
+
+
+def split(table: Table, shares: tuple[float, ...], key: Key) -> tuple[list[Tensor], list[Tensor]]:
+    """(features, row numbers) of the disjoint parts train, validation, test. Features have mean 0 and standard deviation 1 over
+    the *training* rows; one that is constant there becomes 0 on them."""
+    order = torch.randperm(len(table.target), generator=key.generator())
+    sizes = [round(share * len(order)) for share in shares]
+    sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # what rounding took
+    if min(sizes) < 1:
+        raise DataError(f"{table.where}: {len(order)} rows are too few for the shares {shares}")
+    rows = list(order[: sum(sizes)].split(sizes))
+    features = torch.from_numpy(table.features)
+    train = features[rows[0]]
+    mean, spread = train.mean(0), train.std(0, correction=0)
+    # a constant column's computed deviation is its rounding error
+    spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
+    return [(features[part] - mean) / spread for part in rows], rows
