@@ -1,0 +1,208 @@
+"""The field's methods that are compositions: each step from the dense equations, and where each ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
+from helpers import F64, assert_same, network_problem
+from torch import Tensor
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import Key, Pipeline, Problem, Tree
+from hgms_core.config import RunConfig
+from hgms_core.trees import Ravel
+from hgms_hypergradients import Implicit
+from hgms_neumann import FixedPoint, Neumann
+from hgms_outer import Sgd
+from hgms_selectors import BestOfN
+from hgms_task_quadratic import Quadratic
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_problem()
+
+
+def method(name: str, **parts: Any) -> Pipeline:
+    """The composition of that name, with some of its numbers changed."""
+    table = {"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}
+    found = RunConfig.from_dict(table).method
+    assert isinstance(found, Pipeline)
+    return found
+
+
+def scalar() -> Problem:
+    """g = x² − θx + ½θ² (Hessian 2, mixed derivative −1, x* = θ/2) and f = ½(x − 3)² + θ, so F' = ½(x* − 3) + 1."""
+    one = torch.ones(1, dtype=F64)
+    return Problem(
+        theta0={"t": 2 * one},
+        x0={"x": 5 * one},
+        g=lambda t, x, _: (x["x"].square() - t["t"] * x["x"] + 0.5 * t["t"].square()).sum(),
+        f=lambda t, x, _: (0.5 * (x["x"] - 3).square() + t["t"]).sum(),
+    )
+
+
+SGD = {"name": "sgd", "lr": 0.1}
+LOWER = {"steps": 2, "lr": 0.25}  # x − ¼(2x − θ) = x/2 + θ/4
+
+
+def test_fixed_point_by_hand() -> None:
+    # x: 5 → 3 → 2 at θ = 2. b = x − 3 = −1; v ← v − ¼(2v − b): −¼, −⅜. h = 1 − (−1)·(−⅜).
+    solver = {"name": "fixed-point", "lr": 0.25, "max_steps": 2}
+    made = method("fixed-point", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
+    state, record = made.step(scalar(), made.init(scalar(), 0))
+    assert float(state["x"]["x"]) == 2.0
+    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * (1 - 3 / 8))
+    assert record["outcome"] == "iteration-limit"
+
+
+def test_amigo_goes_on_from_its_last_linear_solution() -> None:
+    solver = {"name": "fixed-point", "lr": 0.25, "max_steps": 2}
+    made = method("amigo", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
+    state, _ = made.step(scalar(), made.init(scalar(), 0))
+    theta, x, v = 2 - 0.1 * (1 - 3 / 8), 2.0, -3 / 8
+    assert float(state["theta"]["t"]) == pytest.approx(theta)
+    state, _ = made.step(scalar(), state)
+    for _ in range(2):
+        x = x / 2 + theta / 4
+    for _ in range(2):
+        v = v - 0.25 * (2 * v - (x - 3))
+    assert float(state["x"]["x"]) == pytest.approx(x)
+    assert float(state["theta"]["t"]) == pytest.approx(theta - 0.1 * (1 + v))
+
+
+def test_stocbio_by_hand() -> None:
+    # Three terms at x = 2: v = ¼(b + ½b + ¼b) with b = −1.
+    solver = {"name": "neumann", "lr": 0.25, "steps": 3}
+    made = method("stocbio", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
+    state, _ = made.step(scalar(), made.init(scalar(), 0))
+    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * (1 - 7 / 16))
+
+
+def test_darts_by_hand() -> None:
+    # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is quadratic.
+    made = method(
+        "darts", generator={"lr": 0.25, "momentum": 0.0}, hypergradient={"lr": 0.25, "derivative": "difference"}, outer=SGD
+    )
+    state, _ = made.step(scalar(), made.init(scalar(), 0))
+    assert float(state["x"]["x"]) == 3.0
+    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * 0.75, rel=1e-9)
+
+
+def dense(key: Key, batch_size: int, products: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The Hessians of the batches that ``products`` fresh products see, the mixed derivative of the next, and ∇f."""
+    xs, ts = Ravel.of(PROBLEM.x0), Ravel.of(PROBLEM.theta0)
+    x, t = xs.ravel(PROBLEM.x0), ts.ravel(PROBLEM.theta0)
+
+    def g(batch: Tree) -> Any:
+        return lambda t, x: PROBLEM.g(ts.unravel(t), xs.unravel(x), batch)
+
+    drawn = [PROBLEM.lower_data.draw(key.fold("lower", count), batch_size, 1) for count in range(1, products + 2)]
+    batches = [PROBLEM.lower_data.batch(index[0]) for index in drawn if index is not None]
+    hessians = [torch.func.hessian(g(batch), 1)(t, x) for batch in batches[:-1]]
+    mixed = torch.func.jacrev(torch.func.grad(g(batches[-1]), 1), 0)(t, x)
+    rows = PROBLEM.upper_data["differentiate"].whole
+    direct, slope = torch.func.grad(lambda t, x: PROBLEM.f(ts.unravel(t), xs.unravel(x), rows), (0, 1))(t, x)
+    return hessians, mixed, direct, slope
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+def test_fresh_batches_are_one_a_product(strategy: Any) -> None:
+    from hgms_core import Branch
+
+    key, lr = Key(5), 0.4
+    branch = Branch(x=PROBLEM.x0, replay=None)  # type: ignore[arg-type]
+    estimator = Implicit(solver=Neumann(lr=lr, steps=4), batch_size=6, batches="fresh", strategy=strategy)
+    found, _ = estimator.estimate(PROBLEM, PROBLEM.theta0, branch, key, estimator.init(PROBLEM))
+    # Four terms are four steps of v ← v + lr(b − H v) from 0; the first product is with H of batch 1 after the first step, and
+    # the last product only measures the residual.
+    hessians, mixed, direct, slope = dense(key, 6, 4)
+    v = lr * slope
+    for hessian in hessians[:3]:
+        v = v + lr * (slope - hessian @ v)
+    expected = Ravel.of(PROBLEM.theta0).unravel(direct - mixed.T @ v)
+    tolerance = 1e-6 if strategy == "difference" else 1e-11
+    assert_same(found.value, expected, rtol=tolerance, atol=tolerance)
+    assert found.cost.products == 4
+    assert found.solution is not None
+    residual = torch.linalg.vector_norm(slope - hessians[3] @ v) / torch.linalg.vector_norm(slope)
+    assert float(found.solution.residual) == pytest.approx(float(residual), rel=1e-5)
+
+
+def test_fresh_batches_of_everything_are_one_batch() -> None:
+    one, fresh = (
+        pipeline(Branches(count=1, steps=2), BestOfN(), Implicit(solver=FixedPoint(lr=0.3, max_steps=3), batches=how), Sgd())
+        for how in ("one", "fresh")
+    )
+    results = [each.step(PROBLEM, each.init(PROBLEM, 0))[0]["theta"] for each in (one, fresh)]
+    assert_same(*results)
+
+
+LOWER_RUN = {"steps": 8, "lr": 0.8}
+ADAM = {"lr": 0.1, "schedule": {"kind": "cosine"}}
+CONVERGING: dict[str, dict[str, Any]] = {
+    "fixed-point": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "max_steps": 15}}, "outer": ADAM},
+    "amigo": {
+        "generator": LOWER_RUN,
+        "hypergradient": {"solver": {"lr": 0.8, "max_steps": 4}},
+        "outer": ADAM,
+    },
+    "stocbio": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "steps": 15}}, "outer": ADAM},
+}
+
+
+@pytest.mark.parametrize("name", CONVERGING)
+def test_it_reaches_the_closed_form_optimum(name: str) -> None:
+    problem, exact, best = tuned_penalty()
+    theta, x, _ = run(method(name, **CONVERGING[name]), problem, 50)
+    assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.01)
+    assert_same(x, exact.solution(theta), rtol=1e-2, atol=1e-2)
+
+
+def test_darts_is_right_in_one_dimension_and_biased_in_more() -> None:
+    parts = {
+        "generator": {"lr": 0.5, "momentum": 0.0},
+        "hypergradient": {"lr": 0.5},
+        "outer": {"name": "adam", "lr": 0.1, "betas": [0.9, 0.999], "schedule": {"kind": "cosine"}},
+    }
+    task = Quadratic(rows=12, validation_rows=40, features=1, condition=1.0, noise=2.0, penalty="shared")
+    problem, exact = task.problem(1, CPU, F64), task.closed_form(1, CPU, F64)
+    theta, _, _ = run(method("darts", **parts), problem, 150)
+    assert float(exact.hypergradient(theta)["log_penalty"].abs()) < 2e-3
+    problem, exact, best = tuned_penalty()
+    theta, x, _ = run(method("darts", **parts), problem, 150)
+    assert abs(float(theta["log_penalty"]) - best) > 0.02
+    assert_same(x, exact.solution(theta), rtol=0.05, atol=0.05)  # the lower level is solved; it is θ that is off
+
+
+ON_THE_SPHERE: dict[str, dict[str, Any]] = {
+    "fixed-point": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
+    "amigo": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
+    "stocbio": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
+    "darts": {"generator": {"lr": 0.1, "momentum": 0.0}, "hypergradient": {"lr": 0.1}, "outer": {"name": "sgd", "lr": 0.1}},
+}
+
+
+@pytest.fixture(scope="module")
+def selected_gap() -> float:
+    branches = Branches(count=12, steps=20, lr=0.1, noise=0.3)
+    return sphere_gap(pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60)
+
+
+@pytest.mark.parametrize("name", ON_THE_SPHERE)
+def test_it_does_not_select_and_falls_short_on_the_sphere(name: str, selected_gap: float) -> None:
+    assert selected_gap < 0.01
+    assert sphere_gap(method(name, **ON_THE_SPHERE[name]), 30) > 0.05
+
+
+def test_iterates_of_one_run_are_too_alike_to_select_on_the_sphere(selected_gap: float) -> None:
+    parts = {
+        "generator": {"steps": 20, "every": 5, "optimizer": "sgd", "lr": 0.1},
+        "hypergradient": {"solver": {"ridge": 1e-2}},
+        "outer": {"name": "sgd", "lr": 0.2},
+        "keep": "last",
+    }
+    assert sphere_gap(method("hg-ms-trajectory", **parts), 60) > 0.05 > selected_gap
