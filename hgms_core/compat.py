@@ -15,12 +15,12 @@ import attrs
 from hgms_core.errors import ConfigError
 
 TRAITS: Mapping[str, str] = {
-    "smooth-lower": "a lower loss that is twice differentiable in x",
+    "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
     "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
-    "bounded-upper": "few upper variables, known to lie in a box (`box`), so that they can be searched",
-    "per-example-losses": "a loss for every example",
+    "few-upper": "few upper variables (about 1000 at most), so that they can be searched without derivatives",
+    "per-example-losses": "a lower loss that is a mean over examples",
     "sources": "named data sources with one weight each",
-    "stop-rows": "validation rows set apart for the role `stop`",
+    "stop-rows": "validation data for the role `stop`",
     "reference:clean": "a named upper variable `clean` that knows the truth",
     "closed-form": "a known solution, value and hypergradient",
 }

@@ -38,7 +38,6 @@ from attrs import Factory, field, frozen, validators
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
 from hgms_core.errors import ConfigError, HgmsError, closest, unknown
-from hgms_core.pipeline import Pipeline
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import KINDS, Composition, Kind, Registry
 
@@ -475,7 +474,7 @@ def _component(converter: cattrs.Converter, registry: Registry, value: object, p
     target = found.target
     rest = {key: item for key, item in table.items() if key != "name"}
     if isinstance(target, Composition):
-        return _table(converter, target.with_overrides(rest), Pipeline)
+        return _table(converter, target.with_overrides(rest), target.of)
     return _table(converter, rest, target)
 
 

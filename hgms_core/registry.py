@@ -54,7 +54,7 @@ class Composition:
     """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in a TOML file.
 
     So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
-    whole part by another name. ``source`` says where the method comes from.
+    whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline.
 
     >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
     ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
@@ -67,6 +67,7 @@ class Composition:
     summary: str
     source: str
     parts: Mapping[str, Any] = field(hash=False)
+    of: type[Any] = Pipeline
 
     def with_overrides(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """The parts, with ``table`` laid over them."""
@@ -274,7 +275,7 @@ def summary_of(doc: str | None) -> str:
 def faults_of(kind: Kind, target: object) -> list[str]:
     """Why ``target`` cannot be registered as a component of this kind; empty if it can."""
     if kind.name == "method" and isinstance(target, Composition):
-        return [*_name_faults(target.name), *_part_faults(target.parts)]
+        return [*_name_faults(target.name), *_part_faults(target)]
     if not inspect.isclass(target):
         return [f"it is {target!r}, not a class; return the class itself, without parentheses"]
     faults = _name_faults(getattr(target, "name", None))
@@ -294,10 +295,10 @@ def _name_faults(name: object) -> list[str]:
     return [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
 
 
-def _part_faults(parts: Mapping[str, Any]) -> list[str]:
-    known = attrs.fields_dict(Pipeline)
-    faults = [unknown("part of a pipeline", key, known) for key in parts if key not in known]
-    missing = [key for key, part in known.items() if part.default is attrs.NOTHING and key not in parts]
+def _part_faults(target: Composition) -> list[str]:
+    known = attrs.fields_dict(target.of)
+    faults = [unknown(f"part of a {target.of.name}", key, known) for key in target.parts if key not in known]
+    missing = [key for key, part in known.items() if part.default is attrs.NOTHING and key not in target.parts]
     return faults + [f"it has no part {key!r}" for key in missing]
 
 
