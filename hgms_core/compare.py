@@ -15,8 +15,8 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import plots, results, workers
-from hgms_core import sweep as sweeps
 from hgms_core import registry as registries
+from hgms_core import sweep as sweeps
 from hgms_core.budget import Budget
 from hgms_core.config import RunSettings, plain
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
@@ -48,19 +48,16 @@ class Point:
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
-        summary = run.summary
-        stored = isinstance(run, StoredRun)
-        memory = (run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None) or math.nan
+        stored = run if isinstance(run, StoredRun) else None
+        summary, metrics = run.summary, run.summary.get("metrics") or {}
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
-            metrics={
-                name: math.nan if value is None else float(value) for name, value in (summary.get("metrics") or {}).items()
-            },
+            metrics={name: math.nan if value is None else float(value) for name, value in metrics.items()},
             outer_steps=int(summary.get("outer_steps") or 0),
             oracle_calls=int(summary.get("oracle_calls") or 0),
             seconds=run.seconds,
-            peak_memory=float(memory),
-            method=run.method_name if stored else run.info.method,
+            peak_memory=float((stored.resources.get("peak_memory_bytes") if stored else None) or math.nan),
+            method=run.method_name if isinstance(run, StoredRun) else run.info.method,
         )
 
 
@@ -341,8 +338,11 @@ class Comparison:
             chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
             said.append(
                 f"sweep: {each['task']}, {each['method']}: trial {each['chosen']} of {len(each['trials'])} ({chosen})"
+                + (f"; {lost} trials failed" if (lost := sum(one["loss"] is None for one in each["trials"])) else "")
                 + (f"; {each['note']}" if each["note"] else "")
             )
+        if any(one.status == "failed" for one in self.failures):
+            said.append("failed runs keep their place; --retry-failed runs them once more")
         return [*said, *map(str, self.failures)]
 
 
@@ -388,29 +388,27 @@ def run_grid(
     elif jobs > 1 and timed:
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     ended: dict[Path, workers.Ending] = {}
+    with workers.Crew(count=jobs, plugins=files, fresh=fresh) as crew:
 
-    def carry_out(cells: list[Cell]) -> Iterable[workers.Ending]:
-        wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
-        waiting = [
-            workers.Job(config=cell.config, path=cell.path, title=str(cell)) for cell in cells if state_of(cell)[0] in wanted
-        ]
-        with Board(len(waiting), enabled=progress) as board:
-            for ending in workers.carry_out(
-                waiting,
-                count=min(jobs, len(waiting)),
-                plugins=files,
-                fresh=fresh,
-                began=lambda job: board.began(job.title),
-                report=lambda job, share, record: board.step(job.title, share, record),
-            ):
-                board.ended(ending.job.title, ending.status, ending.error)
-                ended[ending.job.path] = ending
-                yield ending
+        def carry_out(cells: list[Cell]) -> None:
+            wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
+            waiting = [
+                workers.Job(config=cell.config, path=cell.path, title=str(cell))
+                for cell in cells
+                if state_of(cell)[0] in wanted
+            ]
+            with Board(len(waiting), enabled=progress) as board:
+                for ending in crew.carry_out(
+                    waiting,
+                    began=lambda job: board.began(job.title),
+                    report=lambda job, share, record: board.step(job.title, share, record),
+                ):
+                    board.ended(ending.job.title, ending.status, ending.error)
+                    ended[ending.job.path] = ending
 
-    chosen = sweeps.carry_out(planned, carry_out)
-    cells = grid.cells(chosen)
-    for _ in carry_out(cells):
-        pass
+        chosen = sweeps.carry_out(planned, carry_out)
+        cells = grid.cells(chosen)
+        carry_out(cells)
     return _gather(grid, cells, planned, ended)
 
 

@@ -32,6 +32,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ class Entry:
 
     kind: Literal["task", "method"]
     label: str
-    table: Mapping[str, Any]
+    table: dict[str, Any]
     stated: bool = False
     on: Mapping[str, Any] = field(factory=dict)
 
@@ -204,8 +205,6 @@ class _Loader:
     def __init__(self, where: str, registry: Registry) -> None:
         self.where, self.registry = where, registry
         self.problems: list[str] = []
-        self.methods: dict[tuple[str, str], Any] = {}
-        self.known: list[str] = []
 
     def stop(self) -> None:
         found = list(dict.fromkeys(self.problems))
@@ -215,227 +214,231 @@ class _Loader:
             shown = "\n".join("  " + one.replace("\n", "\n  ") for one in found)
             raise ConfigError(f"{len(found)} problems in {self.where}; nothing was run:\n{shown}")
 
-    def built(self, table: object, wanted: Any, source: str) -> Any:
+    def built(self, table: object, wanted: Any, place: str) -> Any:
         """The object a table describes, or None with its errors among the problems."""
         try:
             return _structure(table, wanted, self.registry)
         except Invalid as invalid:
-            self.problems += [Invalid(one).render(source) for one in invalid.errors]
+            self.problems += [Invalid(one).render(place) for one in invalid.errors]
         except HgmsError as error:
-            self.problems.append(f"{error} @ {source}")
+            self.problems.append(f"{error} @ {place}")
         return None
 
-    def load(self, table: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
-        table = copy.deepcopy(table)
-        entries = {kind: self.entries(kind, table.get(kind)) for kind in ("task", "method")}
-        self.known = [one.label for one in entries["method"]]
-        self.set(table, entries, sets)
-        tasks = self.narrowed("task", entries["task"], only_tasks)
-        methods = self.narrowed("method", entries["method"], only_methods)
+    def load(self, given: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
+        table = copy.deepcopy(given)
+        every_task, every_method = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
+        self.lay(table, [*every_task, *every_method], sets)
+        tasks, methods = self.narrowed(every_task, only_tasks), self.narrowed(every_method, only_methods)
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
-        for entry in (*tasks, *methods):
-            for label in entry.on:
-                if entry.kind == "task":
-                    self.problems.append(f"'on' is for methods only @ {self.where}.task {entry.label}")
-                elif label not in {one.label for one in entries["task"]}:
-                    self.problems.append(
-                        unknown("task", label, [one.label for one in entries["task"]])
-                        + f"\n@ {self.where}.method {entry.label}.on"
-                    )
+        self.check_on(every_task, every_method)
         built = {one.label: self.built(one.table, Task, f"{self.where}.task {one.label}") for one in tasks}
-        pairs = self.pairs(tasks, methods, built)
+        fitting = self.fitting(tasks, methods, built)
         if file is None:
-            self.stop()
-        metrics = self.metrics(built, file.metric)
-        labels = [one.label for one in methods]
-        reference = file.reference or (labels[0] if labels else "")
-        if labels and reference not in labels:
-            self.problems.append(unknown("reference method", reference, labels))
-        try:
-            device_called(file.run.device)
-        except ConfigError as error:
-            self.problems.append(str(error))
-        if file.run.label or file.run.task_label:
-            self.problems.append(f"labels belong into [[task]] and [[method]] tables @ {self.where}.run")
+            file = self.salvaged(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
-        configs = {}
-        for (task, method), (one, other) in pairs.items():
-            run = attrs.evolve(
-                file.run, label=other.label if other.stated else None, task_label=one.label if one.stated else None
-            )
-            configs[task, method] = (built[task], other, run)
+        metrics = self.metrics(built, file.metric)
+        reference = self.reference(methods, file.reference)
+        self.check_run(file.run)
         if file.sweep is not None:
-            self.sweep(file.sweep, seeds, methods, tasks)
+            self.check_sweep(file.sweep, seeds, [one.label for one in every_method], tasks, methods)
         self.stop()
+        pairs = {}
+        for one in tasks:
+            for other in methods:
+                run = attrs.evolve(
+                    file.run, label=other.label if other.stated else None, task_label=one.label if one.stated else None
+                )
+                pairs[one.label, other.label] = RunConfig(
+                    task=built[one.label], method=fitting[one.label, other.label], method_name=other.name,
+                    seed=seeds[0], budget=file.budget, run=run,
+                )  # fmt: skip
         return Grid(
-            tasks=tasks,
-            methods=methods,
-            seeds=seeds,
-            budget=file.budget,
-            run=file.run,
-            metrics=metrics,
-            reference=reference,
-            sweep=file.sweep,
-            pairs={
-                key: RunConfig(
-                    task=task, method=self.methods[key], method_name=entry.name, seed=seeds[0], budget=file.budget, run=run
-                )
-                for key, (task, entry, run) in configs.items()
-            },
-        )
+            tasks=tasks, methods=methods, seeds=seeds, budget=file.budget, run=file.run, metrics=metrics,
+            reference=reference, sweep=file.sweep, pairs=pairs,
+        )  # fmt: skip
 
-    def sweep(self, settings: SweepSettings, seeds: Sequence[int], methods: Sequence[Entry], tasks: Sequence[Entry]) -> None:
-        """The spaces name methods and fields that exist, have room for the trials, and hold values that can be built."""
-        place = f"{self.where}.sweep"
-        shared = sorted(set(settings.seeds) & set(seeds))
-        if shared:
-            self.problems.append(
-                f"the pilot seeds must not be seeds of the comparison, or settings are chosen on what is reported: "
-                f"{', '.join(map(str, shared))} @ {place}.seeds"
-            )
-        if not settings.space:
-            self.problems.append(f"no method has a space, so there is nothing to sweep @ {place}.space")
-        by_label = {one.label: one for one in methods}
-        for label, table in settings.space.items():
-            here = f"{place}.space.{label}"
-            if label not in self.known:
-                self.problems.append(unknown("method", label, self.known) + f" @ {here}")
-            if label not in by_label:
-                continue
-            try:
-                found = space.parse(table) if isinstance(table, Mapping) else None
-            except ConfigError as error:
-                self.problems.append(f"{error} @ {here}")
-                continue
-            if not found:
-                self.problems.append(f"expected a table of fields, got {config.show(table)} @ {here}")
-                continue
-            size = space.points(found)
-            if settings.sampler == "grid" and size is None:
-                self.problems.append(f'sampler "grid" needs lists of values, not ranges @ {here}')
-            if settings.sampler != "tpe" and size is not None and size < settings.trials:
-                self.problems.append(
-                    f"{size} points are too few for {settings.trials} different trials, and every method gets the same "
-                    f"number\n  add values, or lower trials @ {here}"
-                )
-            for task in tasks:
-                for key, one in found.items():
-                    for value in one.ends:
-                        trial = copy.deepcopy(by_label[label].at(task.label))
-                        try:
-                            config.put(trial, key.split("."), value)
-                        except ConfigError as error:
-                            self.problems.append(f"{error} @ {here}")
-                            continue
-                        self.built(trial, Method, f"{here} ({key} = {config.show(value)})")
+    def salvaged(self, table: Mapping[str, Any]) -> GridFile:
+        """The file without the keys that are wrong, so that what depends on the others is looked at too."""
+        kept: dict[str, Any] = {"budget": "1 step", "seeds": [2**40], "task": [], "method": []}
+        for key, value in table.items():
+            with contextlib.suppress(Invalid, HgmsError):
+                _structure({**kept, key: value}, GridFile, self.registry)
+                kept[key] = value
+        made: GridFile = _structure(kept, GridFile, self.registry)
+        return made
+
+    # --- tasks and methods
 
     def entries(self, kind: Literal["task", "method"], given: object) -> list[Entry]:
         """The tables of one kind, with labels. Strings are names alone."""
-        found: list[Entry] = []
         items = given if isinstance(given, (list, tuple)) else [given] if given is not None else []
         if not items:
-            self.problems.append(f"no {kind} is named; write [[{kind}]] tables with a name @ {self.where}")
-        for number, item in enumerate(items, start=1):
-            place = f"{self.where}.{kind}[{number}]"
-            if isinstance(item, str):
-                item = {"name": item}
-            if not isinstance(item, Mapping):
-                self.problems.append(f"expected a table with the name of a {kind}, got {config.show(item)} @ {place}")
-                continue
-            table = {key: value for key, value in item.items() if key not in ("label", "on")}
-            label = item.get("label", table.get("name"))
-            if not isinstance(table.get("name"), str):
-                names = ", ".join(one.name for one in self.registry.components(kind))
-                self.problems.append(f"the name of the {kind} is missing\n  available: {names} @ {place}")
-                continue
-            on = item.get("on", {})
-            if not isinstance(on, Mapping) or not all(isinstance(one, Mapping) for one in on.values()):
-                self.problems.append(f"'on' must hold a table of settings for each task it names @ {place}.on")
-                on = {}
-            if not isinstance(label, str):
-                self.problems.append(f"expected a string, got {config.show(label)} @ {place}.label")
-                continue
-            try:
-                RunSettings(label=label)
-            except ValueError as error:
-                self.problems.append(f"{error} @ {place}")
-                continue
-            if label in RESERVED:
-                self.problems.append(f"the label {label!r} is taken; choose another @ {place}.label")
-            found.append(Entry(kind=kind, label=label, table=table, stated="label" in item, on=on))
+            self.problems.append(f"no {kind} is named; write a [[{kind}]] table with its name @ {self.where}")
+        made = [self.entry(kind, item, f"{self.where}.{kind}[{number}]") for number, item in enumerate(items, start=1)]
+        found = [one for one in made if one is not None]
         labels = [one.label for one in found]
         for label in dict.fromkeys(labels):
             if labels.count(label) > 1:
                 self.problems.append(
-                    f"{labels.count(label)} {kind}s are called {label!r}; give each a label of its own, like\n"
-                    f"  [[{kind}]]\n  name = {label!r}\n  label = {label + '-2'!r}"
+                    f"{labels.count(label)} {kind}s are called {label!r}; give each a label of its own, like "
+                    f'label = "{label}-2" @ {self.where}.{kind}'
                 )
         return found
 
-    def set(self, table: dict[str, Any], entries: Mapping[str, list[Entry]], sets: Sequence[str]) -> None:
+    def entry(self, kind: Literal["task", "method"], item: object, place: str) -> Entry | None:
+        if isinstance(item, str):
+            item = {"name": item}
+        if not isinstance(item, Mapping):
+            self.problems.append(f"expected a table with the name of a {kind}, got {config.show(item)} @ {place}")
+            return None
+        if not isinstance(item.get("name"), str):
+            names = ", ".join(one.name for one in self.registry.components(kind))
+            self.problems.append(f"the name of the {kind} is missing @ {place}\n  available: {names}")
+            return None
+        label, on = item.get("label", item["name"]), item.get("on", {})
+        try:
+            if not isinstance(label, str):
+                raise ValueError(f"'label' must be a string: {config.show(label)}")
+            RunSettings(label=label)
+            if label in RESERVED:
+                raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
+            if not isinstance(on, Mapping) or not all(isinstance(one, Mapping) for one in on.values()):
+                raise ValueError("'on' must hold a table of settings for each task it names")
+        except ValueError as error:
+            self.problems.append(f"{error} @ {place}")
+            return None
+        table = {key: value for key, value in item.items() if key not in ("label", "on")}
+        return Entry(kind=kind, label=label, table=table, stated="label" in item, on=on)
+
+    def lay(self, table: dict[str, Any], entries: Sequence[Entry], sets: Sequence[str]) -> None:
         """``--set`` on entries by kind or by label, or on the rest of the file."""
+        top = attrs.fields_dict(GridFile)
         for assignment in sets:
             head, dot, rest = assignment.partition(".")
-            hit = entries.get(head) or [one for every in entries.values() for one in every if one.label == head]
+            named = bool(dot) and "=" not in head
+            hit = [one for one in entries if head in (one.kind, one.label)] if named else []
             try:
-                if dot and "=" not in head and hit:
-                    for entry in hit:
-                        config.lay(entry.table, rest)  # type: ignore[arg-type]  # ours, and a dict
-                elif dot and "=" not in head and head not in attrs.fields_dict(GridFile):
-                    labels = [one.label for every in entries.values() for one in every]
-                    raise ConfigError(
-                        f"--set {assignment}: " + unknown("task or method", head, [*labels, "task", "method", "run", "sweep"])
-                    )
-                else:
+                if named and not hit and head not in top:
+                    choices = ["task", "method", "run", "sweep", *(one.label for one in entries)]
+                    raise ConfigError(f"--set {assignment}: {unknown('task or method', head, choices)}")
+                for entry in hit:
+                    config.lay(entry.table, rest)
+                if not hit:
                     config.lay(table, assignment)
             except ConfigError as error:
                 self.problems.append(str(error))
 
-    def narrowed(self, kind: str, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
+    def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
         labels = [one.label for one in entries]
+        kind = entries[0].kind if entries else "entry"
         self.problems += [unknown(f"{kind} of {self.where}", word, labels) for word in only if word not in labels]
         return [one for one in entries if not only or one.label in only]
 
-    def pairs(
+    def check_on(self, tasks: Sequence[Entry], methods: Sequence[Entry]) -> None:
+        labels = [one.label for one in tasks]
+        self.problems += [f"'on' is for methods only @ {self.where}.task {one.label}" for one in tasks if one.on]
+        self.problems += [
+            f"{unknown('task', label, labels)}\n  @ {self.where}.method {one.label}.on"
+            for one in methods
+            for label in one.on
+            if label not in labels
+        ]
+
+    def fitting(
         self, tasks: Sequence[Entry], methods: Sequence[Entry], built: Mapping[str, Any]
-    ) -> dict[tuple[str, str], tuple[Entry, Entry]]:
-        """Every method on every task, built and checked to fit."""
-        found = {}
+    ) -> dict[tuple[str, str], Method]:
+        """Every method for every task, built, and checked to fit it."""
+        found: dict[tuple[str, str], Method] = {}
         unfit = False
         for other in methods:
             place = f"{self.where}.method {other.label}"
-            whole = None if other.on and tasks and {one.label for one in tasks} <= set(other.on) else self.built(
-                other.table, Method, place
-            )  # fmt: skip
+            whole = None
+            if not tasks or any(one.label not in other.on for one in tasks):
+                whole = self.built(other.table, Method, place)
             for one in tasks:
                 special = one.label in other.on
                 method = self.built(other.at(one.label), Method, f"{place} on {one.label}") if special else whole
                 if method is None or built[one.label] is None:
                     continue
-                self.methods[one.label, other.label] = method
-                found[one.label, other.label] = (one, other)
+                found[one.label, other.label] = method
                 lacking = compat.missing(method, built[one.label])
                 if lacking:
                     unfit = True
                     self.problems.append(compat.explain(other.label, one.label, lacking))
         if unfit:
             self.problems.append("`hgms compat` shows which methods fit which tasks")
-        # tasks first: a task's cells stand together, seed by seed
-        order = {one.label: index for index, one in enumerate(tasks)}
-        return dict(sorted(found.items(), key=lambda item: order[item[0][0]]))
+        return found
+
+    # --- the rest of the file
 
     def metrics(self, built: Mapping[str, Any], metric: str | None) -> dict[str, str]:
+        """The primary metric of each task."""
         chosen = {}
         for label, task in built.items():
-            if task is None:
-                continue
-            names = list(task.metrics)
-            if metric is not None and metric not in names:
-                self.problems.append(unknown(f"metric of task {label!r}", metric, names))
-            chosen[label] = metric or (names[0] if names else "")
-            if not names:
+            names = list(task.metrics) if task is not None else []
+            if task is not None and not names:
                 self.problems.append(f"the task {label!r} names no metrics, so there is nothing to compare by")
+            elif names and metric is not None and metric not in names:
+                self.problems.append(unknown(f"metric of task {label!r}", metric, names))
+            chosen[label] = metric or next(iter(names), "")
         return chosen
+
+    def reference(self, methods: Sequence[Entry], given: str | None) -> str:
+        labels = [one.label for one in methods]
+        if given is not None and given not in labels:
+            self.problems.append(unknown("reference method", given, labels))
+        return given or next(iter(labels), "")
+
+    def check_run(self, run: RunSettings) -> None:
+        try:
+            device_called(run.device)
+        except ConfigError as error:
+            self.problems.append(str(error))
+        if run.label or run.task_label:
+            self.problems.append(f"labels belong into the [[task]] and [[method]] tables @ {self.where}.run")
+
+    def check_sweep(
+        self, sweep: SweepSettings, seeds: Sequence[int], known: list[str], tasks: Sequence[Entry], methods: Sequence[Entry]
+    ) -> None:
+        """The spaces name methods and fields that exist, have room for the trials, and hold values that can be built."""
+        place = f"{self.where}.sweep"
+        shared = sorted(set(sweep.seeds) & set(seeds))
+        if shared:
+            self.problems.append(
+                f"the pilot seeds must not be seeds of the comparison, or settings are chosen on what is reported: "
+                f"{', '.join(map(str, shared))} @ {place}.seeds"
+            )
+        if not sweep.space:
+            self.problems.append(f"no method has a space, so there is nothing to sweep @ {place}.space")
+        by_label = {one.label: one for one in methods}
+        for label, table in sweep.space.items():
+            here = f"{place}.space.{label}"
+            if label not in known:
+                self.problems.append(f"{unknown('method', label, known)}\n  @ {here}")
+            elif label in by_label:
+                try:
+                    self.check_space(sweep, by_label[label], space.parse(table), tasks, here)
+                except (ConfigError, AttributeError) as error:
+                    said = error if isinstance(error, ConfigError) else f"expected a table of fields, got {config.show(table)}"
+                    self.problems.append(f"{said} @ {here}")
+
+    def check_space(
+        self, sweep: SweepSettings, method: Entry, found: Mapping[str, space.Dimension], tasks: Sequence[Entry], here: str
+    ) -> None:
+        size = space.points(found)
+        if sweep.sampler == "grid" and size is None:
+            raise ConfigError('sampler "grid" needs lists of values, not ranges')
+        if sweep.sampler != "tpe" and size is not None and size < sweep.trials:
+            raise ConfigError(
+                f"{size} points are too few for {sweep.trials} different trials, and every method gets the same number; "
+                "add values, or lower trials"
+            )
+        for task in tasks:
+            for key, one in found.items():
+                for value in one.ends:
+                    trial = copy.deepcopy(method.at(task.label))
+                    config.put(trial, key.split("."), value)
+                    self.built(trial, Method, f"{here} ({key} = {config.show(value)})")
 
 
 __all__ = ["Cell", "Entry", "Grid", "GridFile", "SweepSettings", "load"]

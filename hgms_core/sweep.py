@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from hgms_core.seeding import Key
 from hgms_core.space import Choices, Range, Space, parse
 
 Values = dict[str, Any]
-Run = Callable[[list[Cell]], Iterable[Any]]
+Run = Callable[[list[Cell]], None]
 """Carries out cells that are not finished yet."""
 
 
@@ -106,7 +106,10 @@ class Sweep:
             "seed": self.settings.seed,
             "seeds": list(self.settings.seeds),
             "budget": str(self.settings.budget or self.grid.budget),
-            "space": {key: attrs.asdict(one) for key, one in self.space.items()},
+            "space": {
+                key: {"values": list(one.values)} if isinstance(one, Choices) else attrs.asdict(one)
+                for key, one in self.space.items()
+            },
             "given": self.grid.pairs[self.task, self.method].resolved()["method"],
         }
 
@@ -197,8 +200,7 @@ def carry_out(sweeps: list[Sweep], run: Run) -> dict[tuple[str, str], RunConfig]
             cells += one.cells(trial)
         for one in sweeps:
             one.write()
-        for _ in run(cells):
-            pass
+        run(cells)
         for one in sweeps:
             for trial in one.trials:
                 one.read(trial)

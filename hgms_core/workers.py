@@ -1,8 +1,8 @@
 """Runs in processes of their own: a killed one takes no other with it, and each has its share of the cores.
 
 A worker (``python -m hgms_core.workers``) imports once and carries out one run after another; after a failure, or with
-``fresh``, the next run gets a new process. Parent and worker speak in lines of JSON over the worker's standard input and output.
-A worker whose parent is gone ends at once: what it was doing resumes from its checkpoint.
+``fresh``, the next run gets a new process. Parent and worker speak in lines of JSON over the worker's standard input and
+output. A worker whose parent is gone ends at once: what it was doing resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -78,49 +78,106 @@ def threads_per_job(jobs: int) -> int:
     return share
 
 
-def carry_out(jobs: Iterable[Job], *, count: int, plugins: Sequence[str] = (), fresh: bool = False,
-              began: Callable[[Job], None] = _ignore, report: Report = _ignore) -> Iterator[Ending]:  # fmt: skip
-    """The endings of all jobs, as they come. ``count`` workers at a time; 0 runs them in this process, one by one.
+@define(eq=False)
+class Crew:
+    """``with Crew(count=2) as crew: for ending in crew.carry_out(jobs): …``: workers that stay for the next jobs.
 
-    Ctrl-C lets every running step finish and its state be saved, then leaves as :class:`Interrupted`.
+    ``count`` workers at a time; 0 runs the jobs in this process, one by one. ``plugins`` are files that every worker loads;
+    ``fresh`` gives each job a process of its own.
     """
-    waiting = deque(jobs)
-    if count == 0:
-        for job in waiting:
-            began(job)
-            yield _in_process(job, report)
-        return
-    pool = _Pool(threads=threads_per_job(count), plugins=plugins)
-    running: dict[_Worker, Job] = {}
-    idle: list[_Worker] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < count:
+
+    count: int
+    plugins: Sequence[str] = ()
+    fresh: bool = False
+    _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
+    _idle: list[_Worker] = field(factory=list, init=False)
+    _running: dict[_Worker, Job] = field(factory=dict, init=False)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in [*self._idle, *self._running]:
+            worker.close()
+        self._idle.clear()
+        self._running.clear()
+
+    def carry_out(
+        self, jobs: Iterable[Job], *, began: Callable[[Job], None] = _ignore, report: Report = _ignore
+    ) -> Iterator[Ending]:
+        """The endings of all jobs, as they come.
+
+        Ctrl-C lets every running step finish and its state be saved, then leaves as :class:`Interrupted`.
+        """
+        try:
+            if self.count == 0:
+                for job in jobs:
+                    began(job)
+                    yield _in_process(job, report)
+            else:
+                yield from self._dispatch(deque(jobs), began, report)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise Interrupted("interrupted; run the same command again to go on") from None
+
+    def _dispatch(self, waiting: deque[Job], began: Callable[[Job], None], report: Report) -> Iterator[Ending]:
+        while waiting or self._running:
+            while waiting and len(self._running) < self.count:
                 job = waiting.popleft()
-                worker = idle.pop() if idle else pool.start()
-                running[worker] = job
+                worker = self._idle.pop() if self._idle else self._start()
+                self._running[worker] = job
                 began(job)
                 worker.send(job)
-            worker, event = pool.events.get()
-            if worker not in running:
-                continue
+            worker, event = self._events.get()
+            if worker not in self._running:
+                continue  # one that is closed has told its end
             if event["event"] == "step":
-                report(running[worker], event["share"], event["record"])
+                report(self._running[worker], event["share"], event["record"])
                 continue
-            job = running.pop(worker)
+            job = self._running.pop(worker)
             ending = _ending(job, worker, event)
+            if self.fresh or ending.status != "done":
+                worker.close()
+            else:
+                self._idle.append(worker)
             if ending.status == "interrupted":
                 raise KeyboardInterrupt
-            if fresh or ending.status != "done":
-                pool.close(worker)
-            else:
-                idle.append(worker)
             yield ending
-    except KeyboardInterrupt:
-        pool.interrupt(running)
-        raise Interrupted("interrupted; run the same command again to go on") from None
-    finally:
-        pool.close_all()
+
+    def _start(self) -> _Worker:
+        share = str(threads_per_job(self.count))
+        environment = os.environ | dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), share
+        )
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
+        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hgms_core.workers", share, *self.plugins],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
+        )  # fmt: skip
+        worker = _Worker(process, errors)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        return worker
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line that a kill cut off
+                    self._events.put((worker, json.loads(line)))
+        self._events.put((worker, {"event": "gone"}))
+
+    def _interrupt(self, seconds: float = 60.0) -> None:
+        """Asks the running workers to save and stop; those that do not in time, or at a second Ctrl-C, are killed."""
+        for worker in self._running:
+            with contextlib.suppress(OSError, ValueError):
+                worker.process.send_signal(signal.SIGINT)
+        left, until = set(self._running), time.monotonic() + seconds
+        with contextlib.suppress(KeyboardInterrupt, queue.Empty):
+            while left:
+                worker, event = self._events.get(timeout=max(0.0, until - time.monotonic()))
+                if event["event"] != "step":
+                    left.discard(worker)
 
 
 def _ending(job: Job, worker: _Worker, event: Mapping[str, Any]) -> Ending:
@@ -213,7 +270,7 @@ def _measured(path: Path) -> Iterator[None]:
 def _cuda() -> Any:
     import torch
 
-    return torch.cuda if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.cuda if torch.cuda.is_available() else None
 
 
 def _reset_peak() -> bool:
@@ -245,7 +302,6 @@ def _peak() -> int:
 class _Worker:
     process: subprocess.Popen[str]
     errors: IO[bytes]
-    asked_to_stop: bool = False
 
     def send(self, job: Job) -> None:
         message = {"config": job.config.resolved(), "path": str(job.path), "title": job.title}
@@ -255,6 +311,7 @@ class _Worker:
             self.process.stdin.flush()
 
     def obituary(self) -> str:
+        """Why the process is gone, as far as its exit code and its standard error tell."""
         code = self.process.wait()
         if code < 0:
             name = signal.Signals(-code).name if -code in {one.value for one in signal.Signals} else f"signal {-code}"
@@ -267,63 +324,14 @@ class _Worker:
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
         return said + ("; its last words: " + " | ".join(last) if last else "")
 
-
-@define(eq=False)
-class _Pool:
-    threads: int
-    plugins: Sequence[str]
-    events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue)
-    workers: list[_Worker] = field(factory=list)
-
-    def start(self) -> _Worker:
-        share = str(self.threads)
-        environment = os.environ | dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), share
-        )
-        errors = tempfile.TemporaryFile()
-        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hgms_core.workers", share, *self.plugins],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
-        )  # fmt: skip
-        worker = _Worker(process, errors)
-        self.workers.append(worker)
-        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
-        return worker
-
-    def _listen(self, worker: _Worker) -> None:
-        assert worker.process.stdout is not None
-        with worker.process.stdout as stream:
-            for line in stream:
-                with contextlib.suppress(ValueError):
-                    self.events.put((worker, json.loads(line)))
-        self.events.put((worker, {"event": "gone"}))
-
-    def interrupt(self, running: Mapping[_Worker, Job], seconds: float = 60.0) -> None:
-        """Asks the running workers to save and stop; those that do not in time, or a second Ctrl-C, are killed."""
-        for worker in running:
+    def close(self) -> None:
+        """Kills it: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
             with contextlib.suppress(OSError):
-                worker.process.send_signal(signal.SIGINT)
-        left, until = set(running), time.monotonic() + seconds
-        with contextlib.suppress(KeyboardInterrupt, queue.Empty):
-            while left:
-                worker, event = self.events.get(timeout=max(0.0, until - time.monotonic()))
-                if event["event"] != "step":
-                    left.discard(worker)
-
-    def close(self, worker: _Worker) -> None:
-        if worker in self.workers:
-            self.workers.remove(worker)
-        worker.process.kill()  # idle, or of no more use: its folder is whole
-        worker.process.wait()
-        if worker.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                worker.process.stdin.close()
-        worker.errors.close()
-
-    def close_all(self) -> None:
-        for worker in list(self.workers):
-            self.close(worker)
+                self.process.stdin.close()
+        self.errors.close()
 
 
 # --- the worker's side -------------------------------------------------------------------------------------------------
@@ -347,6 +355,8 @@ def main(arguments: Sequence[str]) -> None:
 
     threads, files = int(arguments[0]), arguments[1:]
     plugins.host(files)
+    gc.collect()
+    gc.freeze()  # what is imported stays: collecting between two runs need not look at it
 
     def tell(**event: Any) -> None:
         out.write(json.dumps(event) + "\n")
@@ -369,8 +379,8 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
 
 
+__all__ = ["Crew", "Ending", "Job", "Report", "cores", "threads_per_job"]
+
+
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-
-__all__ = ["Ending", "Job", "Report", "carry_out", "cores", "threads_per_job"]

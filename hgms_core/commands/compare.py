@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
     except ValueError:
         raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
     return found
+
+
+def _read(grid: Path) -> dict[str, Any]:
+    from hgms_core.config import read_toml
+
+    try:
+        return read_toml(grid.read_text(encoding="utf-8"), grid.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the grid {grid}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @click.command()
@@ -73,24 +83,17 @@ def compare(
 
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
-    from hgms_core.config import read_toml
     from hgms_core.grid import load
 
-    source = "the command line"
-    table: dict[str, Any] = {"task": tasks, "method": methods, "run": {}}
-    if grid is not None:
-        source = grid.name
-        try:
-            table = read_toml(grid.read_text(encoding="utf-8"), source)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the grid {grid}: {getattr(error, 'strerror', None) or error}") from None
-    for key, value in (("budget", budget), ("seeds", seeds), ("metric", metric), ("reference", reference)):
-        if value is not None:
-            table[key] = value
+    over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
+    table = {"task": tasks, "method": methods} if grid is None else _read(grid)
+    table |= {key: value for key, value in over.items() if value is not None}
     if out is not None:
-        table["run"] = {**table.get("run", {}), "out": out} if isinstance(table.get("run", {}), dict) else table["run"]
-    only = {"tasks": tasks, "methods": methods} if grid is not None else {}
-    loaded = load(table, source=source, sets=sets, **only)
+        sets = [*sets, f"run.out={json.dumps(out)}"]
+    if grid is None:
+        loaded = load(table, source="the command line", sets=sets)
+    else:
+        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods)
     if dry_run:
         rows = [
             {
@@ -102,10 +105,7 @@ def compare(
             }
             for cell in loaded.cells()
         ]
-        if as_json:
-            print_json(rows)
-        else:
-            print_table(tuple(rows[0]), rows)
+        print_json(rows) if as_json else print_table(tuple(rows[0]), rows)
         return
     found = run_grid(
         loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, files=files, progress=not as_json,

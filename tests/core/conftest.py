@@ -27,3 +27,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield made
     for name in [key for key in sys.modules if key in made.modules or key.startswith("hgms_file_")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def bowl(site: Site) -> Path:
+    """The plugin of ``grid_plugin.py``, alone in the host; its path."""
+    path = Path(__file__).parent / "grid_plugin.py"
+    plugins.host([path])
+    return path

@@ -1,18 +1,32 @@
-"""Tables and pictures of a comparison, and the live view."""
+"""Comparisons: their statistics, the cells that fail or are broken off, the live views."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from scipy import stats
 
+from hgms_core import ConfigError
 from hgms_core.budget import Budget
-from hgms_core.compare import draw, table
+from hgms_core.cli import main
+from hgms_core.compare import Comparison, Point, compare, draw, run_grid, table
+from hgms_core.grid import load
 from hgms_core.plots import accuracy, weights
-from hgms_core.progress import Progress
+from hgms_core.progress import Board, Progress
 from hgms_core.runner import RunInfo, RunResult
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
@@ -38,22 +52,452 @@ RESULTS = {
 }
 
 
-def test_differences_are_paired_by_seed() -> None:
-    best, base = table(RESULTS, "test_accuracy", reference="b")
-    assert best.metrics["test_accuracy"].mean == pytest.approx(0.85)
+# --- statistics --------------------------------------------------------------------------------------------------------
+
+
+def points(values: list[float], method: str = "m", steps: int = 4) -> list[Point]:
+    return [
+        Point(seed=seed, metrics={"acc": value}, outer_steps=steps + seed, oracle_calls=40, seconds=2.0, method=method)
+        for seed, value in enumerate(values)
+    ]
+
+
+A, B, C = [0.91, 0.88, 0.93, 0.90], [0.89, 0.87, 0.90, 0.88], [0.905, 0.882, 0.928, 0.897]
+
+
+def test_differences_are_paired_and_agree_with_scipy() -> None:
+    found = table({"a": points(A), "b": points(B)}, "acc", reference="b")
+    best, base = found.rows
+    low, high = stats.ttest_rel(A, B).confidence_interval(0.95)
+    assert best.difference is not None
+    assert best.difference.mean - best.difference.half_width == pytest.approx(low, rel=1e-9)
+    assert best.difference.mean + best.difference.half_width == pytest.approx(high, rel=1e-9)
+    # seed by seed the two differ by far less than their own spread over seeds
+    assert best.difference.half_width < 0.5 * best.metrics["acc"].half_width
+    assert base.difference is None
+    assert best.outer_steps_range == (4, 7)
+
+
+def test_only_common_seeds_are_paired() -> None:
+    [_, row] = table({"a": points(A), "b": points(B)[1:]}, "acc", reference="a").rows
+    assert row.difference is not None
+    assert row.difference.count == 3
+    assert row.difference.mean == pytest.approx((0.87 - 0.88 + 0.90 - 0.93 + 0.88 - 0.90) / 3)
+
+
+def test_no_winner_unless_every_interval_excludes_zero() -> None:
+    assert table({"a": points(A), "b": points(B)}, "acc").winner == "a"
+    assert table({"a": points(A), "b": points(B)}, "acc", higher_is_better=False).winner == "b"
+    assert table({"a": points(A), "b": points(B), "c": points(C)}, "acc").winner is None, "a and c are too close"
+    assert table({"a": points(A[:1]), "b": points(B[:1])}, "acc").winner is None, "one seed has no interval"
+    assert table({"a": points(A)}, "acc").winner is None, "there is nobody to beat"
+    assert table({"a": points(A), "b": points(A)}, "acc").winner is None
+
+
+def test_nan_is_counted_and_never_averaged_away() -> None:
+    found = table({"a": points([0.91, math.nan, 0.93, 0.90]), "b": points(B)}, "acc", reference="b")
+    row = found.rows[0]
+    assert row.undefined == 1
+    assert row.metrics["acc"].count == 3
+    assert row.metrics["acc"].mean == pytest.approx((0.91 + 0.93 + 0.90) / 3)
+    assert row.difference is not None
+    assert row.difference.count == 3
+    assert found.winner is None, "what is undefined somewhere has not won"
+    assert "1 NaN" in found.columns[0]["note"]
+    assert "(n = 3)" in next(text for name, text in found.columns[0].items() if name.startswith("acc"))
+
+
+def test_failed_runs_are_counted_and_a_method_without_results_is_shown() -> None:
+    found = table({"a": points(A), "b": points(B), "c": []}, "acc", "a", failed={"b": 1, "c": 4})
+    assert [row.failed for row in found.rows] == [0, 1, 4]
+    assert found.winner == "a"
+    assert found.columns[2]["note"] == "4 failed"
+    assert found.as_dict()["methods"][2]["metrics"] == {}
+    assert table({"a": points(A), "b": points(B)}, "acc", failed={"a": 1}).winner is None
+
+
+def test_what_is_worse_than_uniform_is_told_so() -> None:
+    found = table({"u": points(A, "uniform"), "b": points(B), "c": points(C), "d": points([0.92, 0.89, 0.94, 0.91])}, "acc")
+    assert [row.notes for row in found.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
+
+
+def test_a_table_of_finished_runs() -> None:
+    [best, base] = table(RESULTS, "test_accuracy", reference="b").rows
     assert best.difference is not None
     assert best.difference.mean == pytest.approx(0.11)
-    # The two seeds differ by 0.10 and 0.12: far less than the methods' own spread over seeds.
     assert best.difference.half_width == pytest.approx(12.706 * 0.01, rel=1e-3)
-    assert base.difference is None
     assert best.seconds.mean == 2.0
-    plain = best.as_dict()
-    assert plain["outer_steps"] == {"mean": 4.0, "half_width": 0.0, "n": 2}
+    assert best.as_dict()["outer_steps"] == {"mean": 4.0, "half_width": 0.0, "n": 2}
+    assert base.as_dict()["peak_memory_bytes"] is None
+    [single] = table({"a": RESULTS["a"][:1]}, "test_accuracy").rows
+    assert single.as_dict()["metrics"]["test_accuracy"]["half_width"] is None
 
 
-def test_single_seed_has_no_half_width() -> None:
-    [row] = table({"a": RESULTS["a"][:1]}, "test_accuracy")
-    assert row.as_dict()["metrics"]["test_accuracy"]["half_width"] is None
+# --- cells -------------------------------------------------------------------------------------------------------------
+
+
+def run(out: Path, *methods: Any, seeds: int = 3, budget: str = "4 steps", **more: Any) -> Comparison:
+    settings = {"jobs": 0, "run": {"checkpoint_seconds": 0.0}} | more
+    return compare("bowl", list(methods) or ["walk"], budget, seeds, out, **settings)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Everything that has to be the same for every run of one seed."""
+    kept = ("checkpoint", "steps", "summary")
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.name.startswith(kept)}
+
+
+BREAKING = {"name": "walk", "label": "breaking", "breaks": "raise"}
+
+
+@pytest.mark.usefixtures("bowl")
+def test_a_comparison_from_python(tmp_path: Path) -> None:
+    still = {"name": "walk", "label": "still", "move": {"lr": 1e-6}}
+    found = run(tmp_path, still, {"name": "walk", "label": "quick", "move": {"lr": 0.3}}, seeds=5)
+    assert found.complete
+    [one] = found.tables
+    assert (one.task, one.metric, one.higher_is_better, one.reference) == ("bowl", "distance", False, "still")
+    assert one.winner == "quick"
+    assert [row.outer_steps.mean for row in one.rows] == [4, 4]
+    assert [row.oracle_calls.mean for row in one.rows] == [8, 8]
+    assert "quick ★" in str(found)
+    assert found.to_dict()["tasks"][0]["methods"][1]["winner"]
+    [resources] = tmp_path.glob("bowl/quick-*/seed-0/resources.json")
+    read = json.loads(resources.read_bytes())
+    assert read["peak_memory_bytes"] > 1e7
+    assert read["wall_seconds"] > 0
+
+
+@pytest.mark.usefixtures("bowl")
+def test_objects_of_registered_classes_are_accepted_and_others_named(tmp_path: Path) -> None:
+    found = compare(load({"budget": "1 step", "task": "bowl", "method": "walk"}).pairs["bowl", "walk"].task, "walk",
+                    Budget(outer_steps=2), [4], tmp_path, jobs=0)  # fmt: skip
+    assert [row.outer_steps.mean for row in found.tables[0].rows] == [2]
+
+    class Stranger:
+        name = "stranger"
+
+    with pytest.raises(ConfigError, match="is no object of a registered method"):
+        run(tmp_path, Stranger())
+
+
+@pytest.mark.usefixtures("bowl")
+def test_finished_cells_are_kept_and_broken_ones_go_on(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    run(tmp_path / "broken", seeds=2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("broken/bowl/*/seed-*/steps.jsonl")}
+    [first, _] = sorted(before)
+    (first.parent / "summary.json").unlink()  # killed after its last checkpoint
+    found = run(tmp_path / "broken")
+    assert found.complete
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    assert [path.stat().st_mtime_ns > before[path] for path in sorted(before)] == [True, False]
+
+
+@pytest.mark.usefixtures("bowl")
+def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path: Path) -> None:
+    found = run(tmp_path, "walk", BREAKING, {"name": "walk", "label": "memory", "breaks": "memory", "seed": 0})
+    assert [(one.method, one.seed, one.status, one.reason) for one in found.failures] == [
+        ("memory", 0, "failed", "out of memory"),
+        ("breaking", 1, "failed", "RuntimeError: CUDA out of memory, or so"),
+    ]
+    assert [row.failed for row in found.tables[0].rows] == [0, 1, 1]
+    assert found.tables[0].rows[1].metrics["distance"].count == 2
+    assert found.to_dict()["failed"][1]["path"] == str(found.failures[1].path)
+    summary = json.loads((found.failures[1].path / "summary.json").read_bytes())
+    assert (summary["status"], summary["outer_steps"]) == ("failed", 2)
+
+    stamp = (found.failures[1].path / "summary.json").stat().st_mtime_ns
+    run(tmp_path, "walk", BREAKING)
+    assert (found.failures[1].path / "summary.json").stat().st_mtime_ns == stamp, "kept"
+    again = run(tmp_path, "walk", BREAKING, retry_failed=True)
+    assert (found.failures[1].path / "summary.json").stat().st_mtime_ns > stamp
+    assert len(again.failures) == 1
+    assert "--retry-failed" in str(again)
+
+
+@pytest.mark.usefixtures("bowl")
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "summary.json").write_text("{"), "summary.json"),
+        (lambda folder: (folder / "summary.json").write_text("[]"), "'done'"),
+        (lambda folder: (folder / "summary.json").write_text('{"status": "dnoe"}'), "'dnoe'"),
+        (lambda folder: (folder / "config.toml").write_text("seed = 7"), "another configuration"),
+        (lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00["), "another configuration"),
+        (lambda folder: ((folder / "summary.json").unlink(), (folder / "steps.jsonl").write_text("x\n")), "line 1"),
+    ],
+)
+def test_damaged_folders_are_named_and_left_alone(tmp_path: Path, damage: Callable[[Path], Any], reason: str) -> None:
+    run(tmp_path, seeds=2)
+    [folder] = tmp_path.glob("bowl/*/seed-1")
+    damage(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "resources.json"}
+    found = run(tmp_path, seeds=2)
+    [failure] = found.failures
+    assert (failure.status, failure.path) == ("damaged", folder)
+    assert reason in failure.reason
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "resources.json"} == before
+    assert found.tables[0].rows[0].metrics["distance"].count == 1
+
+
+@pytest.mark.usefixtures("bowl")
+def test_nan_metrics_are_shown(tmp_path: Path) -> None:
+    found = compare({"name": "bowl", "undefined_at": [1]}, "walk", "3 steps", 3, tmp_path, jobs=0)
+    assert found.complete
+    assert found.tables[0].rows[0].undefined == 1
+    assert "1 NaN" in str(found)
+
+
+# --- processes ---------------------------------------------------------------------------------------------------------
+
+GRID = """
+budget = "20 steps"
+seeds = 2
+task = ["bowl"]
+
+[run]
+out = "runs"
+checkpoint_seconds = 0.0
+
+[[method]]
+name = "walk"
+pause = 0.02
+
+[[method]]
+name = "walk"
+label = "quick"
+move.lr = 0.3
+pause = 0.02
+"""
+
+
+# Imports once, then forks a process for every command, so that a test of many starts does not spend its time importing.
+SERVER = """
+import json, os, sys
+import torch
+from hgms_core import cli, compare, plugins, progress
+torch.set_num_threads(1)
+print("ready", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        folder, *arguments = json.loads(line)
+        os.chdir(folder)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdin.close()
+        try:
+            cli.main(arguments)
+        except SystemExit as error:
+            sys.stdout.flush()
+            os._exit(error.code or 0)
+        os._exit(99)
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+PLUGIN = Path(__file__).parent / "grid_plugin.py"
+
+
+class Server:
+    """Starts `hgms compare grid.toml` in a folder, any number of times."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HGMS_PLUGINS": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def start(self, folder: Path, *arguments: str) -> int:
+        """Its process number."""
+        assert self._process.stdin is not None
+        command = [str(folder), "compare", "grid.toml", "--plugin", str(PLUGIN), *arguments]
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def end(self) -> int:
+        """Waits for it to end; its exit code."""
+        return int(self._line())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def prepared(folder: Path, text: str = GRID) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "grid.toml").write_text(text)
+    return folder
+
+
+def rows(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("steps.jsonl"))
+
+
+def strike(process: int, folder: Path, goal: int, blow: int, wait: float) -> None:
+    """Sends a signal once the runs have written ``goal`` rows, and a moment more."""
+    until = time.monotonic() + 120
+    while rows(folder) < goal:
+        assert time.monotonic() < until, (folder / "err").read_text()
+        time.sleep(0.002)
+    time.sleep(wait)
+    os.kill(process, blow)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str, bytes]:
+    """What a comparison writes that is left alone."""
+    folder = prepared(tmp_path_factory.mktemp("whole"))
+    server.start(folder, "--jobs", "0")
+    assert server.end() == 0
+    made = contents(folder / "runs")
+    assert len(made) == 4 * 4
+    return made
+
+
+def test_killed_again_and_again_it_equals_the_one_left_alone(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
+    folder, chance = prepared(tmp_path / "killed"), random.Random(0)
+    for _ in range(6):
+        process = server.start(folder, "--jobs", "0")
+        strike(process, folder, rows(folder) + chance.randint(2, 9), signal.SIGKILL, chance.uniform(0, 0.05))
+        assert server.end() == -signal.SIGKILL
+    server.start(folder, "--jobs", "0")
+    assert server.end() == 0
+    assert contents(folder / "runs") == whole
+
+
+def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
+    """SIGKILL of the parent alone, so that its workers have to end by themselves; then Ctrl-C; then to the end."""
+    folder = prepared(tmp_path / "killed")
+    process = server.start(folder, "--jobs", "1")
+    strike(process, folder, 5, signal.SIGKILL, 0.03)
+    assert server.end() == -signal.SIGKILL
+    process = server.start(folder, "--jobs", "1")
+    strike(process, folder, rows(folder) + 25, signal.SIGINT, 0.03)
+    assert server.end() == 130
+    errors = (folder / "err").read_text()
+    assert "run the same command again" in errors
+    assert "Traceback" not in errors
+    server.start(folder, "--jobs", "2", "--json")
+    assert server.end() == 0, (folder / "err").read_text()
+    assert contents(folder / "runs") == whole
+    told = json.loads((folder / "out").read_text())
+    assert [row["method"] for row in told["tasks"][0]["methods"]] == ["walk", "quick"]
+
+
+def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
+    folder = prepared(tmp_path, GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0'))
+    server.start(folder, "--set", "method.pause=0.0", "--budget", "4 steps", "--jobs", "1", "--json")
+    assert server.end() == 1
+    told = json.loads((folder / "out").read_text())
+    [failure] = told["failed"]
+    assert (failure["method"], failure["seed"], failure["status"]) == ("quick", 0, "failed")
+    assert "killed by SIGKILL (out of memory, most often)" in failure["reason"]
+    walk, quick = told["tasks"][0]["methods"]
+    assert (walk["failed"], quick["failed"]) == (0, 1)
+    assert walk["metrics"]["distance"]["n"] == 2
+    assert quick["metrics"]["distance"]["n"] == 1
+    assert walk["peak_memory_bytes"]["mean"] > 1e7
+
+
+# --- the command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.chdir(tmp_path)
+    yield lambda *arguments: CliRunner().invoke(main, ["compare", *arguments])
+
+
+def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
+    flags = "--task bowl --set task.rows=7 --methods walk --budget".split() + ["3 steps", "--seeds", "5-6", "--out", "o"]
+    listed = hgms(*flags, "--dry-run", "--json")
+    assert [(one["seed"], one["state"]) for one in json.loads(listed.stdout)] == [(5, "new"), (6, "new")]
+    done = hgms(*flags, "--jobs", "0")
+    assert done.exit_code == 0, done.stderr
+    assert "distance ↓" in done.stdout
+    assert "[2/2] bowl, walk, seed 6: done" in done.stderr
+    assert "rows = 7" in next(Path("o").rglob("config.toml")).read_text()
+    assert {one["state"] for one in json.loads(hgms(*flags, "--dry-run", "--json").stdout)} == {"done"}
+    assert json.loads(hgms(*flags, "--jobs", "0", "--json").stdout)["seeds"] == [5, 6]
+
+
+def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine(
+    bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    counts: list[int] = []
+
+    class Crew:
+        def __init__(self, count: int, **_: Any) -> None:
+            counts.append(count)
+
+        def __enter__(self) -> Crew:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def carry_out(self, jobs: Any, **_: Any) -> Iterator[Any]:
+            return iter(())
+
+    monkeypatch.setattr("hgms_core.workers.Crew", Crew)
+    monkeypatch.setattr("hgms_core.workers.cores", lambda: 8)
+    timed, counted = (
+        load({"budget": each, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for each in ("5 s", "5 steps")
+    )
+    run_grid(timed, say=said.append)
+    assert said == []
+    run_grid(timed, jobs=2, say=said.append)
+    assert "share this machine" in said[0]
+    run_grid(counted, say=said.append)
+    assert len(said) == 1
+    assert counts == [1, 2, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "bowl", "--methods", "walk", "--budget", "0s"], "must be > 0"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "60"], "cannot read the budget '60'"),
+        (["--task", "bowl", "--methods", "walk"], "missing: a budget"),
+        (["--task", "bowl", "--methods", "wlak", "--budget", "2 steps"], "did you mean 'walk'?"),
+        (["--task", "bowl", "--methods", "needy", "--budget", "2 steps"], "cannot run on task 'bowl'"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "x"], "write a count"),
+        (["--methods", "walk", "--budget", "2 steps"], "no task is named"),
+        (["nowhere.toml"], "cannot read the grid nowhere.toml"),
+    ],
+)
+def test_bad_input_leaves_with_2_before_anything_runs(hgms: Callable[..., Any], arguments: list[str], message: str) -> None:
+    done = hgms(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
+    Path("grid.toml").write_text('budget = "4 steps"\nseeds = 2\ntask = ["bowl"]\n[[method]]\nname = "walk"\nbreaks = "raise"')
+    done = hgms("grid.toml", "--jobs", "0")
+    assert done.exit_code == 1
+    assert "failed: bowl, walk, seed 1: RuntimeError: CUDA out of memory, or so" in done.stdout
+
+
+# --- pictures and views ------------------------------------------------------------------------------------------------
 
 
 def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
@@ -76,7 +520,8 @@ def test_view_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -
     assert captured.out + captured.err == ""
 
 
-def test_view_shows_the_numbers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     import rich.console
 
     written = io.StringIO()
@@ -84,6 +529,10 @@ def test_view_shows_the_numbers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         rich.console, "Console", lambda **_: original(file=written, force_terminal=True, width=250, color_system=None)
     )
+    return written
+
+
+def test_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
     record = {
         "step": 3, "upper_loss": 0.25, "lower_loss": 1.5, "gap": 0.01, "hypergradient_norm": 2.0,
         "outcome": "negative-curvature", "iterations": 7, "metric.test_accuracy": 0.875,
@@ -91,7 +540,7 @@ def test_view_shows_the_numbers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     with Progress() as view:
         view.watch(RESULTS["a"][0].info, {**record, "step": 0}, 0.0)
         view.watch(RESULTS["a"][0].info, record, 0.5)
-    shown = written.getvalue()
+    shown = terminal.getvalue()
     for part in (
         "a seed 0",
         "50%",
@@ -104,3 +553,17 @@ def test_view_shows_the_numbers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
         "s left",
     ):
         assert part in shown
+
+
+def test_a_comparison_shows_its_running_cells_and_its_failures_on_a_terminal(terminal: io.StringIO) -> None:
+    with Board(2) as board:
+        for title in ("t, a, seed 0", "t, b, seed 0"):
+            board.began(title)
+            board.step(title, 0.0, {"step": 0})
+            board.step(title, 0.5, {"step": 3, "upper_loss": 0.25})
+        board.ended("t, a, seed 0", "failed", "out of memory\nand more")
+        board.ended("t, b, seed 0", "done", None)
+    shown = terminal.getvalue()
+    for part in ("all cells", "t, a, seed 0", "f 0.25", "50%", "t, a, seed 0: failed: out of memory", "2 of 2"):
+        assert part in shown
+    assert "and more" not in shown

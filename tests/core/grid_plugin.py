@@ -1,0 +1,127 @@
+"""A plugin in one file for the tests of comparisons: a small task, and methods that can fail in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+
+from hgms_core import Data, Key, Problem, State, Tree, hookimpl
+
+
+@final
+@frozen(kw_only=True)
+class Bowl:
+    """f(x) = mean ‖x − t_i‖² over rows around a target; the metrics are distances to the target itself."""
+
+    name: ClassVar[str] = "bowl"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {"distance": False, "closeness": True}
+    traits: ClassVar[frozenset[str]] = frozenset({"stop-rows"})
+
+    rows: int = field(default=5, validator=validators.ge(1))
+    undefined_at: tuple[int, ...] = ()
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        generator = Key(seed).fold("bowl").generator()
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+        target, x0 = normal(2), normal(2)
+        parts = {role: Data.of({"t": target + 0.3 * normal(self.rows, 2)}) for role in ("differentiate", "select", "stop")}
+
+        def loss(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+            return (x["x"] - batch["t"]).square().sum(-1).mean()
+
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            far = float((x["x"] - target).norm())
+            return {"distance": float("nan") if seed in self.undefined_at else far, "closeness": -far}
+
+        return Problem(
+            theta0={"t": normal(1)}, x0={"x": x0}, g=loss, f=loss, lower_data=parts["differentiate"], upper_data=parts,
+            evaluate=evaluate,
+        )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class Schedule:
+    """A part within a part, for dotted fields."""
+
+    lr: float = field(default=0.1, validator=validators.gt(0))
+
+
+@final
+@frozen(kw_only=True)
+class Walk:
+    """Gradient descent on f with noise. ``breaks`` says how step ``at`` of seed ``seed`` fails."""
+
+    name: ClassVar[str] = "walk"
+
+    move: Schedule = Schedule()
+    noise: float = 0.05
+    pause: float = 0.0
+    breaks: Literal["never", "raise", "memory", "kill", "exit"] = "never"
+    at: int = 2
+    seed: int = 1
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"x": dict(problem.x0), "step": 0, "seed": seed}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        time.sleep(self.pause)
+        if (state["seed"], state["step"]) == (self.seed, self.at):
+            self._break()
+        rows = problem.upper_data["differentiate"].whole
+        generator = Key(state["seed"]).fold("walk").fold(state["step"]).generator()
+        noise = self.noise * torch.randn(2, generator=generator, dtype=torch.float64).to(state["x"]["x"].dtype)
+        slope = 2 * (state["x"]["x"] - rows["t"].mean(0)) + noise
+        x = {"x": state["x"]["x"] - self.move.lr * slope}
+        step = state["step"] + 1
+        return {**state, "x": x, "step": step}, {"upper_loss": problem.f({}, x, rows), "oracle_calls": 2 * step}
+
+    def _break(self) -> None:
+        if self.breaks == "raise":
+            raise RuntimeError("CUDA out of memory, or so")
+        if self.breaks == "memory":
+            raise MemoryError
+        if self.breaks == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.breaks == "exit":
+            os._exit(7)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return {}, state["x"]
+
+
+@final
+@frozen(kw_only=True)
+class Needy:
+    """Needs what the bowl has not."""
+
+    name: ClassVar[str] = "needy"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources"})
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        return {}, {}
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return {}, {}
+
+
+@hookimpl
+def hgms_register_tasks() -> list[type]:
+    return [Bowl]
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [Walk, Needy]

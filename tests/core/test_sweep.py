@@ -1,0 +1,150 @@
+"""Pilot sweeps: equal trials, chosen on validation loss, recorded, resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.compare import Comparison, compare
+from hgms_core.results import scan, sweeps
+
+pytestmark = pytest.mark.usefixtures("bowl")
+
+CPU = torch.device("cpu")
+LISTS = {"walk": {"move.lr": [0.01, 0.05, 0.1, 0.2, 0.3, 0.45], "noise": [0.0, 0.05]}}
+RANGES = {"walk": {"move.lr": {"low": 0.01, "high": 0.45, "log": True}}}
+
+
+def swept(out: Path, methods: Any = "walk", seeds: Any = 2, jobs: int = 0, **sweep: Any) -> Comparison:
+    settings = {"trials": 5, "sampler": "grid", "space": LISTS} | sweep
+    run = {"checkpoint_seconds": 0.0, "dtype": "float64"}
+    return compare("bowl", methods, "6 steps", seeds, out, sweep=settings, run=run, jobs=jobs)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    kept = ("checkpoint", "steps", "summary", "sweep")
+    files = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {str(path.relative_to(out)): path.read_bytes() for path in files if path.name.startswith(kept)}
+
+
+@pytest.mark.parametrize(("sampler", "space"), [("grid", LISTS), ("random", RANGES), ("tpe", RANGES)])
+def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path, sampler: str, space: dict[str, Any]) -> None:
+    found = swept(tmp_path, sampler=sampler, space=space, seeds=[0, 1])
+    [told] = found.sweeps
+    trials = told["trials"]
+    assert len(trials) == 5
+    assert trials[0]["values"]["move.lr"] == 0.1, "the first trial is the given settings"
+    assert len({json.dumps(one["values"]) for one in trials}) == 5
+    assert told["chosen"] == min(range(5), key=lambda k: trials[k]["loss"])
+    [written], skipped = sweeps(tmp_path)
+    assert not skipped
+    assert written.table == told
+    # what ran is what was chosen, and the trials are no results
+    runs, _ = scan(tmp_path)
+    assert {run.seed for run in runs} == {0, 1}
+    assert {run.method["move"]["lr"] for run in runs} == {told["chosen_values"]["move.lr"]}
+    for number, trial in enumerate(trials):
+        summary = json.loads((tmp_path / "sweeps/bowl/walk" / f"trial-{number}/seed-100/summary.json").read_bytes())
+        assert summary["validation_loss"] == trial["loss"] == trial["losses"]["100"]
+
+
+def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: Path) -> None:
+    from hgms_core.folder import RunFolder
+    from hgms_core.registry import default
+
+    swept(tmp_path)
+    problem = default().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]
+    folder = RunFolder(tmp_path / "sweeps/bowl/walk/trial-0/seed-100")
+    state, _ = folder.load()  # type: ignore[misc]
+    expected = problem.f({}, state["x"], problem.upper_data["stop"].whole)
+    other = problem.f({}, state["x"], problem.upper_data["differentiate"].whole)
+    found = json.loads(folder.summary.read_bytes())["validation_loss"]
+    assert found == float(expected)
+    assert found != float(other)
+
+
+def test_the_loss_of_a_trial_is_the_mean_over_pilot_seeds(tmp_path: Path) -> None:
+    [told] = swept(tmp_path).sweeps
+    assert list(told["trials"][0]["losses"]) == ["100"]
+    again = compare(
+        "bowl", "walk", "6 steps", 2, tmp_path / "two", jobs=0, run={"dtype": "float64"},
+        sweep={"trials": 2, "seeds": [100, 101], "space": LISTS, "budget": "3 steps"},
+    ).sweeps[0]  # fmt: skip
+    for trial in again["trials"]:
+        assert trial["loss"] == pytest.approx(sum(trial["losses"].values()) / 2)
+        assert len(trial["losses"]) == 2
+    steps = json.loads((tmp_path / "two/sweeps/bowl/walk/trial-1/seed-101/summary.json").read_bytes())["outer_steps"]
+    assert steps == 3, "a trial may have a budget of its own"
+
+
+def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others_are_marked(tmp_path: Path) -> None:
+    quick = {"name": "walk", "label": "quick", "move": {"lr": 0.3}}
+    plain = {"name": "walk", "label": "plain"}
+    found = swept(tmp_path, ["walk", quick, plain], space=LISTS | {"quick": LISTS["walk"]})
+    assert [len(one["trials"]) for one in found.sweeps] == [5, 5]
+    assert [one["trials"][0]["values"]["move.lr"] for one in found.sweeps] == [0.1, 0.3]
+    assert [row.notes for row in found.tables[0].rows] == [(), (), ("not swept",)]
+    assert "not swept" in str(found)
+    assert "sweep: bowl, quick: trial" in str(found)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) -> None:
+    swept(tmp_path / "whole", sampler=sampler, space=RANGES)
+    broken = tmp_path / "broken"
+    swept(broken, sampler=sampler, space=RANGES)
+    for path in broken.rglob("seed-*"):
+        if path.parent.name in ("trial-3", "trial-4") or "sweeps" not in path.parts:
+            for each in path.iterdir():
+                each.unlink()
+    stamp = (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns
+    swept(broken, sampler=sampler, space=RANGES)
+    assert (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns == stamp
+    one, other = contents(broken), contents(tmp_path / "whole")
+    assert one.keys() == other.keys()
+    assert one == other
+
+
+def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    swept(tmp_path)
+    with pytest.raises(ConfigError, match="holds a sweep with another space"):
+        swept(tmp_path, space={"walk": {"move.lr": [0.1, 0.2, 0.3, 0.4, 0.45]}})
+    with pytest.raises(ConfigError, match="holds a sweep with another seeds"):
+        compare(
+            "bowl", "walk", "6 steps", 2, tmp_path, jobs=0, run={"checkpoint_seconds": 0.0, "dtype": "float64"},
+            sweep={"trials": 5, "sampler": "grid", "space": LISTS, "seeds": [7]},
+        )  # fmt: skip
+    (tmp_path / "sweeps/bowl/walk/sweep.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged sweep file"):
+        swept(tmp_path)
+
+
+def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
+    space = {"walk": {"breaks": ["never", "raise"], "noise": [0.0, 0.05]}}
+    found = swept(tmp_path, {"name": "walk", "seed": 100}, space=space, trials=4)
+    [told] = found.sweeps
+    assert sum(one["loss"] is None for one in told["trials"]) == 2
+    assert told["chosen_values"]["breaks"] == "never"
+    assert "2 trials failed" in str(found)
+    assert math.isfinite(found.tables[0].rows[0].metrics["distance"].mean)
+
+    gone = swept(
+        tmp_path / "all", {"name": "walk", "seed": 100, "breaks": "raise"}, space={"walk": {"noise": [0, 1, 2, 3.0, 4]}}
+    )
+    assert gone.sweeps[0]["chosen"] == 0
+    assert "every trial failed" in str(gone)
+
+
+def test_tpe_without_optuna_says_what_to_install_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtra, match="pip install 'hgms"):
+        swept(tmp_path / "runs", sampler="tpe", space=RANGES)
+    assert not (tmp_path / "runs").exists()
