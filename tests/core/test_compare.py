@@ -418,13 +418,14 @@ def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Ser
 
 
 @pytest.fixture
-def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.chdir(tmp_path)
-    yield lambda *arguments: CliRunner().invoke(main, ["compare", *arguments])
+    return lambda *arguments: CliRunner().invoke(main, ["compare", *arguments])
 
 
 def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
-    flags = "--task bowl --set task.rows=7 --methods walk --budget".split() + ["3 steps", "--seeds", "5-6", "--out", "o"]
+    what = ["--task", "bowl", "--set", "task.rows=7", "--methods", "walk"]
+    flags = [*what, "--budget", "3 steps", "--seeds", "5-6", "--out", "o"]
     listed = hgms(*flags, "--dry-run", "--json")
     assert [(one["seed"], one["state"]) for one in json.loads(listed.stdout)] == [(5, "new"), (6, "new")]
     done = hgms(*flags, "--jobs", "0")
