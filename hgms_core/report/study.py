@@ -205,6 +205,8 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
     sign = "+" if signed else ""
     if math.isnan(mean):
         return "nan"
+    if half < 1e-12 * abs(mean):
+        half = 0.0  # rounding, of equal values
     if share:
         return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
     if not 0 < half < math.inf:
@@ -240,7 +242,7 @@ def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[Store
         groups.setdefault(names[_key(run.task)], []).append(run)
     found: dict[str, list[StoredRun]] = {}
     mixed: list[str] = []
-    for name, each in groups.items():
+    for name, each in sorted(groups.items()):
         budgets, versions = {run.budget for run in each}, {run.task_version for run in each}
         if len(budgets) == 1 and len(versions) == 1:
             found[name] = each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,54 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import CONFIG, write_run
 
 from hgms_core import results
 from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.results import difference, names, read, scan, sweeps
 
-CONFIG = """schema = 1
-seed = {seed}
 
-[task]
-name = "ring"
-rho = {rho}
-
-[method]
-name = "halve"
-lr = 0.5
-
-[budget]
-outer_steps = 3
-
-[run]
-out = "runs"
-label = "none"
-"""
-ROWS = [{"step": 0, "metric.value": 1.0}] + [
-    {"step": step, "gap": 0.1 * step, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 1 / (1 + step)}
-    for step in (1, 2, 3)
-]
+def config() -> str:
+    return CONFIG.format(seed=0, task="ring", rho=0.4, method="halve", lr=0.5, steps=3)
 
 
 def write(folder: Path, seed: int = 0, rho: float = 0.4, **files: Any) -> Path:
-    """A finished run of three steps; ``files`` lays other texts over its files, None leaves one out."""
-    path = folder / "ring" / "halve-0123abcd" / f"seed-{seed}" if folder.name != f"seed-{seed}" else folder
-    path.mkdir(parents=True)
-    whole = {
-        "config.toml": CONFIG.format(seed=seed, rho=rho),
-        "env.json": json.dumps({"device": "cpu", "task": {"version": "2", "metrics": {"value": False}}}),
-        "steps.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
-        "timings.jsonl": "".join(json.dumps({"step": row["step"], "seconds": 0.25 * row["step"]}) + "\n" for row in ROWS),
-        "summary.json": json.dumps({"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": None}}),
-    }
-    for name, text in {**whole, **{key.replace("_", "."): value for key, value in files.items()}}.items():
-        if text is not None:
-            (path / name).write_text(text)
-    return path
+    """A finished run of three steps; ``files`` lays other texts over its files (``summary_json=…``), None leaves one out."""
+    path = folder if folder.name.startswith("seed-") else folder / "ring" / "halve-0123abcd" / f"seed-{seed}"
+    return write_run(folder, seed=seed, rho=rho, path=path, files={key.replace("_", "."): text for key, text in files.items()})
 
 
 def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
-    path = write(tmp_path, seed=7, resources_json='{"peak_memory_bytes": 1024}')
+    summary = '{"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": null}}'
+    path = write(tmp_path, seed=7, resources_json='{"peak_memory_bytes": 1024}', summary_json=summary)
     [run], skipped = scan(tmp_path)
     assert skipped == []
     assert run.path == path
@@ -74,7 +45,7 @@ def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
 
 
 def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
-    text = CONFIG.format(seed=0, rho=0.4).replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
+    text = config().replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
     write(tmp_path, config_toml=text)
     [run], _ = scan(tmp_path)
     assert (run.label, run.task_label, run.method_name, run.task_name) == ("mine", "ring at 0.4", "halve", "ring")
@@ -86,14 +57,18 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
         pytest.importorskip("msgspec")
     else:
         monkeypatch.setattr(results, "_decoder", lambda wanted: None)
-    path = write(tmp_path)
+    rows = ['{"step": 0, "metric.value": 1}'] + [
+        f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}}'
+        for step in (1, 2, 3)
+    ]
+    path = write(tmp_path, steps_jsonl="\n".join(rows) + "\n")
     with (path / "steps.jsonl").open("a") as stream:
         stream.write('{"step": 4, "gap": 0')  # killed while appending
     columns = read(path).columns(["seconds", "gap", "outcome", "residual", "metric.value", "nobody"])
     assert list(columns) == ["step", "seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
     np.testing.assert_array_equal(columns["step"], [0, 1, 2, 3])
     np.testing.assert_array_equal(columns["seconds"], [0, 0.25, 0.5, 0.75])
-    np.testing.assert_array_equal(columns["gap"], [np.nan, 0.1, 0.2, 0.1 * 3])
+    np.testing.assert_array_equal(columns["gap"], [np.nan, 1 / 8, 2 / 8, 3 / 8])
     np.testing.assert_array_equal(columns["residual"], [np.nan, 0.3, 0.3, 0.3])
     assert columns["outcome"].tolist() == [None, "converged", "converged", "converged"]
     assert np.isnan(columns["nobody"]).all()
@@ -128,7 +103,7 @@ def binary(path: Path) -> None:
         (lambda path: write(path, config_toml="seed = ["), "config.toml is not valid TOML"),
         (lambda path: write(path, config_toml="seed = 0\n"), "config.toml does not describe a run: it lacks 'task'"),
         (
-            lambda path: write(path, config_toml=CONFIG.format(seed=0, rho=1).replace("outer_steps = 3", "outer_steps = 0")),
+            lambda path: write(path, config_toml=config().replace("outer_steps = 3", "outer_steps = 0")),
             "config.toml does not describe a run: 'outer_steps' must be a whole number > 0",
         ),
         (lambda path: write(path, summary_json=None), "the run is not finished: no summary.json yet, 3 steps so far"),

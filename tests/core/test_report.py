@@ -1,0 +1,481 @@
+"""Reports: what is compared and what is refused, the numbers against a second computation, and every format's contents."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import write_comparison, write_run
+
+from hgms_core import report
+from hgms_core.cli import main
+from hgms_core.errors import ConfigError
+from hgms_core.report import Study, curves, tables
+from hgms_core.report.figures import DARK, LIGHT, figures, styles
+from hgms_core.statistics import Interval
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="module")
+def study(comparison: Path) -> Study:
+    return report.build([comparison])
+
+
+def call(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+# --- what is compared --------------------------------------------------------------------------------------------------
+
+
+def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
+    assert [section.title for section in study.sections] == ["ring (rho = 0.4)", "ring (rho = 0.6)"]
+    assert study.labels == ["baseline", "hg-ms", "lost", "uniform"]
+    assert len(study.runs) == 24
+    assert {each.path.name for each in study.skipped} == {"seed-7", "seed-8", "seed-9"}
+    assert any("not valid JSON" in each.reason for each in study.skipped)  # the torn rows of a run with a sound summary
+
+
+def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
+    section = study.sections[0]
+    first = section.entries[0]
+    assert first.label == "hg-ms"
+    values = [0.10 + 0.004 * (seed % 3 - 1) for seed in range(3)]
+    assert first.metrics["value"] == Interval.of(values)
+    floor = [0.40 + 0.004 * ((seed + 2) % 3 - 1) for seed in range(3)]
+    expected = Interval.of([one - other for one, other in zip(values, floor, strict=True)])
+    assert first.difference is not None
+    assert first.difference.mean == pytest.approx(expected.mean)
+    assert first.difference.half_width == pytest.approx(expected.half_width)
+    assert section.pairs["hg-ms", "uniform"] == first.difference
+    assert section.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
+    # of the failed seed nothing is known, so the pair has two
+    assert section.pairs["hg-ms", "baseline"].count == 2
+
+
+def test_a_winner_needs_every_interval_to_exclude_zero(study: Study) -> None:
+    clear, unclear = study.sections
+    assert clear.winner == "hg-ms"
+    assert "ahead of every other method; the closest is baseline" in clear.verdict
+    assert unclear.winner is None
+    assert "no winner is marked: its difference to" in unclear.verdict
+
+
+def test_worse_than_uniform_is_shown_and_marked(study: Study) -> None:
+    marks = {entry.label: entry.mark for entry in study.sections[0].entries}
+    assert marks == {"hg-ms": "", "baseline": "", "uniform": "", "lost": "worse than uniform"}
+    assert [entry.label for entry in study.sections[0].entries] == ["hg-ms", "baseline", "uniform", "lost"]
+
+
+def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, method="grows", seed=seed, value=None)
+        write_run(tmp_path, method="shaky", seed=seed, value=None if seed == 1 else 0.5 + seed)
+    section = report.build([tmp_path]).sections[0]
+    assert [entry.label for entry in section.entries] == ["shaky", "grows"]
+    assert [entry.nonfinite for entry in section.entries] == [{"value": 1}, {"value": 3}]
+    assert section.entries[0].metrics["value"].mean == 1.5
+    assert section.winner is None
+    shown = tables.markdown(report.build([tmp_path]))
+    assert "nan (not finite in 3 of 3 seeds)" in shown
+    assert "(not finite in 1 of 3 seeds)" in shown
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"steps": 3}, {"steps": 4}, ("budget 3 outer steps", "budget 4 outer steps")),
+        ({"version": "1"}, {"version": "2"}, ("version 1", "version 2")),
+        ({"version": None}, {"version": "2"}, ("version not recorded", "version 2")),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_list_or_separated(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], told: Sequence[str]
+) -> None:
+    write_run(tmp_path, method="a", **one)
+    write_run(tmp_path, method="b", **other)
+    with pytest.raises(ConfigError) as caught:
+        report.build([tmp_path])
+    message = str(caught.value)
+    assert "cannot be compared" in message
+    assert "--separate" in message
+    for part in told:
+        assert f"ring: {part}: 1 runs (" in message
+    titles = {section.title for section in report.build([tmp_path], separate=True).sections}
+    assert titles == {f"ring, {part}" for part in told}
+
+
+def test_other_budgets_on_other_tasks_are_no_mixture(tmp_path: Path) -> None:
+    write_run(tmp_path, task="ring", steps=3)
+    write_run(tmp_path, task="knot", steps=4)
+    assert {section.task: section.budget for section in report.build([tmp_path]).sections} == {
+        "knot": "4 outer steps",
+        "ring": "3 outer steps",
+    }
+
+
+def test_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path, lr=0.5, value=0.2)
+    write_run(tmp_path, lr=0.1, value=0.3)
+    section = report.build([tmp_path]).sections[0]
+    assert [entry.label for entry in section.entries] == ["halve (lr = 0.5)", "halve (lr = 0.1)"]
+    [settings] = [table for table in tables.tables(section) if table.ident == "settings"]
+    assert [[cell.text for cell in row] for row in settings.rows] == [["method.lr", "0.5", "0.1"]]
+
+
+def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
+    assert [len(runs) for _, runs in study.sections[0].environments] == [9, 3]
+    page = report.WRITERS[".html"](study)
+    assert "2 different environments (they differ in threads)" in page
+
+
+# --- curves ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=3000),
+    st.integers(4, 400),
+)
+def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
+    y = np.array(values)
+    kept = curves.thin(y, points)
+    assert len(kept) <= max(points, 4)
+    assert (np.diff(kept) > 0).all()
+    assert kept[0] == 0
+    assert kept[-1] == len(y) - 1
+    if not np.isnan(y).all():
+        assert np.nanmax(y[kept]) == np.nanmax(y)
+        assert np.nanmin(y[kept]) == np.nanmin(y)
+
+
+def test_thinning_keeps_the_shape() -> None:
+    x = np.linspace(0, 1, 20_000)
+    y = np.sin(40 * x) * np.exp(-2 * x)
+    y[12_345] = 3.0  # one step's peak
+    kept = curves.thin(y, 400)
+    assert len(kept) <= 400
+    assert 12_345 in kept
+    away = np.abs(np.interp(x, x[kept], y[kept]) - y)
+    beside = (x < 0.61) | (x > 0.625)
+    assert away[beside].max() < 0.04  # of an amplitude of 1
+
+
+def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
+    lines = []
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        x = np.concatenate([[0.0], np.cumsum(random.uniform(0.5, 1.5, size=30 + 5 * seed))])
+        lines.append((x, random.normal(size=x.size)))
+    curve = curves.band(lines, points=10_000)
+    assert curve is not None
+    assert curve.low is not None
+    assert curve.high is not None
+    assert curve.x[-1] == max(x[-1] for x, _ in lines)
+    for at, mean, low, high in zip(curve.x, curve.y, curve.low, curve.high, strict=True):
+        held = [[value for place, value in zip(x, y, strict=True) if place <= at][-1] for x, y in lines]
+        interval = Interval.of(held)
+        assert mean == pytest.approx(interval.mean)
+        assert (low, high) == (
+            pytest.approx(interval.mean - interval.half_width),
+            pytest.approx(interval.mean + interval.half_width),
+        )
+
+
+def test_a_thinned_band_has_no_point_of_its_own() -> None:
+    x = np.arange(1000.0)
+    lines = [(x, np.random.default_rng(seed).normal(size=1000)) for seed in range(3)]
+    thinned, whole = curves.band(lines, points=400), curves.band(lines, points=10_000)
+    assert thinned is not None
+    assert whole is not None
+    assert len(thinned.x) <= 400
+    at = thinned.x.astype(int)
+    for name in ("y", "low", "high"):
+        np.testing.assert_array_equal(getattr(thinned, name), getattr(whole, name)[at])
+    assert thinned.y.max() == whole.y.max()
+    assert thinned.low is not None
+    assert whole.low is not None
+    assert thinned.low.min() == whole.low.min()
+
+
+def test_what_was_not_reported_has_no_curve() -> None:
+    empty = np.empty(0)
+    assert curves.band([]) is None
+    assert curves.band([(empty, empty)]) is None
+    assert curves.binned([(np.arange(3.0), np.full(3, np.nan))]) is None
+    alone = curves.band([(np.arange(3.0), np.arange(3.0))])
+    assert alone is not None
+    assert alone.low is None
+
+
+def test_bins_hold_equal_stretches() -> None:
+    x = np.arange(1, 101, dtype=float)
+    curve = curves.binned([(x, x), (x, x + 1)], bins=10)
+    assert curve is not None
+    np.testing.assert_allclose(curve.x, np.arange(5.5, 100, 10))
+    np.testing.assert_allclose(curve.y, np.arange(6.0, 101, 10))
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------
+
+
+def embedded(page: str, ident: str) -> Any:
+    return json.loads(re.search(rf'<script type="application/json" id="{ident}">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+
+
+def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
+    page = report.WRITERS[".html"](study)
+    body = page.split("<script>", 1)[0]  # what comes before plotly.js
+    assert "default-src 'none'" in body
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", body)
+    assert "@import" not in body
+    assert "url(" not in body
+    assert page.count("plotly.js v") == 1
+    for part in ("ring (rho = 0.4)", "worse than uniform", "Pilot sweeps", "Failed runs", "Folders left out", "Environment"):
+        assert part in body
+    assert "the hypergradient is not finite &amp; &lt;lost&gt;" in body
+    assert "max-width: 40rem" in body
+    assert "prefers-color-scheme: dark" in body
+    assert len(page.encode()) < 6e6
+
+
+def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
+    from plotly import graph_objects
+
+    page = report.WRITERS[".html"](study)
+    specs = embedded(page, "plots")
+    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 8
+    for spec in specs.values():
+        assert len(graph_objects.Figure(spec).data) == len(spec["data"]) > 0
+        assert any(trace.get("y") for trace in spec["data"])
+
+
+def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
+    section = study.sections[0]
+    [figure] = [each for each in figures(section, styles(study)) if each["title"] == "value against oracle calls"]
+    [line] = [each for each in figure["spec"]["data"] if each["name"] == "hg-ms" and "fill" not in each]
+    curve = section.curves["oracle_calls"]["value"]["hg-ms"]
+    np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
+    np.testing.assert_allclose(line["y"], curve.y, rtol=1e-4)
+    assert line["x"][0] == 0
+    assert line["y"][0] == 1.0
+    assert line["x"][-1] == 120
+
+
+def test_a_method_looks_the_same_everywhere_and_unlike_any_other() -> None:
+    assert len(LIGHT) == len(DARK)
+
+    labels = [f"method-{number:02}" for number in range(30)]
+    looks = styles(SimpleNamespace(labels=labels))  # type: ignore[arg-type]
+    assert len({(look["colour"], look["dash"]) for look in looks.values()}) == 30
+    assert all(one["dash"] != other["dash"] for one, other in pairwise(looks.values()))
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    path = write_run(tmp_path, method="x")
+    text = (path / "config.toml").read_text().replace('name = "x"', f'name = "{hostile}"')
+    (path / "config.toml").write_text(text)
+    page = report.WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
+    assert hostile not in page
+    assert "<title>a &lt; b &amp; c</title>" in page
+    assert any(trace["name"] == hostile for spec in embedded(page, "plots").values() for trace in spec["data"])
+
+
+# --- Markdown, LaTeX, Parquet, pictures ---------------------------------------------------------------------------------
+
+
+def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
+    text = tables.markdown(study)
+    assert text.startswith("# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out.")
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(blocks) == 1 + 2 * 5 + 3  # all tasks; each task's own; failed, left out, sweep
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    assert "| **0.1000 ± 0.0099** | **" not in text  # the difference to uniform is no mark of a winner
+    assert "| hg-ms | **0.1000 ± 0.0099** | −0.300 ± 0.017 | 3 |" in text
+    assert "| lost (worse than uniform) |" in text
+    assert "12–12" in text
+    assert "| 1 (chosen) |" in text.replace("**", "")
+
+
+def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
+    write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
+    for text in (tables.latex(study), tables.latex(report.build([tmp_path]))):
+        assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\begin{tabular}") > 0
+        assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == text.count(r"\begin{table}")
+        bare = re.sub(r"\\[\\{}&%_#$]", "", text)
+        assert bare.count("{") == bare.count("}")
+        assert bare.count("$") % 2 == 0
+        assert text.isascii()
+        for align, body in re.findall(r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+            rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+            assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(align) - 1}
+    assert r"a\_b \& c\%" in text
+    assert r"\textbf" in tables.latex(study)
+
+
+def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    one, other = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
+    runs = parquet.read_table(one).to_pylist()
+    assert len(runs) == 24
+    [run] = [row for row in runs if row["method"] == "hg-ms" and row["setting.task.rho"] == "0.4" and row["seed"] == 1]
+    assert run["metric.value"] == 0.10
+    assert (run["status"], run["budget"], run["task_version"], run["oracle_calls"]) == ("done", "12 outer steps", "2", 120)
+    assert run["seconds"] == 3.0
+    assert run["setting.method.lr"] == "0.5"
+    [failed] = [row for row in runs if row["status"] == "failed"]
+    assert failed["metric.value"] is None
+    assert "not finite" in failed["error"]
+    steps = parquet.read_table(other)
+    assert steps.num_rows == 24 * 13
+    last = [("task", "=", "ring (rho = 0.4)"), ("method", "=", "hg-ms"), ("seed", "=", 1), ("step", "=", 12)]
+    [row] = steps.filter(parquet.filters_to_expression(last)).to_pylist()
+    assert row["metric.value"] == 0.10
+    assert row["outcome"] == "converged"
+    assert row["seconds"] == 3.0
+    assert steps.filter(parquet.filters_to_expression([("step", "=", 0)]))["gap"].null_count == 24
+
+
+@pytest.mark.parametrize(("suffix", "head"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_pictures_for_papers(comparison: Path, tmp_path: Path, suffix: str, head: bytes) -> None:
+    path = tmp_path / "new" / f"curves{suffix}"
+    done = call("plot", comparison, "--out", path)
+    assert done.exit_code == 0, done.output
+    written = path.read_bytes()
+    assert written.startswith(head)
+    if suffix == ".svg":
+        for text in (b"hg-ms", b"oracle calls", b"ring (rho = 0.4)"):
+            assert text in written
+        assert call("plot", comparison, "--out", path).exit_code == 0
+        assert path.read_bytes() == written  # no date, no random names
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_wrote_and_left_out(comparison: Path, tmp_path: Path) -> None:
+    done = call("report", comparison, "--out", tmp_path / "r.md", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["written"] == [str(tmp_path / "r.md")]
+    assert (told["runs"], len(told["failed"]), len(told["left_out"])) == (24, 1, 3)
+    assert told["tasks"][0]["winner"] == "hg-ms"
+    assert told["tasks"][0]["methods"][0]["metrics"]["value"]["mean"] == pytest.approx(0.1)
+    plain = call("report", comparison, "--out", tmp_path / "r.tex", "--reference", "baseline")
+    assert plain.exit_code == 0, plain.output
+    assert plain.stderr.count("left out: ") == 3
+    assert "− baseline" in tables.markdown(report.build([comparison], reference="baseline"))
+
+
+def no_runs(folder: Path) -> list[str | Path]:
+    folder.mkdir(exist_ok=True)
+    return [folder]
+
+
+def only_damaged(folder: Path) -> list[str | Path]:
+    write_run(folder, files={"summary.json": "{"})
+    return [folder]
+
+
+def one_run(*options: str) -> Callable[[Path], list[str | Path]]:
+    def make(folder: Path) -> list[str | Path]:
+        write_run(folder)
+        return [folder, *options]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: [folder / "nowhere"], "does not exist"),
+        (no_runs, "no finished run below"),
+        (only_damaged, "summary.json is not valid JSON"),
+        (one_run("--metric", "valeu"), "unknown metric 'valeu'; did you mean 'value'?"),
+        (one_run("--reference", "halv"), "unknown method 'halv'; did you mean 'halve'?"),
+        (one_run("--out", "report.docx"), "the suffix of report.docx is '.docx'"),
+        (one_run("--out", "report"), "report has no suffix"),
+        (one_run("--out", "report.md", "--steps"), "--steps adds the rows of every step to a Parquet report only"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], list[str | Path]], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("report", *make(tmp_path / "runs"))
+    assert done.exit_code == 2, done.output
+    assert expected in done.stderr
+    assert not list(tmp_path.glob("report*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "module", "extra"),
+    [
+        ("report", "r.html", "plotly", "report"),
+        ("report", "r.html", "jinja2", "report"),
+        ("report", "r.parquet", "pyarrow", "report"),
+        ("plot", "r.svg", "matplotlib", "plot"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, out: str, module: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    done = call(command, comparison, "--out", tmp_path / out)
+    assert done.exit_code == 2
+    assert f"pip install 'hgms[{extra}]'" in done.stderr
+
+
+@pytest.mark.plugins
+def test_real_runs(tmp_path: Path) -> None:
+    from hgms_core.config import RunConfig
+    from hgms_core.runner import run_config
+
+    for task in ("quadratic", "sphere"):
+        for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):
+            for seed in (0, 1):
+                table = {
+                    "task": task,
+                    "method": method,
+                    "budget": "4 steps",
+                    "seed": seed,
+                    "run": {"out": str(tmp_path / "runs")},
+                }
+                run_config(RunConfig.from_dict(table))
+    study = report.build([tmp_path / "runs"])
+    assert study.skipped == []
+    assert {section.task: section.metric for section in study.sections} == {"quadratic": "value", "sphere": "upper_gap"}
+    for section in study.sections:
+        assert section.higher is False
+        assert section.version == "1"
+        assert {entry.label: entry.seeds for entry in section.entries} == {"hg-ms": [0, 1], "uniform": [0, 1]}
+        [diagnosis] = [each for each in section.diagnoses if each.label == "hg-ms"]
+        assert sum(diagnosis.branches.values()) == sum(diagnosis.outcomes.values()) == 8
+        assert diagnosis.gap is not None
+        curve = section.curves["oracle_calls"][section.metric]["hg-ms"]
+        for run in section.entries[0].runs:
+            assert run.records()[-1]["oracle_calls"] <= curve.x[-1]
+    for suffix in report.SUFFIXES:
+        for path in report.write(study, tmp_path / f"r{suffix}"):
+            assert path.stat().st_size > 1000
+    assert "hg-ms" in (tmp_path / "r.md").read_text()

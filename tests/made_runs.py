@@ -1,0 +1,132 @@
+"""Run folders as the runner writes them, with numbers that a test chooses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIG = """schema = 1
+seed = {seed}
+
+[task]
+name = "{task}"
+rho = {rho}
+
+[method]
+name = "{method}"
+lr = {lr}
+
+[budget]
+outer_steps = {steps}
+
+[run]
+out = "runs"
+threads = 1
+label = "none"
+"""
+
+
+def write_run(
+    folder: Path,
+    *,
+    task: str = "ring",
+    rho: float = 0.4,
+    method: str = "halve",
+    lr: float = 0.5,
+    seed: int = 0,
+    steps: int = 3,
+    value: float | None = 0.25,
+    metric: str = "value",
+    version: str | None = "2",
+    error: str | None = None,
+    environment: Mapping[str, Any] | None = None,
+    outcomes: Sequence[str] = ("converged", "iteration-limit"),
+    path: Path | None = None,
+    files: Mapping[str, str | None] | None = None,
+) -> Path:
+    """A run whose ``metric`` halves its way from 1 to ``value``, lower is better; ``value=None`` ends in NaN, ``error`` failed.
+
+    ``files`` lays other texts over the run's files; None leaves one out.
+    """
+    path = path or folder / task / f"{method}-{abs(hash((rho, lr, steps))) % 16**8:08x}" / f"seed-{seed}"
+    path.mkdir(parents=True)
+    rows: list[dict[str, Any]] = [{"step": 0, f"metric.{metric}": 1.0}]
+    for step in range(1, steps + 1):
+        now = value if step == steps else (value or 0.0) + 2.0**-step
+        rows.append(
+            {
+                "step": step,
+                "upper_loss": 2.0 / step,
+                "selected": step % 2,
+                "gap": 0.1 * step,
+                "scores": [0.5, 0.6],
+                "residual": 0.5**step,
+                "iterations": 4,
+                "outcome": outcomes[step % len(outcomes)],
+                "oracle_calls": 10 * step,
+                f"metric.{metric}": now,
+            }
+        )
+    about = {} if version is None else {"task": {"version": version, "metrics": {metric: False}}}
+    summary = {
+        "status": "failed" if error else "done", **({"error": error} if error else {}), "task": task, "method": method,
+        "seed": seed, "outer_steps": steps, "upper_loss": 2.0 / steps, "oracle_calls": 10 * steps,
+        "cost": {"lower_gradients": 8 * steps}, "metrics": {} if error else {metric: value},
+    }  # fmt: skip
+    whole: dict[str, str | None] = {
+        "config.toml": CONFIG.format(seed=seed, task=task, rho=rho, method=method, lr=lr, steps=steps),
+        "env.json": json.dumps({"device": "cpu", "python": "3.11", **(environment or {}), **about}),
+        "steps.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "timings.jsonl": "".join(json.dumps({"step": row["step"], "seconds": 0.25 * row["step"]}) + "\n" for row in rows),
+        "summary.json": json.dumps(summary),
+        **(files or {}),
+    }
+    for name, text in whole.items():
+        if text is not None:
+            (path / name).write_text(text, encoding="utf-8")
+    return path
+
+
+def write_comparison(folder: Path, *, steps: int = 12) -> Path:
+    """Two tasks, four methods, three seeds: a clear winner on one task and none on the other, one method worse than uniform,
+    one failed and one unfinished run, an empty and a damaged folder, two environments and a pilot sweep."""
+    values = {"hg-ms": 0.10, "baseline": 0.20, "uniform": 0.40, "lost": 0.60}
+    for rho in (0.4, 0.6):
+        for number, (method, value) in enumerate(values.items()):
+            for seed in range(3):
+                # on the second task the first two methods differ by less than their seeds do
+                spread = (0.004 if rho == 0.4 else 0.2) * ((seed + number) % 3 - 1)
+                failed = rho == 0.4 and method == "baseline" and seed == 2
+                write_run(
+                    folder, rho=rho, method=method, seed=seed, steps=steps, value=value + spread,
+                    error="step 3: the hypergradient is not finite & <lost>" if failed else None,
+                    environment={"threads": 2} if method == "lost" else {"threads": 1},
+                )  # fmt: skip
+    write_run(folder, path=folder / "ring" / "later" / "seed-7", seed=7, steps=steps, files={"summary.json": None})
+    write_run(folder, path=folder / "ring" / "torn" / "seed-8", seed=8, steps=steps, files={"steps.jsonl": '{"step": \n{}\n'})
+    (folder / "ring" / "later" / "seed-9").mkdir()
+    sweep = folder / "sweeps" / "ring" / "hg-ms"
+    sweep.mkdir(parents=True)
+    trials = [
+        {"number": number, "values": {"lr": rate} if number else {}, "losses": {"100": loss}, "loss": loss}
+        for number, (rate, loss) in enumerate([(0.5, 0.31), (0.05, 0.27), (5.0, None)])
+    ]
+    (sweep / "sweep.json").write_text(
+        json.dumps(
+            {
+                "task": "ring",
+                "method": "hg-ms",
+                "sampler": "random",
+                "budget": "3 outer steps",
+                "seeds": [100],
+                "given": {"name": "hg-ms", "lr": 0.5},
+                "trials": trials,
+                "chosen": 1,
+                "chosen_values": {"lr": 0.05},
+                "note": None,
+            }
+        )
+    )
+    return folder
