@@ -19,7 +19,9 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--separate", is_flag=True, help="A section each for runs of one task under different budgets or task versions."
         ),
-        click.option("--metric", "metrics", multiple=True, help="Main metric instead of the task's first; more get curves too."),
+        click.option(
+            "--metric", "metrics", multiple=True, help="Main metric instead of the task's first; more get curves too."
+        ),
         click.argument("runs", nargs=-1, required=True, type=_FOLDER),
     ):
         command = option(command)
@@ -67,9 +69,7 @@ def report(
 
 @click.command()
 @_what
-@click.option(
-    "--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png"
-)
+@click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")
 @json_option
 def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, out: Path, as_json: bool) -> None:
     """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95 % band."""
