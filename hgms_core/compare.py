@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from hgms_core import plots, results, workers
+from hgms_core import plots, plugins, results, workers
 from hgms_core import registry as registries
 from hgms_core import sweep as sweeps
 from hgms_core.budget import Budget
@@ -388,7 +388,9 @@ def run_grid(
     elif jobs > 1 and timed:
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     ended: dict[Path, workers.Ending] = {}
-    with workers.Crew(count=jobs, plugins=files, fresh=fresh) as crew:
+    # plugins that no distribution announces (files, modules) are told to the workers; the others they find themselves
+    loaded = [info.module for info in plugins.host().infos.values() if info.distribution is None]
+    with workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
 
         def carry_out(cells: list[Cell]) -> None:
             wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())

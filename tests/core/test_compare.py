@@ -399,6 +399,13 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Se
     assert [row["method"] for row in told["tasks"][0]["methods"]] == ["walk", "quick"]
 
 
+def test_workers_know_the_plugins_that_were_added_in_python(bowl: Path, tmp_path: Path) -> None:
+    assert str(bowl).endswith(".py")  # added to the host, and told to nobody else
+    found = run(tmp_path, seeds=1, jobs=1)
+    assert found.complete, str(found)
+    assert len(found.tables[0].rows) == 1
+
+
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     folder = prepared(tmp_path, GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0'))
     server.start(folder, "--set", "method.pause=0.0", "--budget", "4 steps", "--jobs", "1", "--json")
