@@ -47,10 +47,6 @@ class Entry:
     def seeds(self) -> list[int]:
         return [run.seed for run in self.runs]
 
-    @property
-    def name(self) -> str:
-        return (self.runs + self.failed)[0].method_name
-
     def values(self, key: str) -> list[float]:
         """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only where it is known."""
         found = [run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs]

@@ -97,6 +97,21 @@ def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> Non
     assert "(not finite in 1 of 3 seeds)" in shown
 
 
+def test_a_task_on_which_everything_failed(tmp_path: Path) -> None:
+    for method in ("uniform", "halve"):
+        write_run(tmp_path, method=method, error="it grew")
+    study = report.build([tmp_path])
+    [section] = study.sections
+    assert section.winner is None
+    assert section.verdict == ""
+    assert len(study.failed) == 2
+    for suffix in (".html", ".md", ".tex"):
+        assert "halve" in report.WRITERS[suffix](study)
+    [path] = report.write(study, tmp_path / "r.parquet")
+    assert path.exists()
+    assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [
@@ -409,7 +424,7 @@ def one_run(*options: str) -> Callable[[Path], list[str | Path]]:
         (lambda folder: [folder / "nowhere"], "does not exist"),
         (no_runs, "no finished run below"),
         (only_damaged, "summary.json is not valid JSON"),
-        (one_run("--metric", "valeu"), "unknown metric 'valeu'; did you mean 'value'?"),
+        (one_run("--metric", "val"), "unknown metric 'val'; did you mean 'value'?"),
         (one_run("--reference", "halv"), "unknown method 'halv'; did you mean 'halve'?"),
         (one_run("--out", "report.docx"), "the suffix of report.docx is '.docx'"),
         (one_run("--out", "report"), "report has no suffix"),
