@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import Factory, asdict, frozen
+from attrs import Factory, frozen
 from torch import Tensor
 
 from hgms_core.trees import Tree, take
@@ -58,8 +58,14 @@ class Cost:
     rows: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        theirs = asdict(other)
-        return Cost(**{name: value + theirs[name] for name, value in asdict(self).items()})
+        return Cost(
+            lower_gradients=self.lower_gradients + other.lower_gradients,
+            upper_values=self.upper_values + other.upper_values,
+            upper_gradients=self.upper_gradients + other.upper_gradients,
+            products=self.products + other.products,
+            cross_products=self.cross_products + other.cross_products,
+            rows=self.rows + other.rows,
+        )
 
     @property
     def calls(self) -> int:

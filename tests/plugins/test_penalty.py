@@ -480,7 +480,7 @@ def test_a_growing_penalty_and_a_barrier_come_near_the_true_optimum() -> None:
     best, small = penalised_minimiser("gap", None), penalised_minimiser("gap", 4.0)
     grown = log_penalty(ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, gamma_start=4.0, gamma_steps=1000), 1.0, 1000)
     assert abs(grown - best) < abs(small - best) / 4
-    barrier = log_penalty(DynamicBarrier(steps=5, inner_lr=0.5, lr=0.02, eta=0.5), 0.1, 600)
+    barrier = log_penalty(DynamicBarrier(steps=5, inner_lr=0.5, lr=0.03, eta=0.5), 0.15, 400)
     assert abs(barrier - best) < 0.05
 
 
