@@ -49,8 +49,9 @@ from hgms_core.errors import ConfigError, HgmsError, unknown
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry, overlay
 from hgms_core.runner import device_called, run_path
+from hgms_core.scale import scaled
 
-RESERVED = {"task", "method", "run", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
+RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
 
 
 def _whole(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -185,14 +186,16 @@ def load(
     sets: Iterable[str] = (),
     tasks: Sequence[str] = (),
     methods: Sequence[str] = (),
+    scale: str | None = None,
     registry: Registry | None = None,
 ) -> Grid:
-    """The grid that a file's table describes, with ``sets`` laid over it, narrowed to the labels ``tasks`` and ``methods``.
+    """The grid that a file's table describes, at its ``scale`` (:mod:`hgms_core.scale`), with ``sets`` laid over it, narrowed to
+    the labels ``tasks`` and ``methods``.
 
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of them), or a key of the top
     level. Raises one ConfigError with everything that is wrong.
     """
-    return _Loader(source, registry or registries.default()).load(dict(table), list(sets), tasks, methods)
+    return _Loader(source, registry or registries.default()).load(scaled(table, scale, source), list(sets), tasks, methods)
 
 
 def _structure(table: object, protocol: Any, registry: Registry) -> Any:

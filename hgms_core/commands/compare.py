@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hgms_core.errors import ConfigError
-from hgms_core.terminal import json_option, plugin_option, print_json, print_table
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
 
 
 def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -60,15 +60,18 @@ def _read(grid: Path) -> dict[str, Any]:
 @click.option("--reference", metavar="LABEL", help="The method that differences are taken to; by default the first.")
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
+@click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
 @click.option("--fresh", is_flag=True, help="A new process for every run (slower; memory is then each run's own everywhere).")
 @click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the cells, run nothing.")
+@track_option
 @plugin_option
 @json_option
 @click.pass_context
 def compare(
     ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
-    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, jobs: int | None, fresh: bool,
+    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, jobs: int | None,
+    scale: str | None, fresh: bool,
     retry_failed: bool, dry_run: bool, files: Sequence[str], as_json: bool,
 ) -> None:  # fmt: skip
     """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
@@ -91,9 +94,9 @@ def compare(
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]
     if grid is None:
-        loaded = load(table, source="the command line", sets=sets)
+        loaded = load(table, source="the command line", sets=sets, scale=scale)
     else:
-        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods)
+        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, scale=scale)
     if dry_run:
         rows = [
             {

@@ -1,0 +1,52 @@
+"""Scales: what is laid over a grid file, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hgms_core.errors import ConfigError
+from hgms_core.scale import scaled
+
+GRID: dict[str, Any] = {
+    "budget": "60s",
+    "run": {"device": "cuda", "threads": 1},
+    "task": [{"name": "a", "label": "one", "size": 3}, {"name": "a", "label": "two", "size": 4}],
+    "method": ["m", {"name": "m", "label": "m-2", "generator": {"count": 8, "steps": 20}}],
+    "scale": {
+        "cpu": {
+            "budget": "9s",
+            "run": {"device": "cpu"},
+            "task": {"*": {"size": 1}, "two": {"size": 2}},
+            "method": {"m-2": {"generator": {"count": 2}}},
+        }
+    },
+}
+
+
+def test_without_a_scale_only_the_scales_go() -> None:
+    assert scaled(GRID, None) == {key: value for key, value in GRID.items() if key != "scale"}
+
+
+def test_a_scale_is_laid_over_all_or_over_one() -> None:
+    found = scaled(GRID, "cpu")
+    assert found["budget"] == "9s"
+    assert found["run"] == {"device": "cpu", "threads": 1}
+    assert [one["size"] for one in found["task"]] == [1, 2]
+    assert found["method"] == [{"name": "m"}, {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}}]
+    assert GRID["method"][1]["generator"]["count"] == 8, "the given table stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        ({}, "cpus", "did you mean 'cpu'"),
+        ({"scale": {"cpu": {"method": {"n": {}}}}}, "cpu", "available: m, m-2"),
+        ({"scale": {"cpu": 3}}, "cpu", "one table for each scale"),
+    ],
+)
+def test_a_wrong_scale_is_named(change: dict[str, Any], name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="scale") as raised:
+        scaled({**GRID, **change}, name)
+    assert words in str(raised.value)
