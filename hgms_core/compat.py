@@ -55,13 +55,18 @@ def missing(method: Any, task: Any) -> dict[str, str] | None:
     return {trait: part for trait, part in needs(method).items() if trait not in traits}
 
 
-def explain(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
-    """One sentence: who needs what, and that the task lacks it."""
+def wanting(method_name: str, lacking: Mapping[str, str]) -> str:
+    """What is needed and lacking, as the end of a sentence."""
     whats = [
         f"{TRAITS.get(trait, trait)}" + (f" (its part {part!r})" if part != method_name else "")
         for trait, part in lacking.items()
     ]
-    return f"method {method_name!r} cannot run on task {task_name!r}: it needs {' and '.join(whats)}"
+    return f"it needs {' and '.join(whats)}"
+
+
+def explain(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
+    """One sentence: who needs what, and that the task lacks it."""
+    return f"method {method_name!r} cannot run on task {task_name!r}: {wanting(method_name, lacking)}"
 
 
 def ensure(method: Any, task: Any, method_name: str | None = None) -> None:

@@ -54,6 +54,7 @@ class Implicit:
     """
 
     name: ClassVar[str] = "implicit"
+    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=validators.in_(["vjp", "jvp", "difference"]))
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))

@@ -40,6 +40,7 @@ class Unrolled:
     """
 
     name: ClassVar[str] = "unrolled"
+    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     last: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     upper_batch_size: int | None = field(
         default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])

@@ -22,7 +22,16 @@ EXPECTED = {
     "solver": {"cg", "minres", "neumann", "fixed-point", "nystrom", "identity"},
     "hypergradient": {"implicit", "unrolled", "one-step", "carried", "fixed"},
     "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split"},
-    "task": {"quadratic", "circle-kink", "circle-degenerate", "sphere", "hyper-cleaning"},
+    "task": {
+        "quadratic",
+        "circle-kink",
+        "circle-degenerate",
+        "sphere",
+        "hyper-cleaning",
+        "imbalanced-loss",
+        "ridge-cv",
+        "logistic-cv",
+    },
     "method": {
         "pipeline",
         "hg-ms-ula",
