@@ -21,6 +21,7 @@ LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D")
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STEPS = "outer updates"
+_STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 
 def styles(study: Study) -> dict[str, dict[str, Any]]:
@@ -43,7 +44,9 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
                     curves = {label: curve.scaled(100) for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds" + (", band: 95 % t-interval" if many else "")
-                found.append(_figure(title, text, _curves(curves, style), name, heading(metric), zoom=_range(curves)))
+                found.append(
+                    _figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=_range(curves))
+                )
     gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
@@ -75,9 +78,12 @@ def _figure(
 
 
 def _curves(
-    curves: Mapping[str, Curve], style: Mapping[str, Mapping[str, Any]], positive: bool = False
+    curves: Mapping[str, Curve], style: Mapping[str, Mapping[str, Any]], *, positive: bool = False, held: bool = False
 ) -> list[dict[str, Any]]:
-    """A band and a line for each method. ``positive`` leaves out what a logarithmic axis cannot show."""
+    """A band and a line for each method.
+
+    ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold until the next report as steps.
+    """
     traces: list[dict[str, Any]] = []
     for label, curve in curves.items():
         look: dict[str, Any] = {
@@ -91,12 +97,14 @@ def _curves(
             low = curve.low if not positive else np.where(curve.low > 0, curve.low, np.nan)
             high = curve.high if not positive else np.where(curve.high > 0, curve.high, np.nan)
             known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
-            outline = numbers(np.concatenate([curve.x[known], curve.x[known][::-1]]))
-            area = numbers(np.concatenate([high[known], low[known][::-1]]))
+            at, low, high = curve.x[known], low[known], high[known]
+            if held and 1 < len(at) <= _STEPPED:
+                at, low, high = np.repeat(at, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
+            outline, area = numbers(np.concatenate([at, at[::-1]])), numbers(np.concatenate([high, low[::-1]]))
             band = {"x": outline, "y": area, "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
             traces.append({**look, "meta": {**look["meta"], "band": True}, **band})
         y = curve.y if not positive else np.where(curve.y > 0, curve.y, np.nan)
-        line = {"width": 2, "dash": style[label]["dash"]}
+        line = {"width": 2, "dash": style[label]["dash"], **({"shape": "hv"} if held else {})}
         traces.append({**look, "x": x, "y": numbers(y), "line": line, "hovertemplate": "%{y:.4~g}"})
     return traces
 

@@ -35,9 +35,11 @@ def draw(study: Study, path: Path) -> Path:
             for method, curve in curves.items():
                 look = style[method]
                 colour = LIGHT[look["colour"]]
-                axis.plot(curve.x, curve.y, color=colour, linestyle=_LINES[look["dash"]], linewidth=1.3, label=method)
+                axis.step(
+                    curve.x, curve.y, where="post", color=colour, linestyle=_LINES[look["dash"]], linewidth=1.3, label=method
+                )
                 if curve.low is not None and curve.high is not None:
-                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
             zoom = _range(curves) if curves else None
             if zoom is not None and np.isfinite(zoom).all():
                 axis.set_ylim(*zoom)
