@@ -72,6 +72,7 @@ class CircleDegenerate:
 
     name: ClassVar[str] = "circle-degenerate"
     version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
     metrics: ClassVar[Mapping[str, bool]] = {
         "value": False,
         "upper_loss": False,

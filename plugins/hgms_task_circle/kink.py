@@ -73,6 +73,7 @@ class CircleKink:
 
     name: ClassVar[str] = "circle-kink"
     version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
     metrics: ClassVar[Mapping[str, bool]] = {
         "value": False,
         "upper_loss": False,

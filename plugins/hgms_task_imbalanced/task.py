@@ -72,7 +72,9 @@ class ImbalancedLoss:
 
     name: ClassVar[str] = "imbalanced-loss"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "stop-rows"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "direct-upper", "few-upper", "per-example-losses", "stop-rows"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_balanced_accuracy": True,
         "test_balanced_accuracy_adjusted": True,

@@ -86,6 +86,9 @@ class Quadratic:
 
     name: ClassVar[str] = "quadratic"
     version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "value": False,
         "upper_loss": False,

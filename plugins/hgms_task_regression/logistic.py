@@ -59,7 +59,9 @@ class LogisticCv:
 
     name: ClassVar[str] = "logistic-cv"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "stop-rows", "closed-form"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "value_function": False,
         "stationarity": False,

@@ -89,7 +89,9 @@ class RidgeCv:
 
     name: ClassVar[str] = "ridge-cv"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "stop-rows", "closed-form"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "value_function": False,
         "stationarity": False,

@@ -53,6 +53,7 @@ class Sphere:
 
     name: ClassVar[str] = "sphere"
     version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
     metrics: ClassVar[Mapping[str, bool]] = {
         "upper_gap": False,
         "upper_loss": False,
