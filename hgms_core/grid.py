@@ -189,8 +189,8 @@ def load(
     scale: str | None = None,
     registry: Registry | None = None,
 ) -> Grid:
-    """The grid that a file's table describes, at its ``scale`` (:mod:`hgms_core.scale`), with ``sets`` laid over it, narrowed to
-    the labels ``tasks`` and ``methods``.
+    """The grid that a file's table describes, with ``sets`` laid over it, narrowed to the labels ``tasks`` and ``methods``; at
+    one of its scales (:mod:`hgms_core.scale`) if ``scale`` names one.
 
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of them), or a key of the top
     level. Raises one ConfigError with everything that is wrong.
