@@ -1,0 +1,463 @@
+"""Every bilevel method as a person would write its outer step for one problem alone: no records, no counts, no choices.
+
+Each function takes the problem and the method's Pipeline (for its numbers only) and returns a stepper that changes its own
+variables in place. ``bench_methods.py`` checks them against the pipeline and times both.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms_core import Key, Pipeline, Problem, Tree, clone
+
+Stepper = Callable[[], tuple[Tree, Tree]]
+"""Makes one more outer step in place; returns (θ, x)."""
+Straight = Callable[[Problem, Pipeline], Stepper]
+
+
+class Batches:
+    """Rows of both losses, drawn by one generator as a plain training loop draws them; the sizes are those of ``part``."""
+
+    def __init__(self, problem: Problem, part: Any, seed: int = 0) -> None:
+        self.train, self.validation = problem.lower_data, problem.upper_data["differentiate"]
+        self.sizes = (getattr(part, "batch_size", None), getattr(part, "upper_batch_size", None))
+        self.random = torch.Generator().manual_seed(seed)
+
+    def lower(self) -> Tree:
+        return self._draw(self.train, self.sizes[0])
+
+    def upper(self) -> Tree:
+        return self._draw(self.validation, self.sizes[1])
+
+    def _draw(self, data: Any, size: int | None) -> Tree:
+        if size is None or size >= data.size:
+            return dict(data.whole)
+        return dict(data.rows(torch.randperm(data.size, generator=self.random)[:size].to(data.device)))
+
+
+def trainable(tree: Tree) -> Tree:
+    return {name: leaf.requires_grad_() for name, leaf in clone(tree).items()}
+
+
+def still(tree: Tree) -> Tree:
+    return {name: leaf.detach() for name, leaf in tree.items()}
+
+
+def descend(tree: Tree, grads: Iterable[Tensor], rate: float) -> None:
+    with torch.no_grad():
+        torch._foreach_add_(list(tree.values()), list(grads), alpha=-rate)
+
+
+def adam_for(theta: Tree, outer: Any) -> Callable[[Iterable[Tensor]], None]:
+    """torch.optim's Adam or AdamW with the outer optimiser's numbers, as a function of the gradient."""
+    decay = {"weight_decay": outer.weight_decay} if hasattr(outer, "weight_decay") else {}
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    optimiser: torch.optim.Optimizer = kind(list(theta.values()), lr=outer.lr, betas=outer.betas, eps=outer.eps, **decay)
+
+    def step(grads: Iterable[Tensor]) -> None:
+        for leaf, grad in zip(theta.values(), grads, strict=True):
+            leaf.grad = grad
+        optimiser.step()
+
+    return step
+
+
+# Penalties ---------------------------------------------------------------------------------------------------------------
+
+
+def weight_of(generator: Any, k: int) -> tuple[float, float]:
+    """(γ_k, c_k)."""
+    gamma = min(generator.gamma, generator.gamma_start + (generator.gamma - generator.gamma_start) * k / generator.gamma_steps)
+    return gamma, min(1 / gamma, 1.0) if gamma else 1.0
+
+
+def v_pbgd(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    rate = method.outer.lr  # type: ignore[attr-defined]
+    theta, y, omega = trainable(problem.theta0), trainable(problem.x0), trainable(problem.x0)
+    batches, k = Batches(problem, made), 0
+
+    def step() -> tuple[Tree, Tree]:
+        nonlocal k
+        fixed = still(theta)
+        for _ in range(made.steps):
+            descend(omega, torch.autograd.grad(problem.g(fixed, omega, batches.lower()), list(omega.values())), made.inner_lr)
+        gamma, scale = weight_of(made, k)
+        rows = batches.lower()
+        gap = problem.g(theta, y, rows) - problem.g(theta, still(omega), rows)
+        loss = scale * (problem.f(theta, y, batches.upper()) + gamma * gap)
+        grads = torch.autograd.grad(loss, [*theta.values(), *y.values()])
+        descend(theta, grads[: len(theta)], rate)
+        descend(y, grads[len(theta) :], made.lr)
+        k += 1
+        return theta, y
+
+    return step
+
+
+def g_pbgd(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    rate = method.outer.lr  # type: ignore[attr-defined]
+    theta, y = trainable(problem.theta0), trainable(problem.x0)
+    batches, k = Batches(problem, made), 0
+
+    def step() -> tuple[Tree, Tree]:
+        nonlocal k
+        gamma, scale = weight_of(made, k)
+        slopes = torch.autograd.grad(problem.g(theta, y, batches.lower()), list(y.values()), create_graph=True)
+        penalty = torch.stack([slope.square().sum() for slope in slopes]).sum()
+        loss = scale * (problem.f(theta, y, batches.upper()) + gamma / 2 * penalty)
+        grads = torch.autograd.grad(loss, [*theta.values(), *y.values()], materialize_grads=True)
+        descend(theta, grads[: len(theta)], rate)
+        descend(y, grads[len(theta) :], made.lr)
+        k += 1
+        return theta, y
+
+    return step
+
+
+def scalebio(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    rate = method.outer.lr  # type: ignore[attr-defined]
+    theta, w, u = trainable(problem.theta0), trainable(problem.x0), trainable(problem.x0)
+    batches = Batches(problem, made)
+
+    def step() -> tuple[Tree, Tree]:
+        rows = batches.lower()
+        game = problem.f(theta, w, batches.upper()) + made.alpha * (problem.g(theta, w, rows) - problem.g(theta, u, rows))
+        grads = torch.autograd.grad(game, [*theta.values(), *w.values(), *u.values()])
+        descend(theta, grads[: len(theta)], rate)
+        descend(w, grads[len(theta) : -len(u)], made.lr)
+        descend(u, grads[-len(u) :], -(made.lr_u or made.lr))
+        return theta, w
+
+    return step
+
+
+def bome(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    rate = method.outer.lr  # type: ignore[attr-defined]
+    theta, y = trainable(problem.theta0), trainable(problem.x0)
+    both = [*theta.values(), *y.values()]
+    batches = Batches(problem, made)
+
+    def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+        return torch.stack([(one * other).sum() for one, other in zip(a, b, strict=True)]).sum()
+
+    def step() -> tuple[Tree, Tree]:
+        rows, fixed = batches.lower(), still(theta)
+        down = list(torch.autograd.grad(problem.g(theta, y, rows), both))
+        end = trainable(y)
+        descend(end, down[len(theta) :], made.inner_lr)
+        for _ in range(made.steps - 1):
+            descend(end, torch.autograd.grad(problem.g(fixed, end, rows), list(end.values())), made.inner_lr)
+        at_end = torch.autograd.grad(problem.g(theta, still(end), rows), list(theta.values()))
+        down[: len(theta)] = [slope - other for slope, other in zip(down, at_end, strict=False)]
+        up = list(torch.autograd.grad(problem.f(theta, y, batches.upper()), both, materialize_grads=True))
+        weight = (made.eta - dot(up, down) / dot(down, down)).clamp_min(0)
+        direction = [slope + weight * other for slope, other in zip(up, down, strict=True)]
+        descend(theta, direction[: len(theta)], rate)
+        descend(y, direction[len(theta) :], made.lr)
+        return theta, y
+
+    return step
+
+
+def soba(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    rate = method.outer.lr  # type: ignore[attr-defined]
+    theta, x = trainable(problem.theta0), trainable(problem.x0)
+    both = [*theta.values(), *x.values()]
+    v = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
+    batches = Batches(problem, made)
+
+    def step() -> tuple[Tree, Tree]:
+        slopes = torch.autograd.grad(problem.g(theta, x, batches.lower()), list(x.values()), create_graph=True)
+        products = torch.autograd.grad(slopes, both, list(v.values()))
+        direct = torch.autograd.grad(problem.f(theta, x, batches.upper()), both, materialize_grads=True)
+        up = torch._foreach_add(list(products), list(direct))
+        descend(x, [slope.detach() for slope in slopes], made.lr)
+        descend(v, up[len(theta) :], made.v_lr)
+        descend(theta, up[: len(theta)], rate)
+        return theta, x
+
+    return step
+
+
+# Unrolling ---------------------------------------------------------------------------------------------------------------
+
+
+def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    outer: Any = method.outer
+    theta, z = trainable(problem.theta0), trainable(problem.x0)
+    adam, scored, k = adam_for(theta, outer.upper), problem.upper_data["select"].whole, 0
+    data, batches = problem.lower_data, Batches(problem, method.hypergradient)
+
+    def step() -> tuple[Tree, Tree]:
+        nonlocal k
+        # The pipeline's own batches: a step's cost depends on where the run is truncated.
+        index = data.draw(Key(0).fold("step", k, "propose", "batches"), made.batch_size, made.steps)
+        y, iterates, scores = z, [], []
+        for turn in range(made.steps):
+            rows = data.batch(None if index is None else index[turn])
+            slopes = torch.autograd.grad(problem.g(theta, y, rows), list(y.values()), create_graph=True)
+            y = {name: leaf - made.lr * slope for (name, leaf), slope in zip(y.items(), slopes, strict=True)}
+            iterates.append(y)
+            with torch.no_grad():
+                scores.append(problem.f(theta, y, scored))
+        worst = iterates[int(torch.stack(scores).argmax())]
+        grads = torch.autograd.grad(problem.f(theta, worst, batches.upper()), [*theta.values(), *z.values()])
+        adam(grads[: len(theta)])
+        descend(z, grads[len(theta) :], outer.start.lr)
+        k += 1
+        return theta, y
+
+    return step
+
+
+def hg_baseline(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    beta1, beta2 = made.betas
+    theta, start = trainable(problem.theta0), trainable(problem.x0)
+    names = list(start)
+    first, second = ([torch.zeros_like(leaf) for leaf in start.values()] for _ in range(2))
+    adam, batches, upper, t = adam_for(theta, method.outer), Batches(problem, made), Batches(problem, method.hypergradient), 0
+
+    def step() -> tuple[Tree, Tree]:
+        nonlocal t, start, first, second
+        x, m, v = start, first, second
+        for _ in range(made.steps):
+            t += 1
+            slopes = torch.autograd.grad(problem.g(theta, x, batches.lower()), list(x.values()), create_graph=True)
+            m = [beta1 * old + (1 - beta1) * slope for old, slope in zip(m, slopes, strict=True)]
+            v = [beta2 * old + (1 - beta2) * slope * slope for old, slope in zip(v, slopes, strict=True)]
+            rate, root = made.lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+            moved = [leaf - rate * a / (b.sqrt() / root + made.eps) for leaf, a, b in zip(x.values(), m, v, strict=True)]
+            x = dict(zip(names, moved, strict=True))
+        adam(torch.autograd.grad(problem.f(theta, x, upper.upper()), list(theta.values())))
+        start = trainable(x)
+        first, second = [leaf.detach() for leaf in m], [leaf.detach() for leaf in v]
+        return theta, start
+
+    return step
+
+
+# Implicit ----------------------------------------------------------------------------------------------------------------
+
+
+def times_hessian(slopes: Iterable[Tensor], x: Tree, v: list[Tensor], keep: bool = False) -> list[Tensor]:
+    return list(torch.autograd.grad(list(slopes), list(x.values()), v, retain_graph=keep))
+
+
+def slopes_of(problem: Problem, theta: Tree, x: Tree, rows: Tree) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(problem.g(theta, x, rows), list(x.values()), create_graph=True)
+
+
+def mixed(problem: Problem, theta: Tree, x: Tree, rows: Tree, v: list[Tensor]) -> list[Tensor]:
+    """∇²_θx g·v: forward mode in x, then reverse mode in θ (a second backward pass through the model costs more)."""
+    along = dict(zip(x, v, strict=True))
+    slope: Tensor = torch.func.jvp(lambda point: problem.g(theta, point, rows), (still(x),), (along,))[1]
+    return list(torch.autograd.grad(slope, list(theta.values())))
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    return torch.stack([(one * other).sum() for one, other in zip(a, b, strict=True)]).sum()
+
+
+def conjugate_gradients(product: Callable[[list[Tensor]], list[Tensor]], rhs: list[Tensor], solver: Any) -> list[Tensor]:
+    v, residual, direction = [torch.zeros_like(leaf) for leaf in rhs], rhs, rhs
+    size = first = dot(rhs, rhs)
+    for _ in range(solver.max_steps):
+        image = torch._foreach_add(product(direction), direction, alpha=solver.ridge)
+        bend = dot(direction, list(image))
+        if bend <= 0:
+            break
+        alpha = float(size / bend)
+        v = list(torch._foreach_add(v, direction, alpha=alpha))
+        residual = list(torch._foreach_add(residual, image, alpha=-alpha))
+        size, before = dot(residual, residual), size
+        if size <= solver.rtol**2 * first:
+            break
+        direction = list(torch._foreach_add(residual, direction, alpha=float(size / before)))
+    return v
+
+
+def hg_ms(problem: Problem, method: Pipeline) -> Stepper:
+    made: Any = method.generator
+    inside: Any = method.hypergradient
+    theta, roles, data = trainable(problem.theta0), problem.upper_data, problem.lower_data
+    branches = [trainable(problem.x0) for _ in range(made.count)]
+    makes = [lambda x=x: torch.optim.Adam(x.values(), lr=made.lr, betas=made.betas, eps=made.eps) for x in branches]
+    optimisers = [make() for make in makes]
+    adam, batches, k = adam_for(theta, method.outer), Batches(problem, inside), 0
+    best = (torch.tensor(torch.inf), still(theta), still(branches[0]))
+
+    def step() -> tuple[Tree, Tree]:
+        nonlocal k, best, optimisers
+        key, fixed, scores = Key(0).fold("step", k), still(theta), []
+        for member, (x, optimiser) in enumerate(zip(branches, optimisers, strict=True)):
+            # The pipeline's own batches: how many products conjugate gradients take depends on the run.
+            index = data.draw(key.fold("propose", "batches", member), made.batch_size, made.steps)
+            for turn in range(made.steps):
+                optimiser.param_groups[0]["lr"] = made.lr * 0.5 * (1 + math.cos(math.pi * turn / made.steps))
+                rows = data.batch(None if index is None else index[turn])
+                grads = torch.autograd.grad(problem.g(fixed, x, rows), list(x.values()))
+                for leaf, grad in zip(x.values(), grads, strict=True):
+                    leaf.grad = grad
+                optimiser.step()
+            with torch.no_grad():
+                scores.append(problem.f(fixed, x, roles["select"].whole))
+        chosen = int(torch.stack(scores).argmin())
+        x = branches[chosen]
+        with torch.no_grad():
+            loss = problem.f(fixed, x, roles["stop"].whole)
+        if loss < best[0]:
+            best = (loss, clone(theta), clone(x))
+
+        rhs = list(torch.autograd.grad(problem.f(theta, x, batches.upper()), list(x.values())))
+        rows = batches.lower()
+        slopes = slopes_of(problem, fixed, x, rows)
+        v = conjugate_gradients(lambda p: times_hessian(slopes, x, p, keep=True), rhs, inside.solver)
+        adam([-part for part in mixed(problem, theta, x, rows, v)])
+        k += 1
+        found = clone(x)
+        if k % made.restart_every == 0:
+            origin, optimisers = problem.initial(key.fold("carry")), [make() for make in makes]
+        else:
+            origin = found
+            for optimiser in optimisers:
+                if optimiser is not optimisers[chosen]:
+                    optimiser.load_state_dict(copy.deepcopy(optimisers[chosen].state_dict()))
+        with torch.no_grad():
+            for branch in branches:
+                for name, leaf in branch.items():
+                    leaf.copy_(origin[name])
+        return theta, found
+
+    return step
+
+
+def trained(problem: Problem, method: Pipeline, theta: Tree, x: Tree) -> Callable[[], None]:
+    """K steps of SGD on x."""
+    made: Any = method.generator
+    batches, first = Batches(problem, made), [torch.zeros_like(leaf) for leaf in x.values()]
+
+    def run() -> None:
+        fixed = still(theta)
+        for _ in range(made.steps):
+            grads: Any = torch.autograd.grad(problem.g(fixed, x, batches.lower()), list(x.values()))
+            if made.momentum:
+                torch._foreach_mul_(first, made.momentum)
+                torch._foreach_add_(first, grads)
+                grads = first
+            descend(x, grads, made.lr)
+
+    return run
+
+
+def fixed_point(problem: Problem, method: Pipeline) -> Stepper:
+    inside: Any = method.hypergradient
+    theta, x = trainable(problem.theta0), trainable(problem.x0)
+    run, adam, batches = trained(problem, method, theta, x), adam_for(theta, method.outer), Batches(problem, inside, seed=1)
+
+    def step() -> tuple[Tree, Tree]:
+        run()
+        rhs = list(torch.autograd.grad(problem.f(theta, x, batches.upper()), list(x.values())))
+        rows = batches.lower()
+        slopes = slopes_of(problem, still(theta), x, rows)
+        v = [torch.zeros_like(leaf) for leaf in rhs]
+        for _ in range(inside.solver.max_steps):
+            rest = torch._foreach_sub(rhs, times_hessian(slopes, x, v, keep=True))
+            torch._foreach_add_(v, rest, alpha=inside.solver.lr)
+        adam([-part for part in mixed(problem, theta, x, rows, v)])
+        return theta, x
+
+    return step
+
+
+def amigo(problem: Problem, method: Pipeline) -> Stepper:
+    inside: Any = method.hypergradient
+    theta, x = trainable(problem.theta0), trainable(problem.x0)
+    v = [torch.zeros_like(leaf) for leaf in x.values()]
+    run, adam, batches = trained(problem, method, theta, x), adam_for(theta, method.outer), Batches(problem, inside, seed=1)
+
+    def step() -> tuple[Tree, Tree]:
+        run()
+        rhs = list(torch.autograd.grad(problem.f(theta, x, batches.upper()), list(x.values())))
+        for _ in range(inside.solver.max_steps):
+            slopes = slopes_of(problem, still(theta), x, batches.lower())
+            torch._foreach_add_(v, torch._foreach_sub(rhs, times_hessian(slopes, x, v)), alpha=inside.solver.lr)
+        adam([-part for part in mixed(problem, theta, x, batches.lower(), v)])
+        return theta, x
+
+    return step
+
+
+def stocbio(problem: Problem, method: Pipeline) -> Stepper:
+    inside: Any = method.hypergradient
+    theta, x = trainable(problem.theta0), trainable(problem.x0)
+    run, adam, batches = trained(problem, method, theta, x), adam_for(theta, method.outer), Batches(problem, inside, seed=1)
+
+    def step() -> tuple[Tree, Tree]:
+        run()
+        term = list(torch.autograd.grad(problem.f(theta, x, batches.upper()), list(x.values())))
+        total = clone(dict(zip(x, term, strict=True)))
+        for _ in range(inside.solver.steps - 1):
+            slopes = slopes_of(problem, still(theta), x, batches.lower())
+            torch._foreach_add_(term, times_hessian(slopes, x, term), alpha=-inside.solver.lr)
+            torch._foreach_add_(list(total.values()), term)
+        v = list(torch._foreach_mul(list(total.values()), inside.solver.lr))
+        adam([-part for part in mixed(problem, theta, x, batches.lower(), v)])
+        return theta, x
+
+    return step
+
+
+def darts(problem: Problem, method: Pipeline) -> Stepper:
+    inside: Any = method.hypergradient
+    theta, x = trainable(problem.theta0), trainable(problem.x0)
+    run, adam, batches = trained(problem, method, theta, x), adam_for(theta, method.outer), Batches(problem, inside, seed=1)
+
+    def length(leaves: Iterable[Tensor]) -> Tensor:
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(leaves))))
+
+    def step() -> tuple[Tree, Tree]:
+        run()
+        rows, names = batches.lower(), list(x)
+        slopes = torch.autograd.grad(problem.g(still(theta), x, rows), list(x.values()))
+        here = [leaf.detach() for leaf in x.values()]
+        ahead = [leaf.requires_grad_() for leaf in torch._foreach_add(here, slopes, alpha=-inside.lr)]
+        along = torch.autograd.grad(problem.f(theta, dict(zip(names, ahead, strict=True)), batches.upper()), ahead)
+        # The paper's step is 0.01/‖∇f‖; ours is scaled to x and to the precision as well.
+        small = torch.finfo(here[0].dtype).eps ** (1 / 3) * (1 + float(length(here))) / float(length(along))
+        ends = [
+            torch.autograd.grad(problem.g(theta, dict(zip(names, point, strict=True)), rows), list(theta.values()))
+            for point in (torch._foreach_add(here, along, alpha=sign * small) for sign in (1, -1))
+        ]
+        adam([-inside.lr * (plus - minus) / (2 * small) for plus, minus in zip(*ends, strict=True)])
+        return theta, x
+
+    return step
+
+
+METHODS: dict[str, Straight] = {
+    "hg-ms": hg_ms,
+    "hg-baseline": hg_baseline,
+    "v-pbgd": v_pbgd,
+    "g-pbgd": g_pbgd,
+    "scalebio": scalebio,
+    "bome": bome,
+    "soba": soba,
+    "iaptt-gm": iaptt_gm,
+    "amigo": amigo,
+    "stocbio": stocbio,
+    "darts": darts,
+    "fixed-point": fixed_point,
+}
