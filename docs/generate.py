@@ -29,7 +29,9 @@ def commands() -> str:
     """The help of each command of ours."""
     parent = click.Context(cli.main, info_name="hgms")
     shown = []
-    for name, command in sorted(cli.main.commands.items()):
+    for name in sorted({*cli.main.commands, *cli.BESIDES}):
+        command = cli.main.get_command(parent, name)
+        assert command is not None
         context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
         shown.append(f"## hgms {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(shown)
