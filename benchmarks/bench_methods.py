@@ -88,8 +88,8 @@ def block(step: Stepper, steps: int) -> float:
 def measure(problem: Problem, method: Pipeline, straight: Straight, pairs: int, seconds: float) -> dict[str, float]:
     sides = (through(problem, method), straight(problem, method))
     for side in sides:
-        block(side, 2)  # allocators and kernels warm up
-    steps = max(2, round(seconds / block(sides[1], 2)))
+        block(side, 1)  # allocators and kernels warm up
+    steps = max(1, round(seconds / block(sides[1], 1)))
     order, found = random.Random(0), []
     for _ in range(pairs):
         spent = [0.0, 0.0]
