@@ -68,7 +68,7 @@ class Budget:
         if unit is None or amount is None:
             raise ConfigError(f"cannot read the budget {text!r}; write for example '60s', '25 steps' or '1e5 calls'")
         name, factor = unit
-        if name != "seconds" and amount != int(amount):
+        if name != "seconds" and not amount.is_integer():
             raise ConfigError(f"the budget {text!r} is not a whole number of {match[2] if match else name}")
         try:
             return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})

@@ -48,25 +48,24 @@ def needs(component: Any) -> dict[str, str]:
 
 
 def missing(method: Any, task: Any) -> dict[str, str] | None:
-    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each; None if the task promises nothing."""
+    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each ("" for the method itself); None if
+    the task promises nothing."""
     traits = getattr(task, "traits", None)
     if traits is None:
         return None
-    return {trait: part for trait, part in needs(method).items() if trait not in traits}
+    own = getattr(method, "needs", ())
+    return {trait: "" if trait in own else part for trait, part in needs(method).items() if trait not in traits}
 
 
-def wanting(method_name: str, lacking: Mapping[str, str]) -> str:
+def wanting(lacking: Mapping[str, str]) -> str:
     """What is needed and lacking, as the end of a sentence."""
-    whats = [
-        f"{TRAITS.get(trait, trait)}" + (f" (its part {part!r})" if part != method_name else "")
-        for trait, part in lacking.items()
-    ]
+    whats = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
     return f"it needs {' and '.join(whats)}"
 
 
 def explain(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
     """One sentence: who needs what, and that the task lacks it."""
-    return f"method {method_name!r} cannot run on task {task_name!r}: {wanting(method_name, lacking)}"
+    return f"method {method_name!r} cannot run on task {task_name!r}: {wanting(lacking)}"
 
 
 def ensure(method: Any, task: Any, method_name: str | None = None) -> None:

@@ -176,12 +176,13 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 
-def lay(table: dict[str, Any], assignment: str) -> Place:
-    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string."""
+def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Place:
+    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``given`` is what a person
+    wrote, for messages."""
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
-        raise ConfigError(f"--set {assignment}: write --set key=value, for example --set method.generator.count=4")
+        raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
     try:
         value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
@@ -189,7 +190,7 @@ def lay(table: dict[str, Any], assignment: str) -> Place:
     try:
         put(table, path, value)
     except ConfigError as error:
-        raise ConfigError(f"--set {assignment}: {error}") from None
+        raise ConfigError(f"--set {given or assignment}: {error}") from None
     return path
 
 

@@ -51,6 +51,12 @@ from hgms_core.registry import Registry, overlay
 from hgms_core.runner import device_called, run_path
 from hgms_core.scale import scaled
 
+FLAGS = "the command line"
+"""The source of a grid that has no file."""
+
+UNIFORM = "uniform"
+"""The method that does nothing: what differences are taken to where it is among the methods."""
+
 RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
 
 
@@ -232,6 +238,9 @@ class _Loader:
         every_task, every_method = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
         self.lay(table, [*every_task, *every_method], sets)
         tasks, methods = self.narrowed(every_task, only_tasks), self.narrowed(every_method, only_methods)
+        if self.where == FLAGS and "budget" not in table:
+            self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
+            table["budget"] = "1 step"
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(every_task, every_method)
         built = {one.label: self.built(one.table, Task, f"{self.where}.task {one.label}") for one in tasks}
@@ -276,7 +285,12 @@ class _Loader:
         """The tables of one kind, with labels. Strings are names alone."""
         items = given if isinstance(given, (list, tuple)) else [given] if given is not None else []
         if not items:
-            self.problems.append(f"no {kind} is named; write a [[{kind}]] table with its name @ {self.where}")
+            how = f"write a [[{kind}]] table with its name"
+            if self.where == FLAGS:
+                how = {"task": "add --task NAME", "method": "add --methods NAME,NAME"}[
+                    kind
+                ] + f" (`hgms list {kind}` shows all)"
+            self.problems.append(f"no {kind} is named; {how} @ {self.where}")
         made = [self.entry(kind, item, f"{self.where}.{kind}[{number}]") for number, item in enumerate(items, start=1)]
         found = [one for one in made if one is not None]
         labels = [one.label for one in found]
@@ -324,8 +338,14 @@ class _Loader:
                 if named and not hit and head not in top:
                     choices = ["task", "method", "run", "sweep", *(one.label for one in entries)]
                     raise ConfigError(f"--set {assignment}: {unknown('task or method', head, choices)}")
+                key, equals, _ = assignment.partition("=")
+                if equals and not named and key.strip() not in top:
+                    raise ConfigError(
+                        f"--set {assignment}: whose {key.strip()!r}? write task.{key}, method.{key} or LABEL.{key}\n"
+                        f"  of the grid itself: {', '.join(top)}"
+                    )
                 for entry in hit:
-                    config.lay(entry.table, rest)
+                    config.lay(entry.table, rest, assignment)
                 if not hit:
                     config.lay(table, assignment)
             except ConfigError as error:
@@ -334,7 +354,7 @@ class _Loader:
     def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
         labels = [one.label for one in entries]
         kind = entries[0].kind if entries else "entry"
-        self.problems += [unknown(f"{kind} of {self.where}", word, labels) for word in only if word not in labels]
+        self.problems += [f"{unknown(kind, word, labels)}\n  @ {self.where}.{kind}" for word in only if word not in labels]
         return [one for one in entries if not only or one.label in only]
 
     def check_on(self, tasks: Sequence[Entry], methods: Sequence[Entry]) -> None:
@@ -352,7 +372,7 @@ class _Loader:
     ) -> dict[tuple[str, str], Method]:
         """Every method for every task, built, and checked to fit it."""
         found: dict[tuple[str, str], Method] = {}
-        unfit = False
+        unfit: list[str] = []
         for other in methods:
             place = f"{self.where}.method {other.label}"
             whole = None
@@ -366,10 +386,10 @@ class _Loader:
                 found[one.label, other.label] = method
                 lacking = compat.missing(method, built[one.label])
                 if lacking:
-                    unfit = True
-                    self.problems.append(compat.explain(other.label, one.label, lacking))
+                    unfit.append(compat.explain(other.label, one.label, lacking))
         if unfit:
-            self.problems.append("`hgms compat` shows which methods fit which tasks")
+            unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
+        self.problems += unfit
         return found
 
     # --- the rest of the file
@@ -382,7 +402,7 @@ class _Loader:
             if task is not None and not names:
                 self.problems.append(f"the task {label!r} names no metrics, so there is nothing to compare by")
             elif names and metric is not None and metric not in names:
-                self.problems.append(unknown(f"metric of task {label!r}", metric, names))
+                self.problems.append(f"{unknown('metric', metric, names)}\n  @ {self.where}, task {label!r}")
             chosen[label] = metric or next(iter(names), "")
         return chosen
 
@@ -390,7 +410,7 @@ class _Loader:
         labels = [one.label for one in methods]
         if given is not None and given not in labels:
             self.problems.append(unknown("reference method", given, labels))
-        return given or next(iter(labels), "")
+        return given or next((one.label for one in methods if one.name == UNIFORM), next(iter(labels), ""))
 
     def check_run(self, run: RunSettings) -> None:
         try:

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 from filelock import FileLock
 
 from hgms_core.cli import main
+from hgms_core.errors import ConfigError
+from hgms_core.grid import load
 
 pytestmark = pytest.mark.plugins
 
@@ -94,6 +96,23 @@ def test_a_device_that_is_not_there(folder: Path) -> None:
     assert done.exit_code == 2
     assert "cuda:7" in done.stderr
     assert "cpu" in done.stderr
+
+
+def test_differences_are_to_uniform_where_it_takes_part() -> None:
+    table = {"budget": "2 steps", "task": ["quadratic"]}
+    assert load({**table, "method": ["hg-ms", {"name": "uniform", "label": "floor"}]}).reference == "floor"
+    assert load({**table, "method": ["hg-ms", "hg-implicit"]}).reference == "hg-ms"
+
+
+def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({"budget": "2 steps", "task": ["quadratic", "hyper-cleaning"], "method": ["oracle-clean", "tpe", "uniform"]})
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "2 problems in the grid; nothing was run:"
+    assert "method 'oracle-clean' cannot run on task 'quadratic': it needs a named upper variable `clean`" in lines[1]
+    assert "method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables" in lines[2]
+    assert "part" not in "".join(lines), "the method itself needs it"
+    assert lines[3].strip() == "`hgms compat` shows which methods fit which tasks"
 
 
 def test_demo_on_a_small_budget(folder: Path) -> None:

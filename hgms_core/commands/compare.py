@@ -27,8 +27,11 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
             return int(value)
         found: list[int] = []
         for part in value.split(","):
-            first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if not numbers:
+                raise ValueError
+            found += numbers
     except ValueError:
         raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
     return found
@@ -57,7 +60,7 @@ def _read(grid: Path) -> dict[str, Any]:
 @click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
 @click.option("--out", metavar="FOLDER", help="Where run folders go.")
 @click.option("--metric", help="What to compare by; by default each task's first metric.")
-@click.option("--reference", metavar="LABEL", help="The method that differences are taken to; by default the first.")
+@click.option("--reference", metavar="LABEL", help="What differences are taken to. Default: uniform, if named, else the first.")
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
@@ -86,15 +89,17 @@ def compare(
 
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
-    from hgms_core.grid import load
+    from hgms_core.grid import FLAGS, load
 
     over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
     table = {"task": tasks, "method": methods} if grid is None else _read(grid)
     table |= {key: value for key, value in over.items() if value is not None}
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]
+    if grid is None and scale is not None:
+        raise ConfigError(f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given")
     if grid is None:
-        loaded = load(table, source="the command line", sets=sets, scale=scale)
+        loaded = load(table, source=FLAGS, sets=sets)
     else:
         loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, scale=scale)
     if dry_run:

@@ -52,7 +52,7 @@ def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         method = None
     for task, target in tasks.items():
         lacking = fitting.missing(method, target) if method is not None else None
-        why = fitting.wanting(name, lacking) if lacking else ""
+        why = fitting.wanting(lacking) if lacking else ""
         if lacking is None:
             nothing = method is None
             why = "it cannot be built from its defaults alone" if nothing else "the task says nothing about its problems"
@@ -69,7 +69,7 @@ def built(name: str, protocol: Any, fields: Sequence[str] = ()) -> Any:
     try:
         return config.converter_for(registry.default()).structure(table[kind], protocol)
     except config.Invalid as invalid:
-        raise ConfigError(config.Invalid(*invalid.below(kind)).render(name, tuple(places))) from None
+        raise ConfigError(config.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
 
 
 @click.command("check-gradient")

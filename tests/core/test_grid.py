@@ -132,13 +132,15 @@ SWEEP = {"trials": 3, "space": {"quick": {"move.lr": [0.1, 0.2, 0.4]}}}
         ({"task": [{"name": "bowl", "on": {"bowl": {"rows": 3}}}], "method": ["walk"]}, ["'on' is for methods only"]),
         ({"task": [{"name": "bowl", "rows": 0}], "method": ["walk"]}, ["'rows' must be >= 1: 0 @ grid.toml.task bowl"]),
         ({"method": ["needy"]}, ["method 'needy' cannot run on task 'bowl'", "named data sources", "`hgms compat`"]),
-        ({"metric": "distanc"}, ["unknown metric of task 'bowl' 'distanc'; did you mean 'distance'?"]),
+        ({"metric": "distanc"}, ["unknown metric 'distanc'; did you mean 'distance'?", "@ grid.toml, task 'bowl'"]),
         ({"reference": "wlk"}, ["unknown reference method 'wlk'; did you mean 'walk'?"]),
         ({"run": {"device": "gpu"}}, ["'device' must be"]),
         ({"run": {"label": "x"}}, ["labels belong into the [[task]] and [[method]] tables"]),
         ({"sets": ["wlak.noise=1"]}, ["--set wlak.noise=1: unknown task or method 'wlak'; did you mean 'walk'?"]),
         ({"sets": ["noise"]}, ["--set noise: write --set key=value"]),
-        ({"tasks": ["wied"]}, ["unknown task of grid.toml 'wied'; did you mean 'wide'?"]),
+        ({"sets": ["walk.noise"]}, ["--set walk.noise: write --set key=value"]),
+        ({"sets": ["noise=0.1"]}, ["--set noise=0.1: whose 'noise'? write task.noise, method.noise or LABEL.noise"]),
+        ({"tasks": ["wied"]}, ["unknown task 'wied'; did you mean 'wide'?", "@ grid.toml.task"]),
         ({"sweep": {**SWEEP, "seeds": [2, 100]}}, ["pilot seeds must not be seeds of the comparison", ": 2 @"]),
         ({"sweep": {**SWEEP, "space": {}}}, ["no method has a space"]),
         ({"sweep": {**SWEEP, "trials": 4}}, ["3 points are too few for 4 different trials"]),
@@ -173,7 +175,7 @@ def test_everything_wrong_is_said_at_once() -> None:
             reference="nobody", metric="m",
         )  # fmt: skip
     said = str(caught.value)
-    assert said.startswith("9 problems in grid.toml; nothing was run:\n")
+    assert said.startswith("8 problems in grid.toml; nothing was run:\n")
     for part in ("the budget '0 s'", "'seeds' must be", "'bowll'", "'wlak'", '"loud"', "'needy' cannot", "'nobody'", "'m'"):
         assert part in said
 
