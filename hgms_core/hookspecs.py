@@ -87,6 +87,12 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 @hookspec
+def hgms_ready() -> None:
+    """A comparison is about to begin. ConfigError or MissingExtra says that what a person asked for (a tracker, say) cannot be
+    had, before any run has failed for it."""
+
+
+@hookspec
 def hgms_run_started(run: RunInfo) -> None:
     """A run begins or resumes."""
 

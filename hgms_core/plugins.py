@@ -123,7 +123,7 @@ class Host:
             try:
                 impl.function(*[arguments[name] for name in impl.argnames])
             except Exception as error:
-                if hook == "hgms_run_started" and isinstance(error, ConfigError | MissingExtra):
+                if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
                     raise
                 if self.strict:
                     error.add_note(f"raised by {hook} of the plugin {info.name!r} ({info.owner})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import signal
 import subprocess
@@ -352,7 +353,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": versions,
         "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
-        "git": _git(),
+        "git": _git(Path.cwd()),
     }
 
 
@@ -361,12 +362,13 @@ def _about(task: Task) -> dict[str, Any]:
     return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
 
 
-def _git() -> str | None:
-    """The commit of the working directory's repository, with a + where it is changed; None outside one."""
+@functools.cache
+def _git(directory: Path) -> str | None:
+    """The commit of the working directory's repository, with a + where it is changed; None outside one. Asked once: what this
+    process has imported does not change when the files do."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], capture_output=True, text=True, timeout=5, check=True
-        )
+        found = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hgms_core import ConfigError, hookimpl, unknown
-from hgms_tracking.trackers import TRACKERS, Tracker, numbers
+from hgms_tracking.trackers import TRACKERS, Tracker, ensure_installed, numbers
 
 if TYPE_CHECKING:
     from hgms_core.runner import RunInfo
@@ -28,6 +28,12 @@ def asked(text: str) -> list[str]:
         if name not in TRACKERS:
             raise ConfigError(f"{VARIABLE}: {unknown('tracker', name, TRACKERS)}")
     return names
+
+
+@hookimpl
+def hgms_ready() -> None:
+    for name in asked(os.environ.get(VARIABLE, "")):
+        ensure_installed(name)
 
 
 @hookimpl

@@ -124,6 +124,11 @@ TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
 }
 
 
+def ensure_installed(name: str) -> None:
+    """Raises MissingExtra where the tracker's package is not there; each is called like its extra."""
+    _module(name, name)
+
+
 def _metrics(summary: Mapping[str, Any] | None) -> Mapping[str, float]:
     return (summary or {}).get("metrics") or {}
 

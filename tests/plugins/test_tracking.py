@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from hgms_core.compare import compare
 from hgms_core.config import RunConfig
 from hgms_core.errors import ConfigError, MissingExtra
 from hgms_core.runner import run_config
@@ -67,6 +69,9 @@ def test_what_cannot_be_had_stops_the_run_before_its_first_step(
         _run(tmp_path)
     assert words in str(raised.value)
     assert not list(tmp_path.rglob("steps.jsonl"))
+    with pytest.raises(error, match=re.escape(words)):  # a comparison: before any of its runs has failed for it
+        compare("quadratic", "uniform", "2 steps", 1, tmp_path / "compared", jobs=0)
+    assert not (tmp_path / "compared").exists()
 
 
 def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
