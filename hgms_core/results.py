@@ -217,11 +217,33 @@ def read(path: Path) -> StoredRun:
         raise CheckpointError("config.toml is not text") from None
     run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources)
     try:
-        _ = (run.task_name, run.method_name, run.seed, run.budget)
+        _ = (run.task_name, run.method_name, run.seed, run.budget, run.label, run.task_label)
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise CheckpointError(f"config.toml does not describe a run: {what}") from None
+    _check_summary(summary)
+    told = environment.get("task")
+    if not isinstance(told, dict | None) or not isinstance((told or {}).get("metrics"), dict | None):
+        raise CheckpointError("env.json: 'task' does not hold the task's version and metrics")
+    _expect_number("resources.json", "peak_memory_bytes", resources.get("peak_memory_bytes"))
     return run
+
+
+def _check_summary(summary: Mapping[str, Any]) -> None:
+    """Valid JSON is not yet a summary: what will be added up has to be numbers (or null, where one was not finite)."""
+    for name in ("outer_steps", "oracle_calls", "upper_loss"):
+        _expect_number("summary.json", name, summary.get(name))
+    for name in ("metrics", "cost"):
+        table = summary.get(name)
+        if not isinstance(table, dict | None):
+            raise CheckpointError(f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}")
+        for key, value in (table or {}).items():
+            _expect_number("summary.json", f"{name}.{key}", value)
+
+
+def _expect_number(file: str, name: str, value: object) -> None:
+    if not isinstance(value, int | float | None) or isinstance(value, bool):
+        raise CheckpointError(f"{file}: {name!r} is no number: {str(value)[:40]}")
 
 
 def sweeps(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredSweep], list[Skipped]]:

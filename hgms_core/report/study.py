@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 
 from hgms_core import compare, registry, results
 from hgms_core.errors import CheckpointError, ConfigError, unknown
+from hgms_core.grid import UNIFORM
 from hgms_core.report.curves import POINTS, Curve, Line, band, binned
 from hgms_core.results import Skipped, StoredRun, StoredSweep
 from hgms_core.statistics import Interval, paired
@@ -167,7 +168,7 @@ def build(
     if not runs:
         lines = [f"  {each.path}: {each.reason}" for each in skipped[:20]]
         where = ", ".join(map(str, folders))
-        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folders left out)", *lines]))
+        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folder{'s' * (len(skipped) != 1)} left out)", *lines]))
     _known(runs, metrics, reference)
     groups = _sections(runs, separate)
 
@@ -298,7 +299,10 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
             continue
         try:
             rows = run.columns(wanted)
-        except CheckpointError as error:
+            words = [name for name in ("seconds", "oracle_calls", "upper_loss", *columns) if rows[name].dtype == object]
+            if words:
+                raise CheckpointError(f"steps.jsonl holds words where {' and '.join(words)} belong")
+        except (CheckpointError, OSError) as error:
             skipped.append(Skipped(run.path, str(error)))
             continue
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
@@ -383,7 +387,7 @@ def _entries(
     """The methods with their statistics, best mean first."""
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
     failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
-    idle = next((label for label, runs in methods.items() if runs[0].method_name == compare.UNIFORM), None)
+    idle = next((label for label, runs in methods.items() if runs[0].method_name == UNIFORM), None)
     base = reference if reference in methods else idle
     points = {
         label: [
