@@ -6,6 +6,7 @@ Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, w
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import logging
@@ -18,7 +19,7 @@ import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.errors import HgmsError
-from hgms_core.terminal import json_option, percent, plugin_option, print_json, print_table, track_option
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
 
 BESIDES = {
     "compare": "hgms_core.commands.compare:compare",
@@ -62,6 +63,11 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 raise
             raise _shown(error) from error
+        except OSError as error:
+            if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
+                raise
+            where = f" {error.filename}" if error.filename is not None else ""
+            raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
             ctx.exit(130)
@@ -281,24 +287,14 @@ def run(
 @json_option
 def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
-    from hgms_core.demo import METRIC, REFERENCE, run_demo
+    from hgms_core.demo import run_demo
 
     result = run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
     if as_json:
         print_json(result.as_dict())
         return
     click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval (more with --json)")
-    rows = [
-        {
-            "method": row.method,
-            METRIC.replace("_", " ") + " (%)": percent(row.metrics[METRIC]),
-            f"against {REFERENCE}": "" if row.difference is None else percent(row.difference),
-            "outer steps": f"{row.outer_steps.mean:.0f}",
-            "oracle calls": f"{row.oracle_calls.mean:.0f}",
-            "seconds": f"{row.seconds.mean:.1f}",
-        }
-        for row in result.rows
-    ]
+    rows = result.table.columns
     print_table(tuple(rows[0]), rows)
     for path in result.pictures:
         click.echo(f"  {path}")

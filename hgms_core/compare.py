@@ -7,6 +7,7 @@ of paired samples. :func:`table` makes the statistics of any runs; :func:`compar
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,11 @@ from hgms_core.budget import Budget
 from hgms_core.config import RunSettings, plain
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
-from hgms_core.grid import Cell, Grid, SweepSettings, load
+from hgms_core.grid import UNIFORM, Cell, Grid, SweepSettings, load
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun
 from hgms_core.runner import RunResult, holds
 from hgms_core.statistics import Interval, paired
-
-UNIFORM = "uniform"
-"""The method that does nothing: whatever falls behind it is told so."""
-
 
 # --- statistics --------------------------------------------------------------------------------------------------------
 
@@ -148,21 +145,23 @@ class Table:
             steps = _text(row.outer_steps, 1.0, bare=True)
             if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
                 steps += " ({}–{})".format(*row.outer_steps_range)
+            partial = value.count and (row.undefined or row.failed)
             columns = {
                 "method": row.method + (" ★" if row.winner else ""),
-                name: _text(value, factor) + (f" (n = {value.count})" if row.undefined or row.failed else ""),
+                name: _text(value, factor) + (f" (n = {value.count})" if partial else ""),
             }
-            if self.reference is not None:
+            if self.reference is not None and len(self.rows) > 1:
                 columns[f"− {self.reference}"] = against
             columns |= {
                 "outer steps": steps,
                 "oracle calls": _text(row.oracle_calls, 1.0, bare=True),
                 "seconds": _text(row.seconds, 1.0, bare=True),
-                "peak MB": _text(row.peak_memory, 1e-6, bare=True),
+                "peak MiB": _text(row.peak_memory, 2**-20, bare=True),
                 "note": "; ".join(notes),
             }
             shown.append(columns)
-        return shown
+        bare = [name for name, empty in (("peak MiB", "–"), ("note", "")) if all(row[name] == empty for row in shown)]
+        return [{name: text for name, text in row.items() if name not in bare} for row in shown]
 
 
 def is_share(metric: str) -> bool:
@@ -254,6 +253,8 @@ def _winner(values: Mapping[str, Mapping[int, float]], whole: set[str], higher: 
 def _against_uniform(difference: Interval, higher: bool) -> list[str]:
     if difference.count == 0 or difference.mean == 0 or (difference.mean > 0) == higher:
         return []
+    if difference.count < 2:
+        return ["behind uniform on the one seed they share"]
     return ["worse than uniform" if difference.excludes_zero else "behind uniform, within the interval"]
 
 
@@ -381,7 +382,9 @@ def run_grid(
     seconds or the device is not the CPU, else one a core; 0 runs in this process. ``fresh`` gives every cell a process of its
     own. ``say`` is told what a person should know.
     """
+    plugins.notify("hgms_ready")
     planned = sweeps.plan(grid)
+    _ensure_writable(grid.out)
     timed = any(one.seconds is not None for one in (grid.budget, grid.sweep.budget if grid.sweep else None) if one is not None)
     if jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else workers.cores()
@@ -389,7 +392,8 @@ def run_grid(
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     ended: dict[Path, workers.Ending] = {}
     # plugins that no distribution announces (files, modules) are told to the workers; the others they find themselves
-    loaded = [info.module for info in plugins.host().infos.values() if info.distribution is None]
+    known = plugins.host().infos.values()
+    loaded = [info.module for info in known if info.distribution is None and info.status in ("loaded", "incomplete")]
     with workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
 
         def carry_out(cells: list[Cell]) -> None:
@@ -412,6 +416,16 @@ def run_grid(
         cells = grid.cells(chosen)
         carry_out(cells)
     return _gather(grid, cells, planned, ended)
+
+
+def _ensure_writable(folder: Path) -> None:
+    """Better now than once for every run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write into {folder}: {error.strerror or error}; choose another --out") from None
 
 
 def _gather(

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_core.compare import Results, Row, draw, table
+from hgms_core.compare import Results, Table, draw, table
 from hgms_core.config import RunConfig
 from hgms_core.progress import Progress
 from hgms_core.runner import RunResult, run_config
@@ -23,7 +23,7 @@ REFERENCE = "uniform"
 class Demo:
     """What the demo found and wrote."""
 
-    rows: list[Row]
+    table: Table
     results: Results
     pictures: list[Path]
     folder: Path
@@ -34,7 +34,7 @@ class Demo:
             "task": "hyper-cleaning",
             "seconds_per_run": self.seconds,
             "metric": METRIC,
-            "methods": [row.as_dict() for row in self.rows],
+            "methods": self.table.as_dict()["methods"],
             "pictures": [str(path) for path in self.pictures],
         }
 
@@ -65,8 +65,8 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
         for config in plan:
             found.setdefault(config.method_name, []).append(run_config(config, view=view))
     pictures = draw(found, out, METRIC)
-    rows = table(found, METRIC, REFERENCE).rows
-    return Demo(rows=list(rows), results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
+    rows = table(found, METRIC, REFERENCE)
+    return Demo(table=rows, results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
 
 
 __all__ = ["Demo", "configs", "run_demo"]

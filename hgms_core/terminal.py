@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from hgms_core.statistics import Interval
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 plugin_option = click.option(
@@ -32,11 +28,6 @@ track_option = click.option(
     callback=_track,
     help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
-
-
-def percent(interval: Interval) -> str:
-    spread = "" if math.isnan(interval.half_width) else f" ± {100 * interval.half_width:.1f}"
-    return f"{100 * interval.mean:.1f}{spread}"
 
 
 def print_json(value: object) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from hgms_core.compare import is_share
 from hgms_core.report.curves import Curve
 from hgms_core.report.study import Section, Study
-from hgms_core.report.tables import heading
+from hgms_core.report.tables import heading, outcome
 
 LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D")
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA")
@@ -39,11 +39,11 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
         for axis, name in (("seconds", "seconds (without evaluation)"), ("oracle_calls", "oracle calls")):
             curves = section.curves[axis][metric]
             if curves and by_method:
-                title = f"{metric} against {axis}".replace("_", " ")
+                title = f"{metric[:1].upper()}{metric[1:]} against {axis}".replace("_", " ")
                 if is_share(metric):
                     curves = {label: curve.scaled(100) for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
-                text = "mean over seeds" + (", band: 95 % t-interval" if many else "")
+                text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
                 found.append(
                     _figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=_range(curves))
                 )
@@ -155,7 +155,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": name,
+                "name": outcome(name),
                 "y": [_escape(label) for label in labels],
                 "x": [round(100 * count / total, 3) for count, total in zip(counts, totals, strict=True)],
                 "customdata": counts,
@@ -169,7 +169,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                     }
                 },
                 "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
-                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
+                "hovertemplate": f"<b>%{{y}}</b><br>{outcome(name)}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
                 "showlegend": True,
             }
         )

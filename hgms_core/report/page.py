@@ -102,7 +102,7 @@ def _environments(study: Study) -> list[dict[str, Any]]:
             {
                 "runs": len(runs),
                 "paths": [str(run.path) for run in runs],
-                "rows": [(key, _value(rows.get(key, "·")), key in differing) for key in keys],
+                "rows": [(key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing) for key in keys],
                 "empty": not rows,
             }
         )
@@ -110,7 +110,14 @@ def _environments(study: Study) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A list of plugins, ``name (owner)`` each, names every owner once."""
+    if not isinstance(value, list):
+        return str(value)
+    owned: dict[str, list[str]] = {}
+    for one in map(str, value):
+        name, mark, owner = one.partition(" (")
+        owned.setdefault(mark + owner, []).append(name)
+    return ", ".join(", ".join(names) + owner for owner, names in owned.items())
 
 
 def _environment_note(section: Section) -> str:

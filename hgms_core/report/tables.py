@@ -63,6 +63,11 @@ def heading(name: str) -> str:
     return name.replace("_", " ") + (" (%)" if is_share(name) else "")
 
 
+def outcome(name: str) -> str:
+    """How a linear solve ended, in words."""
+    return name.replace("-", " ")
+
+
 def arrow(section: Section, name: str) -> str:
     higher = section.directions.get(name)
     return heading(name) + ("" if higher is None else " ↑" if higher else " ↓")
@@ -160,14 +165,14 @@ def pairs(section: Section) -> Table:
 def solves(section: Section) -> Table:
     """How the linear solves ended, for the methods that had any."""
     shown = [each for each in section.diagnoses if set(each.outcomes) - {"not-solved"}]
-    outcomes = sorted({outcome for each in shown for outcome in each.outcomes})
+    outcomes = sorted({name for each in shown for name in each.outcomes})
     rows = [
-        [text(each.label), *(amount(each.outcomes.get(outcome, 0)) for outcome in outcomes), amount(each.iterations)]
+        [text(each.label), *(amount(each.outcomes.get(name, 0)) for name in outcomes), amount(each.iterations)]
         for each in shown
     ]
     return Table(
         title="Linear solves",
-        columns=["method", *outcomes, "median iterations"],
+        columns=["method", *map(outcome, outcomes), "median iterations"],
         rows=rows,
         caption="How the solves ended, counted over all steps of all seeds.",
         ident="solves",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner, Result
 from fakes import Site
 
@@ -386,7 +387,7 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
 
 def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_core import demo
-    from hgms_core.compare import Row
+    from hgms_core.compare import Row, Table
     from hgms_core.statistics import Interval
 
     def fake_demo(out: Path, *, seeds: int, seconds: float, progress: bool) -> demo.Demo:
@@ -396,16 +397,23 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             metrics={"test_accuracy": Interval.of([0.9, 0.92])},
             difference=Interval.of([0.1]),
             outer_steps=count,
+            outer_steps_range=None,
             oracle_calls=count,
             seconds=count,
+            peak_memory=Interval.of([]),
         )
-        return demo.Demo(rows=[row], results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
+        rows = [row, evolve(row, method="uniform", difference=None)]
+        found = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows)
+        return demo.Demo(table=found, results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
     lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
     assert lines[0] == "3 s a run, 2 seeds; mean ± half width of the 95 % interval (more with --json)"
+    assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
+        "method", "test accuracy (%) ↑", "− uniform", "outer steps", "oracle calls", "seconds",
+    ]  # fmt: skip
     (row,) = [line.split() for line in lines if "hg-ms" in line]
-    assert row == ["hg-ms", "91.0", "±", "12.7", "10.0", "10", "10", "10.0"]
+    assert row == ["hg-ms", "91.00", "±", "12.71", "+10.00", "10", "10", "10"]
     assert f"  {tmp_path / 'accuracy.png'}" in lines
     found = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
     assert found["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}

@@ -121,6 +121,13 @@ def test_what_is_worse_than_uniform_is_told_so() -> None:
     assert [row.notes for row in found.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
 
 
+def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:
+    found = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": 1})
+    assert [row.notes for row in found.rows] == [(), ("behind uniform on the one seed they share",)]
+    assert list(found.columns[0]) == ["method", "acc ↑", "− u", "outer steps", "oracle calls", "seconds", "note"]
+    assert list(table({"u": points(A)}, "acc", "u").columns[0]) == ["method", "acc ↑", "outer steps", "oracle calls", "seconds"]
+
+
 def test_a_table_of_finished_runs() -> None:
     [best, base] = table(RESULTS, "test_accuracy", reference="b").rows
     assert best.difference is not None
@@ -482,15 +489,25 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
     [
         (["--task", "bowl", "--methods", "walk", "--budget", "0s"], "must be > 0"),
         (["--task", "bowl", "--methods", "walk", "--budget", "60"], "cannot read the budget '60'"),
-        (["--task", "bowl", "--methods", "walk"], "missing: a budget"),
+        (["--task", "bowl", "--methods", "walk"], "no budget is given; add --budget 60s"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "1e999 steps"], "is not a whole number of steps"),
         (["--task", "bowl", "--methods", "wlak", "--budget", "2 steps"], "did you mean 'walk'?"),
         (["--task", "bowl", "--methods", "needy", "--budget", "2 steps"], "cannot run on task 'bowl'"),
         (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "x"], "write a count"),
-        (["--methods", "walk", "--budget", "2 steps"], "no task is named"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "5-3"], "not '5-3'"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--scale", "cpu"], "of a GRID file; none is given"),
+        (
+            ["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--out", "file"],
+            "cannot write into file: File exists",
+        ),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--set", "rows=3"], "whose 'rows'? write task.rows"),
+        (["--methods", "walk", "--budget", "2 steps"], "no task is named; add --task NAME"),
+        (["--task", "bowl", "--budget", "2 steps"], "no method is named; add --methods NAME,NAME"),
         (["nowhere.toml"], "cannot read the grid nowhere.toml"),
     ],
 )
 def test_bad_input_leaves_with_2_before_anything_runs(hgms: Callable[..., Any], arguments: list[str], message: str) -> None:
+    Path("file").touch()
     done = hgms(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr

@@ -282,7 +282,7 @@ def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
 
 def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     section = study.sections[0]
-    [figure] = [each for each in figures(section, styles(study)) if each["title"] == "value against oracle calls"]
+    [figure] = [each for each in figures(section, styles(study)) if each["title"] == "Value against oracle calls"]
     [line] = [each for each in figure["spec"]["data"] if each["name"] == "hg-ms" and "fill" not in each]
     curve = section.curves["oracle_calls"]["value"]["hg-ms"]
     np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
