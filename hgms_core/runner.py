@@ -334,14 +334,6 @@ def _summary(info: RunInfo, status: str, step: int, records: list[Record], error
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a number depends on besides its configuration."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     from hgms_core.plugins import host
 
     return {
@@ -351,7 +343,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "versions": versions,
+        "versions": dict(_versions()),
         "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
         "git": _git(Path.cwd()),
     }
@@ -360,6 +352,19 @@ def environment(device: torch.device) -> dict[str, Any]:
 def _about(task: Task) -> dict[str, Any]:
     """What a reader of the run has to know of the task and its configuration does not say: version, and which way is better."""
     return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 @functools.cache

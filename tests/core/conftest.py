@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,14 @@ import pytest
 from fakes import Site
 
 from hgms_core import plugins, registry
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled() -> None:
+    """What is imported stays. Every run of a comparison collects garbage before its memory is measured, and to look through all
+    of torch each time takes longer than a test's runs."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
