@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from straight_down import METHODS, Straight, Stepper
+from straight_down import METHODS, Stepper, Straight
 
 from hgms_core import Pipeline, Problem, Tree
 from hgms_core.config import RunConfig

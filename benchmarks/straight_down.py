@@ -289,7 +289,7 @@ def conjugate_gradients(product: Callable[[list[Tensor]], list[Tensor]], rhs: li
     return v
 
 
-def hg_ms(problem: Problem, method: Pipeline) -> Stepper:
+def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one step, read from top to bottom
     made: Any = method.generator
     inside: Any = method.hypergradient
     theta, roles, data = trainable(problem.theta0), problem.upper_data, problem.lower_data
@@ -299,19 +299,21 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:
     adam, batches, k = adam_for(theta, method.outer), Batches(problem, inside), 0
     best = (torch.tensor(torch.inf), still(theta), still(branches[0]))
 
+    def train(x: Tree, optimiser: torch.optim.Optimizer, fixed: Tree, index: Tensor | None) -> None:
+        for turn in range(made.steps):
+            optimiser.param_groups[0]["lr"] = made.lr * 0.5 * (1 + math.cos(math.pi * turn / made.steps))
+            rows = data.batch(None if index is None else index[turn])
+            grads = torch.autograd.grad(problem.g(fixed, x, rows), list(x.values()))
+            for leaf, grad in zip(x.values(), grads, strict=True):
+                leaf.grad = grad
+            optimiser.step()
+
     def step() -> tuple[Tree, Tree]:
         nonlocal k, best, optimisers
         key, fixed, scores = Key(0).fold("step", k), still(theta), []
         for member, (x, optimiser) in enumerate(zip(branches, optimisers, strict=True)):
             # The pipeline's own batches: how many products conjugate gradients take depends on the run.
-            index = data.draw(key.fold("propose", "batches", member), made.batch_size, made.steps)
-            for turn in range(made.steps):
-                optimiser.param_groups[0]["lr"] = made.lr * 0.5 * (1 + math.cos(math.pi * turn / made.steps))
-                rows = data.batch(None if index is None else index[turn])
-                grads = torch.autograd.grad(problem.g(fixed, x, rows), list(x.values()))
-                for leaf, grad in zip(x.values(), grads, strict=True):
-                    leaf.grad = grad
-                optimiser.step()
+            train(x, optimiser, fixed, data.draw(key.fold("propose", "batches", member), made.batch_size, made.steps))
             with torch.no_grad():
                 scores.append(problem.f(fixed, x, roles["select"].whole))
         chosen = int(torch.stack(scores).argmin())
