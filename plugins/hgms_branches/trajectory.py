@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, cast, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen, validators
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from hgms_branches.update import Hyper, advance, iterates, unrolled
+from hgms_branches.update import Hyper, advance, iterates, stood_in, unrolled
 from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, detach, learned_start, repeat
 
 positive: Any = validators.gt(0)
@@ -140,18 +139,17 @@ class Trajectory:
             self.weight_decay,
             self.steps,
         )
-        seen = [pair for step, pair in enumerate(run, start=1) if step in self._kept]
+        seen = [(state[0], loss) for step, (state, loss) in enumerate(run, start=1) if step in self._kept]
         rows = problem.lower_data.count(self.batch_size)
 
         def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             if last is not None:  # the kept graph goes all the way
                 return self.replay(problem, theta, start, key, index, last)
             chosen = int(index)
-            end = seen[chosen][0]
-            outputs = _Standing.apply(list(end.values()), list(leaves.values()), *(theta[name] for name in leaves))
+            end = stood_in(seen[chosen][0], leaves, theta)
             steps = self._kept[chosen]
             back = Cost(products=steps, cross_products=steps, rows=2 * steps * rows)
-            return dict(zip(end, cast("tuple[Tensor, ...]", outputs), strict=True)), back
+            return end, back
 
         x = {name: torch.stack([point[name].detach() for point, _ in seen]) for name in first}
         return Candidates(x=x, losses=torch.stack([loss for _, loss in seen]), cost=cost, replay=again)
@@ -170,19 +168,3 @@ class Trajectory:
     def _no_moments(self, x: Tree) -> Tree:
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
         return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
-
-
-class _Standing(torch.autograd.Function):
-    """The outputs of a graph that exists already, as a function of other leaves that stand for its inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, outputs: list[Tensor], inputs: list[Tensor], *stand_ins: Tensor) -> tuple[Tensor, ...]:
-        ctx.graph = (outputs, inputs)
-        return tuple(output.detach() for output in outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, inputs = ctx.graph
-        # Kept, so that whoever goes back twice (two losses of one state) finds it still there.
-        return None, None, *torch.autograd.grad(outputs, inputs, grads, retain_graph=True, materialize_grads=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hgms_core import Data, Group, Problem, Tree, detach, gradient
 
@@ -122,7 +123,7 @@ def unrolled(
 ) -> Tree:
     """The same K steps of one branch as a differentiable function of ``theta`` through the ``last`` of them."""
     end = x
-    for end, _ in iterates(hyper, problem, theta, x, moments, index, rates, decay, last):  # noqa: B007
+    for (end, *_), _ in iterates(hyper, problem, theta, x, moments, index, rates, decay, last):  # noqa: B007
         pass
     return end
 
@@ -137,12 +138,13 @@ def iterates(
     rates: list[float],
     decay: float,
     last: int,
-) -> Iterator[tuple[Tree, Tensor]]:
-    """The state after each step of :func:`unrolled`, and the loss before it.
+) -> Iterator[tuple[list[Tree], Tensor]]:
+    """The state after each step of :func:`unrolled` with its moments, and the loss before it.
 
     The steps before the ``last`` keep no graph. Memory: the graphs of ``last`` gradients.
     """
     names = list(x)
+    still = detach(theta)
     state = [x, *({name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments)]
     for step, rate in enumerate(rates):
         within = step >= len(rates) - last
@@ -150,7 +152,7 @@ def iterates(
         point = state[0]
         leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in point.values()]
         with torch.enable_grad():
-            value = problem.g(theta if within else detach(theta), dict(zip(names, leaves, strict=True)), batch)
+            value = problem.g(theta if within else still, dict(zip(names, leaves, strict=True)), batch)
             found = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
         with torch.set_grad_enabled(within):
             grads = dict(zip(names, found, strict=True))
@@ -161,7 +163,7 @@ def iterates(
             kept = 1 - rate * decay
             point = {name: leaf * kept if decay else leaf for name, leaf in zip(names, leaves, strict=True)}
             state = _step(hyper, point, grads, state[1:], hyper.done + step + 1, rate)
-        yield state[0], value.detach()
+        yield state, value.detach()
 
 
 def _step(hyper: Hyper, x: Tree, grads: Tree, moments: list[Tree], count: int, rate: float) -> list[Tree]:
@@ -171,16 +173,46 @@ def _step(hyper: Hyper, x: Tree, grads: Tree, moments: list[Tree], count: int, r
         first = {name: hyper.momentum * moments[0][name] + grads[name] for name in x}
         return [{name: x[name] - rate * first[name] for name in x}, first]
     beta1, beta2 = hyper.betas
-    first = {name: beta1 * moments[0][name] + (1 - beta1) * grads[name] for name in x}
-    second = {name: beta2 * moments[1][name] + (1 - beta2) * grads[name].square() for name in x}
-    corrected = (1 - beta2**count) ** 0.5
-    new = {
-        name: x[name] - rate / (1 - beta1**count) * first[name] / (_root(second[name]) / corrected + hyper.eps) for name in x
-    }
-    return [new, first, second]
+    # Operation for operation as in _adam_, so that a branch run again ends where it ended, bit for bit.
+    first = {name: torch.lerp(moments[0][name], grads[name], 1 - beta1) for name in x}
+    second = {name: torch.addcmul(beta2 * moments[1][name], grads[name], grads[name], value=1 - beta2) for name in x}
+    corrected, scale = (1 - beta2**count) ** 0.5, rate / (1 - beta1**count)
+    root = {name: _Root.apply(second[name]) / corrected + hyper.eps for name in x}
+    return [{name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x}, first, second]
 
 
-def _root(v: Tensor) -> Tensor:
+class _Root(torch.autograd.Function):
     """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a gradient stays where it is)."""
-    zero = v == 0
-    return cast("Tensor", torch.where(zero, torch.zeros_like(v), torch.where(zero, torch.ones_like(v), v).sqrt()))
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        root = v.sqrt()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return torch.where(root > 0, grad / (2 * root), 0)
+
+
+class Standing(torch.autograd.Function):
+    """The outputs of a graph that exists already, as a function of other leaves that stand for its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: list[Tensor], inputs: list[Tensor], *stand_ins: Tensor) -> tuple[Tensor, ...]:
+        ctx.graph = (outputs, inputs)
+        return tuple(output.detach() for output in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, inputs = ctx.graph
+        # Kept, so that whoever goes back twice (two losses of one state) finds it still there.
+        return None, None, *torch.autograd.grad(outputs, inputs, grads, retain_graph=True, materialize_grads=True)
+
+
+def stood_in(end: Tree, leaves: Tree, theta: Tree) -> Tree:
+    """``end``, whose graph was built from ``leaves``, as a function of ``theta``."""
+    outputs = Standing.apply(list(end.values()), list(leaves.values()), *(theta[name] for name in leaves))
+    return dict(zip(end, cast("tuple[Tensor, ...]", outputs), strict=True))

@@ -65,12 +65,15 @@ HG_BASELINE = Composition(
     summary="One branch of AdamW, unrolled: the paper's single-trajectory baseline.",
     source="HG-MS paper, appendix on data hyper-cleaning (20 AdamW steps at 5e-3, outer AdamW at 0.1).",
     parts={
-        "generator": {"name": "branches", "count": 1, "steps": 20, "optimizer": "adamw", "lr": 5e-3, "batch_size": 256},
+        "generator": {
+            "name": "branches", "count": 1, "steps": 20, "optimizer": "adamw", "lr": 5e-3, "batch_size": 256,
+            "keep_graph": True,
+        },
         "selector": {"name": "first"},
         "hypergradient": {"name": "unrolled"},
         "outer": {"name": "adamw", "lr": 0.1},
     },
-)
+)  # fmt: skip
 
 IAPTT_GM = Composition(
     name="iaptt-gm",

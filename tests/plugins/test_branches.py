@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, network_problem, normal
+from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
 from hgms_branches import Branches
-from hgms_core import Candidates, ConfigError, Key, Problem, State, Tree
+from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, State, Tree
+from hgms_hypergradients import Unrolled
+from hgms_outer import Adam
+from hgms_selectors import First
 
 pytestmark = pytest.mark.plugins
 
@@ -242,6 +245,35 @@ def test_a_replayed_branch_is_the_proposed_one(case: str, member: int) -> None:
         assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed, rtol=1e-10, atol=1e-13)
         assert all(leaf.requires_grad for leaf in replayed.values())
         assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
+
+
+@pytest.mark.parametrize("last", [None, 2])
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"batches": "shared"}, {"moments": "fresh", "schedule": "cosine"}])
+def test_a_kept_graph_saves_the_second_run_and_changes_no_bit(options: dict[str, Any], last: int | None) -> None:
+    ends, calls = [], []
+    for keep_graph in (False, True):
+        problem, seen = counted(PROBLEM)
+        generator = Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5, keep_graph=keep_graph, **options)
+        method = Pipeline(generator=generator, selector=First(), hypergradient=Unrolled(last=last), outer=Adam(lr=0.1))
+        state = method.init(problem, 0)
+        for _ in range(3):
+            state, record = method.step(problem, state)
+        assert record["cost_lower_gradients"] == seen["g"]
+        ends.append({name: part for name, part in state.items() if name != "cost"})
+        calls.append(seen["g"])
+    assert_same(*ends)
+    assert calls == [24, 12 if last is None else 24]
+
+
+@every_optimizer
+def test_a_kept_graph_is_the_replay_also_for_several_branches(name: str) -> None:
+    options, _ = OPTIMIZERS[name]
+    for count in (1, 3):
+        plain = Branches(count=count, steps=4, batch_size=5, clip=0.5, **options)
+        kept = evolve(plain, keep_graph=True)
+        one, other = propose(plain), propose(kept)
+        assert_same((one.x, one.aux, one.losses), (other.x, other.aux, other.losses), rtol=1e-10, atol=1e-13)
+        assert (other.replay is None) == (count > 1)
 
 
 @every_case
