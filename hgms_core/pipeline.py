@@ -6,7 +6,7 @@ import functools
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import asdict, evolve, field, frozen, validators
+from attrs import evolve, field, frozen, validators
 
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem, without_start
@@ -93,7 +93,7 @@ class Pipeline:
             "start": self.generator.init(problem, key.fold("init")),
             "hypergradient": self.hypergradient.init(problem),
             "outer": self.outer.init(theta),
-            "cost": asdict(Cost()),
+            "cost": Cost().numbers(),
             "best": None,
         }
 
@@ -124,16 +124,14 @@ class Pipeline:
         record: Record = {
             "step": state["step"] + 1,
             "upper_loss": estimate.upper_loss,
-            "lower_loss": candidates.losses.index_select(0, selection.index.reshape(1))[0]
-            if candidates.losses is not None
-            else None,
+            "lower_loss": take({"loss": candidates.losses}, selection.index)["loss"] if candidates.losses is not None else None,
             "selected": selection.index,
             "gap": selection.gap,
             "scores": selection.scores,
             "finite_candidates": selection.finite,
             "hypergradient_norm": norm(estimate.value),
             "lower_gradient_norm": estimate.lower_gradient_norm,
-            "update_norm": norm({name: updated[name] - theta[name] for name in theta}),
+            "update_norm": norm(_difference(updated, theta)),
             "residual": estimate.residual,
             "iterations": estimate.iterations,
             "curvature": estimate.curvature,
@@ -146,7 +144,8 @@ class Pipeline:
             record["stop_loss"] = stop_loss
             cost = cost + Cost(upper_values=1, rows=rows)
         record["outcome"] = estimate.outcome.label
-        record.update({f"cost_{name}": value for name, value in asdict(cost).items()})
+        counts = cost.numbers()
+        record.update({f"cost_{name}": value for name, value in counts.items()})
         record["oracle_calls"] = cost.calls
         return {
             **state,
@@ -156,7 +155,7 @@ class Pipeline:
             "start": self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem),
             "hypergradient": memory,
             "outer": outer,
-            "cost": asdict(cost),
+            "cost": counts,
             "best": best,
         }, record
 
@@ -182,6 +181,10 @@ class Pipeline:
         if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
             best = {"loss": loss, "theta": theta, "x": x}
         return best, loss, data.count(None)
+
+
+def _difference(a: Tree, b: Tree) -> Tree:
+    return dict(zip(b, torch._foreach_sub([a[name] for name in b], list(b.values())), strict=True)) if b else {}
 
 
 def _of_both(cost: Cost) -> Cost:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import Factory, frozen
+from attrs import Factory, fields, frozen
 from torch import Tensor
 
 from hgms_core.trees import Tree, take
@@ -67,10 +67,17 @@ class Cost:
             rows=self.rows + other.rows,
         )
 
+    def numbers(self) -> dict[str, int]:
+        """The six counts by name."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
     @property
     def calls(self) -> int:
         """All oracle calls together: what a budget in oracle calls counts."""
         return self.lower_gradients + self.upper_values + self.upper_gradients + self.products + self.cross_products
+
+
+_COUNTS = tuple(count.name for count in fields(Cost))
 
 
 @frozen(kw_only=True)

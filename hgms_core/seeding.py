@@ -49,4 +49,5 @@ class Key:
         generator = self.generator()
         needed = steps * batch_size
         epochs = [torch.randperm(size, generator=generator) for _ in range(-(-needed // size))]
-        return torch.cat(epochs)[:needed].reshape(steps, batch_size).to(device, non_blocking=True)
+        numbers = epochs[0] if len(epochs) == 1 else torch.cat(epochs)
+        return numbers[:needed].reshape(steps, batch_size).to(device, non_blocking=True)

@@ -48,7 +48,7 @@ def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
     """
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):
-            return {name: leaf[0] for name, leaf in tree.items()}
+            return {name: leaf.squeeze(0) for name, leaf in tree.items()}
         if index.device.type != "cpu":
             row = index.reshape(1)
             return {name: leaf.index_select(0, row)[0] for name, leaf in tree.items()}

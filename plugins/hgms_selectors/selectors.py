@@ -17,10 +17,11 @@ def _sound(candidates: Candidates) -> Tensor:
     One number that is not finite makes its row's sum so (and a sum beyond the range of at least float32 is not sound either):
     that is one fast pass, where a test of every number takes twenty times as long.
     """
-    rows = {
-        leaf.reshape(candidates.count, -1): torch.promote_types(leaf.dtype, torch.float32) for leaf in candidates.x.values()
-    }
-    return torch.stack([torch.isfinite(row.sum(1, dtype=dtype)) for row, dtype in rows.items()]).all(0)
+    sums = [
+        leaf.reshape(candidates.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32))
+        for leaf in candidates.x.values()
+    ]
+    return torch.isfinite(torch.stack(sums)).all(0)
 
 
 def _score(
@@ -125,7 +126,10 @@ class First:
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         sound = _sound(candidates)
-        positions = torch.arange(candidates.count, device=sound.device)
-        index = torch.where(sound, positions, candidates.count - 1).min()
+        if candidates.count == 1:
+            index = torch.zeros((), dtype=torch.int64, device=sound.device)
+        else:
+            positions = torch.arange(candidates.count, device=sound.device)
+            index = torch.where(sound, positions, candidates.count - 1).min()
         scores = torch.full(sound.shape, torch.nan, device=sound.device)
-        return Selection(index=index, scores=scores, gap=torch.full_like(scores[0], torch.inf), finite=sound.sum())
+        return Selection(index=index, scores=scores, gap=torch.full((), torch.inf, device=sound.device), finite=sound.sum())
