@@ -232,30 +232,39 @@ def implicit(
 ) -> Hypergradient:
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
-    batch), and ``g`` only says how large ∇_x g is."""
+    batch); how large ∇_x g is, the first of them says."""
     theta, x = detach(theta), detach(x)
     upper_loss, direct, rhs = upper_gradients(f, theta, x)
-    at = curvature(lambda point: g(theta, point), x, strategy)
+    spec = Ravel.of(x)
+    slopes: list[Tensor] = []
+
+    def at_x(loss: Callable[[Tree, Tree], Tensor]) -> Curvature:
+        found = curvature(lambda point: loss(theta, point), x, strategy)
+        if not slopes:
+            slopes.append(found.gradient)
+        return found
 
     def product_on_another(v: Tensor) -> Tensor:
         assert another is not None
-        drawn = next(another)
-        return curvature(lambda point: drawn(theta, point), x, strategy).matvec(v)
+        return at_x(next(another)).matvec(v)
 
-    matvec = at.matvec if another is None else product_on_another
-    solution = as_solver(solver).solve(matvec, at.spec.ravel(rhs), v0)
-    mixed = cross_product(g if another is None else next(another), theta, x, at.spec.unravel(solution.value), strategy)
+    matvec = at_x(g).matvec if another is None else product_on_another
+    solution = as_solver(solver).solve(matvec, spec.ravel(rhs), v0)
+    extra = int(another is None or not slopes)  # without a product on another batch the gradient is one by itself
+    if not slopes:
+        at_x(g)
+    mixed = cross_product(g if another is None else next(another), theta, x, spec.unravel(solution.value), strategy)
     return Hypergradient(
         value={name: direct[name] - mixed[name] for name in direct},
         upper_loss=upper_loss,
-        lower_gradient_norm=torch.linalg.vector_norm(at.gradient),
+        lower_gradient_norm=torch.linalg.vector_norm(slopes[0]),
         solution=solution,
         cost=Cost(
             upper_gradients=1,
-            lower_gradients=1,
+            lower_gradients=extra,
             products=solution.products,
             cross_products=1,
-            rows=rows[0] + rows[1] * (2 + solution.products),
+            rows=rows[0] + rows[1] * (1 + extra + solution.products),
         ),
     )
 
