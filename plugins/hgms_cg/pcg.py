@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome, Solution
 
-dot, norm, rows = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows
+dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
 TRUSTED = 50
 """Steps over which the recursion's residual of a solve that was cut short is taken for the true one."""
@@ -63,11 +63,11 @@ def pcg(
             active = active & finite & ~negative & ~flat
             alpha = rows(torch.where(active, rz / pap, torch.zeros_like(rz)))
             x = torch.addcmul(x, alpha, p)
-            r = torch.addcmul(r, alpha, torch.where(rows(active), ap, torch.zeros_like(ap)), value=-1)
+            r = torch.addcmul(r, alpha, pick(active, ap, r.new_zeros(()).expand_as(r)), value=-1)
             size, steps = torch.where(active, norm(r), size), steps + active
 
             better = active & (size < smallest)
-            best, smallest = torch.where(rows(better), x, best), torch.where(better, size, smallest)
+            best, smallest = pick(better, x, best), torch.where(better, size, smallest)
             z = r if precondition is None else precondition(r)
             previous, rz = rz, dot(r, z)
             broken = ~(size <= ceiling) | ~(rz > 0)
@@ -78,7 +78,7 @@ def pcg(
 
         # Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best iterate is the answer.
         stuck = (codes == STAGNATED) | ((codes == LIMIT) & (size > system.size))
-        x, size = torch.where(rows(stuck), best, x), torch.where(stuck, smallest, size)
+        x, size = pick(stuck, best, x), torch.where(stuck, smallest, size)
         # A truncated solve makes no claim that needs proof: over few steps the recursion's residual is the residual.
         if not ((codes == CONVERGED) | (codes == STAGNATED) | (steps > TRUSTED)).any():
             break
@@ -86,7 +86,7 @@ def pcg(
         fresh = system.rhs - system.apply(x)
         true = norm(fresh)
         known = torch.isfinite(true)
-        r, size = torch.where(rows(known), fresh, r), torch.where(known, true, size)
+        r, size = pick(known, fresh, r), torch.where(known, true, size)
         missed = (codes == CONVERGED) & (size > system.target)
         codes = torch.where(missed, torch.where(steps < max_steps, STAGNATED, LIMIT), codes)
         codes = torch.where(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED, codes)

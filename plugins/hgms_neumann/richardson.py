@@ -17,7 +17,7 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
     never falls again. Growing twofold therefore means divergence, and ``PATIENCE`` steps without a smaller residual mean that
     it diverges slowly or, where the growth is within rounding, that the numbers can do no better.
     """
-    norm, rows = system.norm, system.rows
+    norm, pick = system.norm, system.pick
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
     size = norm(r)
@@ -30,7 +30,7 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
     for _ in range(steps):
         if not active.any():
             break
-        step = torch.where(rows(active), r, torch.zeros_like(r))
+        step = pick(active, r, r.new_zeros(()).expand_as(r))
         trial = torch.add(x, step, alpha=lr)
         fresh = system.rhs - system.apply(trial)
         length = norm(fresh)
@@ -41,11 +41,11 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
         curvature = torch.where(seen, torch.minimum(curvature, quotient), curvature)
         codes = torch.where(active & ~finite, Outcome.NONFINITE.code, codes)
         active = active & finite
-        x, r = torch.where(rows(active), trial, x), torch.where(rows(active), fresh, r)
+        x, r = pick(active, trial, x), pick(active, fresh, r)
         size, count = torch.where(active, length, size), count + active
 
         better = active & (size < smallest)
-        best, smallest = torch.where(rows(better), x, best), torch.where(better, size, smallest)
+        best, smallest = pick(better, x, best), torch.where(better, size, smallest)
         idle = torch.where(better, 0, idle + 1)
         noise = 10 * eps * (system.size + 2 * norm(x) / lr)
         grown = (size > 2 * smallest) & (size > smallest + noise)
@@ -62,7 +62,7 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
     rising = left & (size > smallest + 10 * eps * (system.size + 2 * norm(x) / lr))
     codes = torch.where(rising, Outcome.DIVERGED.code, codes)
     failed = (codes == Outcome.DIVERGED.code) | (codes == Outcome.STAGNATED.code)
-    x, size = torch.where(rows(failed), best, x), torch.where(failed, smallest, size)
+    x, size = pick(failed, best, x), torch.where(failed, smallest, size)
     reached = (left | (codes == Outcome.STAGNATED.code)) & (size <= system.target)
     codes = torch.where(reached, Outcome.CONVERGED.code, codes)
     return system.solution(x, size, codes, count, curvature)
