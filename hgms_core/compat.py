@@ -59,8 +59,8 @@ def missing(method: Any, task: Any) -> dict[str, str] | None:
 
 def wanting(lacking: Mapping[str, str]) -> str:
     """What is needed and lacking, as the end of a sentence."""
-    whats = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
-    return f"it needs {' and '.join(whats)}"
+    wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
+    return f"it needs {' and '.join(wants)}"
 
 
 def explain(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:

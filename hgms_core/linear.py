@@ -54,8 +54,8 @@ class LinearSystem:
 
     @staticmethod
     def pick(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        """``one`` in the systems that ``which`` names, ``other`` elsewhere. A single system on a CPU, where nothing waits for the
-        answer, takes one of the two as it is: no pass over the vectors."""
+        """``one`` in the systems that ``which`` names, ``other`` elsewhere. A single system on a CPU, where nothing waits for
+        the answer, takes one of the two as it is: no pass over the vectors."""
         if which.dim() == 0 and which.device.type == "cpu":
             return one if which else other
         return torch.where(which.unsqueeze(-1), one, other)

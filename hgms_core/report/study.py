@@ -166,9 +166,9 @@ def build(
     folders = [Path(folder) for folder in folders]
     runs, skipped = results.scan(folders)
     if not runs:
+        where, plural = ", ".join(map(str, folders)), "s" * (len(skipped) != 1)
         lines = [f"  {each.path}: {each.reason}" for each in skipped[:20]]
-        where = ", ".join(map(str, folders))
-        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folder{'s' * (len(skipped) != 1)} left out)", *lines]))
+        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folder{plural} left out)", *lines]))
     _known(runs, metrics, reference)
     groups = _sections(runs, separate)
 

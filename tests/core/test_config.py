@@ -283,7 +283,8 @@ SOLVER = ("hypergradient", "solver")
         (at("outer", "schedule", value=3), "expected a table (Schedule), got 3 @ run.toml.method.outer.schedule"),
         (
             at("outter", value=3),
-            "unknown key 'outter'; did you mean 'outer'? (known: generator, selector, hypergradient, outer, reference, keep, learn_start, answer, tilt) "
+            "unknown key 'outter'; did you mean 'outer'? "
+            "(known: generator, selector, hypergradient, outer, reference, keep, learn_start, answer, tilt) "
             "@ run.toml.method.outter",
         ),
         ({"generator": "draws"}, "the name of the method is missing @ run.toml.method.name\n  available: pipeline, recipe"),
