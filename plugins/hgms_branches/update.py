@@ -173,7 +173,7 @@ def _step(hyper: Hyper, x: Tree, grads: Tree, moments: list[Tree], count: int, r
         first = {name: hyper.momentum * moments[0][name] + grads[name] for name in x}
         return [{name: x[name] - rate * first[name] for name in x}, first]
     beta1, beta2 = hyper.betas
-    # Operation for operation as in _adam_, so that a branch run again ends where it ended, bit for bit.
+    # Operation for operation as in _adam_, so that a branch run again rounds as it did the first time.
     first = {name: torch.lerp(moments[0][name], grads[name], 1 - beta1) for name in x}
     second = {name: torch.addcmul(beta2 * moments[1][name], grads[name], grads[name], value=1 - beta2) for name in x}
     corrected, scale = (1 - beta2**count) ** 0.5, rate / (1 - beta1**count)
