@@ -17,15 +17,15 @@ from hgms_core.report.curves import Curve
 from hgms_core.report.study import Section, Study
 from hgms_core.report.tables import heading, outcome
 
-LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D")
-DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA")
+LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00")
+DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STEPS = "outer updates"
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 
 def styles(study: Study) -> dict[str, dict[str, Any]]:
-    """Colour number and dash of every method; 6 × 5 of them differ."""
+    """Colour number and dash of every method; 8 × 5 of them differ."""
     return {
         label: {"colour": number % len(LIGHT), "dash": DASHES[number % len(DASHES)]}
         for number, label in enumerate(study.labels)
@@ -44,9 +44,8 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
                     curves = {label: curve.scaled(100) for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
-                found.append(
-                    _figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=_range(curves))
-                )
+                zoom = _range(curves, share=is_share(metric))
+                found.append(_figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=zoom))
     gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
@@ -185,8 +184,9 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return figure
 
 
-def _range(curves: Mapping[str, Curve]) -> list[float] | None:
-    """The axis follows the means, and the bands up to half of that beyond them: with two seeds a band can be huge."""
+def _range(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
+    """The axis follows the means, and the bands up to half of that beyond them: with two seeds a band can be huge. A share in
+    percent stays within 0 and 100, whatever its band does."""
     means = np.concatenate([curve.y for curve in curves.values()])
     means = means[np.isfinite(means)]
     if not means.size:
@@ -198,6 +198,8 @@ def _range(curves: Mapping[str, Curve]) -> list[float] | None:
     if known.size:
         bottom, top = max(float(known.min()), low - room / 2), min(float(known.max()), high + room / 2)
         low, high = min(low, bottom), max(high, top)
+    if share:
+        low, high = max(low, 0.0), min(high, 100.0)
     margin = 0.04 * ((high - low) or room)
     return [_rounded(low - margin), _rounded(high + margin)]
 

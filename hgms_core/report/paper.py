@@ -40,7 +40,7 @@ def draw(study: Study, path: Path) -> Path:
                 )
                 if curve.low is not None and curve.high is not None:
                     axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
-            zoom = _range(curves) if curves else None
+            zoom = _range(curves, share=is_share(section.metric)) if curves else None
             if zoom is not None and np.isfinite(zoom).all():
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
