@@ -332,6 +332,10 @@ class _Loader:
         top = attrs.fields_dict(GridFile)
         for assignment in sets:
             head, dot, rest = assignment.partition(".")
+            dotted = [one.label for one in entries if "." in one.label and assignment.startswith(one.label + ".")]
+            if dotted:  # a label may hold dots itself, like cleaning-0.6
+                head = max(dotted, key=len)
+                rest = assignment[len(head) + 1 :]
             named = bool(dot) and "=" not in head
             hit = [one for one in entries if head in (one.kind, one.label)] if named else []
             try:

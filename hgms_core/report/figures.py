@@ -20,7 +20,7 @@ from hgms_core.report.tables import heading, outcome
 LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00")
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_STEPS = "outer updates"
+_STEPS = "outer steps"
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 

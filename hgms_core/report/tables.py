@@ -129,9 +129,9 @@ _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cro
 
 
 def work(section: Section) -> Table:
-    """Completed outer updates and what they cost."""
+    """Completed outer steps and what they cost."""
     memory = any(entry.peak_memory for entry in section.entries)
-    columns = ["method", "outer updates", "min–max", "seconds", "oracle calls", *(heading(name) for name in _COSTS)]
+    columns = ["method", "outer steps", "min–max", "seconds", "oracle calls", *(heading(name) for name in _COSTS)]
     columns += ["peak memory (MiB)"] if memory else []
     rows = []
     for entry in section.entries:
@@ -141,8 +141,8 @@ def work(section: Section) -> Table:
         row += [amount(_mean(entry.values(name))) for name in ("oracle_calls", *_COSTS)]
         row += [amount(_mean(entry.peak_memory), 2**20)] if memory else []
         rows.append(row)
-    caption = "Means over seeds; min–max over seeds of the completed outer updates. Seconds are without evaluation."
-    return Table(title="Outer updates and cost", columns=columns, rows=rows, caption=caption, ident="work")
+    caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
+    return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
 
 
 def pairs(section: Section) -> Table:

@@ -82,6 +82,12 @@ def test_sets_reach_all_of_a_kind_one_label_or_the_rest() -> None:
     assert (made.run.dtype, made.budget) == ("float64", Budget(oracle_calls=9))
 
 
+def test_a_label_with_a_dot_can_be_named_by_set() -> None:
+    made = grid(TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'), sets=["wide-0.5.rows=7"])
+    assert {task: pair.task.rows for (task, _), pair in made.pairs.items()}["wide-0.5"] == 7
+    assert next(pair.task.rows for (task, _), pair in made.pairs.items() if task == "bowl") != 7
+
+
 def test_a_grid_can_be_narrowed_to_labels() -> None:
     assert list(grid(tasks=["wide"], methods=["quick"]).pairs) == [("wide", "quick")]
     assert grid(methods=["quick"]).reference == "quick"
