@@ -90,9 +90,11 @@ def compare(
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
     from hgms_core.grid import FLAGS, load
+    from hgms_core.scale import scaled
 
     over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
-    table = {"task": tasks, "method": methods} if grid is None else _read(grid)
+    # the file, then its scale, then the flags, which have the last word
+    table = {"task": tasks, "method": methods} if grid is None else scaled(_read(grid), scale, grid.name)
     table |= {key: value for key, value in over.items() if value is not None}
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]
@@ -101,7 +103,7 @@ def compare(
     if grid is None:
         loaded = load(table, source=FLAGS, sets=sets)
     else:
-        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, scale=scale)
+        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods)
     if dry_run:
         rows = [
             {

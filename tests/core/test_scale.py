@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hgms_core.cli import main
 from hgms_core.errors import ConfigError
 from hgms_core.scale import scaled
 
@@ -36,6 +40,22 @@ def test_a_scale_is_laid_over_all_or_over_one() -> None:
     assert [one["size"] for one in found["task"]] == [1, 2]
     assert found["method"] == [{"name": "m"}, {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}}]
     assert GRID["method"][1]["generator"]["count"] == 8, "the given table stays as it is"
+
+
+@pytest.mark.plugins
+def test_flags_have_the_last_word(tmp_path: Path) -> None:
+    """The file says 60 s, its scale 9 s, the flag 3 steps."""
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'budget = "60s"\nseeds = 1\ntask = "quadratic"\nmethod = "uniform"\n'
+        f'run.out = {json.dumps(str(tmp_path / "runs"))}\n[scale.cpu]\nbudget = "9s"\n'
+        '[scale.cpu.method.uniform]\nkeep = "last"\n',
+        encoding="utf-8",
+    )
+    done = CliRunner().invoke(main, ["compare", str(file), "--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"])
+    assert done.exit_code == 0, done.output
+    (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)
 
 
 @pytest.mark.parametrize(
