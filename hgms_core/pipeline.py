@@ -188,11 +188,10 @@ def _difference(a: Tree, b: Tree) -> Tree:
 
 
 def _of_both(cost: Cost) -> Cost:
-    """What a call of g + εf costs, counted as the calls of g and of f that it is."""
+    """What a call of g + εf costs, counted as the calls of g and of f that it is (their rows are in the data's count)."""
     return evolve(
         cost,
         upper_gradients=cost.upper_gradients + cost.lower_gradients,
         products=2 * cost.products,
         cross_products=2 * cost.cross_products,
-        rows=2 * cost.rows,
     )

@@ -28,7 +28,9 @@ class Data:
     """The rows a loss is computed on.
 
     ``whole`` is the batch of all ``size`` rows; ``rows(index)`` the batch of the rows numbered by an integer tensor of any
-    shape, whose axes lead every leaf of the result. ``Data.none()`` is for a loss without data.
+    shape, whose axes lead every leaf of the result. A ``companion`` says whose rows a batch brings along (as
+    many as its own, or all beside all): they go through a loss too, so they are counted. ``Data.none()`` is for a loss without
+    data.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -42,6 +44,7 @@ class Data:
     whole: Batch = Factory(dict)
     rows: Callable[[Tensor], Batch] = field(default=_nothing, eq=False)
     device: torch.device = torch.device("cpu")
+    companion: Data | None = None
 
     @classmethod
     def none(cls) -> Data:
@@ -69,8 +72,11 @@ class Data:
         return self.whole if index is None else self.rows(index)
 
     def count(self, batch_size: int | None) -> int:
-        """Rows in a batch of the asked size; a loss without data counts one."""
-        return max(1, self.size if batch_size is None else min(batch_size, self.size))
+        """Rows in a batch of the asked size, with those of a companion; a loss without data counts one."""
+        whole = batch_size is None or batch_size >= self.size
+        own = self.size if whole or batch_size is None else batch_size
+        beside = 0 if self.companion is None else self.companion.size if whole else own * (self.companion.size > 0)
+        return max(1, own + beside)
 
 
 def _same(theta: Tree) -> Tree:
@@ -207,4 +213,5 @@ class Problem:
             above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
             return self.g(theta, x, below) + weight * self.f(theta, x, above)
 
-        return evolve(self, g=g, lower_data=Data(lower.size, join(lower.whole, upper.whole), rows, lower.device))
+        data = Data(lower.size, join(lower.whole, upper.whole), rows, lower.device, companion=upper)
+        return evolve(self, g=g, lower_data=data)

@@ -56,6 +56,20 @@ def test_every_call_counts_for_both_losses() -> None:
     assert record["cost_lower_gradients"] == reference["cost_lower_gradients"]
     assert record["cost_upper_gradients"] == reference["cost_upper_gradients"] + reference["cost_lower_gradients"]
     assert record["cost_products"] == 2 * reference["cost_products"]
+    # the three whole lower passes of each kind bring the validation rows along; f's own pass has no more rows than before
+    upper, lower = problem.upper_data["differentiate"].size, problem.lower_data.size
+    passes = (reference["cost_rows"] - upper) // lower
+    assert reference["cost_rows"] == passes * lower + upper
+    assert record["cost_rows"] == passes * (lower + upper) + upper
+
+
+def test_a_tilted_batch_counts_the_rows_it_brings_along() -> None:
+    problem = network_problem()
+    lower, upper = problem.lower_data, problem.upper_data["differentiate"]
+    tilted = problem.tilted(0.5).lower_data
+    assert tilted.count(3) == next(iter(tilted.rows(torch.arange(3)).values())).shape[0] * 2 == 6
+    assert tilted.count(None) == tilted.count(10**6) == lower.size + upper.size
+    assert lower.count(3) == 3
 
 
 def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
