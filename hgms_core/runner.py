@@ -18,6 +18,7 @@ import attrs
 import torch
 from attrs import define, field, frozen
 
+from hgms_core import compat
 from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, NumericalError
 from hgms_core.folder import RunFolder, plain
@@ -403,6 +404,7 @@ def run_config(
 
     from hgms_core.plugins import notify
 
+    compat.ensure(config.method, config.task, config.method_name)
     settings = config.run
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
@@ -13,8 +14,10 @@ from helpers import F64, normal, spd
 
 from hgms_core import ConfigError, Problem, Ravel, Tree, compat, registry
 from hgms_core.cli import main
+from hgms_core.config import RunConfig
 from hgms_core.gradient_check import check_problem
 from hgms_core.hypergrad import curvature, upper_gradients
+from hgms_core.runner import run_config
 
 pytestmark = pytest.mark.plugins
 
@@ -290,3 +293,10 @@ def test_what_was_typed_wrong_is_explained(arguments: list[str], message: str) -
     result = CliRunner().invoke(main, ["check-gradient", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_single_run_is_checked_too_before_its_folder_is_made(tmp_path: Path) -> None:
+    text = f'budget = "1 step"\ntask = "hyper-cleaning"\nmethod = "tpe"\nrun.out = {json.dumps(str(tmp_path / "runs"))}\n'
+    with pytest.raises(ConfigError, match="method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables"):
+        run_config(RunConfig.from_toml(text))
+    assert not (tmp_path / "runs").exists()
