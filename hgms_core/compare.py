@@ -26,7 +26,7 @@ from hgms_core.grid import UNIFORM, Cell, Grid, SweepSettings, load
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun
 from hgms_core.runner import RunResult, holds
-from hgms_core.statistics import Interval, paired
+from hgms_core.statistics import Interval, paired, spell
 
 # --- statistics --------------------------------------------------------------------------------------------------------
 
@@ -172,17 +172,10 @@ def is_share(metric: str) -> bool:
 def _text(interval: Interval, factor: float, *, sign: bool = False, bare: bool = False) -> str:
     if interval.count == 0 or math.isnan(interval.mean):
         return "–"
-    mean, half = interval.mean * factor, interval.half_width * factor
-    if bare:
-        return f"{mean:.4g}" if abs(mean) < 1000 else f"{mean:.0f}"
-    # as many digits as the spread leaves meaning to: two of it
-    spread = half if half > 0 else abs(mean) / 100
-    digits = 2 if factor == 100.0 else max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3
-    if digits > 6 or abs(mean) >= 1e6:
-        text = f"{mean:+.4g}" if sign else f"{mean:.4g}"
-        return text if math.isnan(half) else f"{text} ± {half:.2g}"
-    text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
-    return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
+    if not bare:
+        return spell(interval, share=factor == 100.0, signed=sign)
+    mean = interval.mean * factor
+    return f"{mean:.4g}" if abs(mean) < 1000 else f"{mean:.0f}"
 
 
 def table(
@@ -310,8 +303,6 @@ class Comparison:
             "failed": [attrs.asdict(one) | {"path": str(one.path)} for one in self.failures],
             "sweeps": [dict(one) for one in self.sweeps],
         }
-
-    to_dict = as_dict
 
     def __str__(self) -> str:
         lines = []

@@ -54,7 +54,7 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """The whole file or the old one: written aside, flushed to the disk, renamed."""
     aside = path.with_name(path.name + ".part")
     with _writing(path):
@@ -147,14 +147,14 @@ class RunFolder:
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        _replace(self.config, config.encode())
+        replace_file(self.config, config.encode())
         self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        _replace(self.path / "env.json", _json(environment, indent=2))
+        replace_file(self.path / "env.json", _json(environment, indent=2))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        _replace(self.summary, _json(summary, indent=2))
+        replace_file(self.summary, _json(summary, indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary, or None while the run is not finished."""
@@ -178,9 +178,9 @@ class RunFolder:
         structure, tensors = pack(state)
         name = f"checkpoint-{step}.safetensors"
         data = safetensors.torch.save(tensors)
-        _replace(self.path / name, data)
+        replace_file(self.path / name, data)
         pointer = {"step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(), "state": structure}
-        _replace(self.checkpoint, json.dumps(pointer, indent=1).encode())
+        replace_file(self.checkpoint, json.dumps(pointer, indent=1).encode())
         for old in self.path.glob("checkpoint-*.safetensors"):
             if old.name != name:
                 with contextlib.suppress(OSError):
@@ -208,7 +208,7 @@ class RunFolder:
         """Drops the lines after ``step`` (and a half-written last one); returns the seconds spent up to it."""
         for path in (self.steps, self.timings):
             kept = [row for row in _lines(path) if row["step"] <= step]
-            _replace(path, b"".join(_json(row) + b"\n" for row in kept))
+            replace_file(path, b"".join(_json(row) + b"\n" for row in kept))
         rows = list(_lines(self.timings))
         return float(rows[-1]["seconds"]) if rows else 0.0
 

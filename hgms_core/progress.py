@@ -16,6 +16,28 @@ if TYPE_CHECKING:
     from hgms_core.runner import RunInfo
 
 
+def _terminal_bar() -> RichProgress | None:
+    """A started progress display on stderr, None where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    bar = RichProgress(
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=18),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[numbers]}"),
+        console=console,
+        refresh_per_second=4,
+    )
+    bar.start()
+    return bar
+
+
 class Progress:
     """``with Progress(enabled=True) as view: run(..., watch=view.watch)``: one line per run with its current numbers."""
 
@@ -27,22 +49,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.enabled:
-            from rich.console import Console
-            from rich.progress import BarColumn, SpinnerColumn, TextColumn
-            from rich.progress import Progress as RichProgress
-
-            console = Console(stderr=True)
-            if console.is_terminal:
-                self._bar = RichProgress(
-                    SpinnerColumn(),
-                    TextColumn("[bold]{task.description}"),
-                    BarColumn(bar_width=18),
-                    TextColumn("{task.percentage:>3.0f}%"),
-                    TextColumn("{task.fields[numbers]}"),
-                    console=console,
-                    refresh_per_second=4,
-                )
-                self._bar.start()
+            self._bar = _terminal_bar()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -78,22 +85,8 @@ class Board:
 
     def __enter__(self) -> Board:
         if self.enabled and self.total:
-            from rich.console import Console
-            from rich.progress import BarColumn, SpinnerColumn, TextColumn
-            from rich.progress import Progress as RichProgress
-
-            console = Console(stderr=True)
-            if console.is_terminal:
-                self._bar = RichProgress(
-                    SpinnerColumn(),
-                    TextColumn("[bold]{task.description}"),
-                    BarColumn(bar_width=18),
-                    TextColumn("{task.percentage:>3.0f}%"),
-                    TextColumn("{task.fields[numbers]}"),
-                    console=console,
-                    refresh_per_second=4,
-                )
-                self._bar.start()
+            self._bar = _terminal_bar()
+            if self._bar is not None:
                 self._whole = self._bar.add_task("all cells", total=self.total, numbers=f"0 of {self.total}")
         return self
 

@@ -53,3 +53,27 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
     """
     differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     return Interval.of([value for value in differences if math.isfinite(value)])
+
+
+def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
+    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with two decimals.
+
+    >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
+    ('0.9123 ± 0.0041', '+12')
+    >>> spell(Interval(0.912345, 0.00412, 5), share=True)
+    '91.23 ± 0.41'
+    """
+    mean, half = interval.mean * (100 if share else 1), interval.half_width * (100 if share else 1)
+    sign = "+" if signed else ""
+    if math.isnan(mean):
+        return "nan"
+    if half < 1e-12 * abs(mean):
+        half = 0.0  # rounding, of equal values
+    if share:
+        return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
+    if not 0 < half < math.inf:
+        return f"{mean:{sign}.5g}" + (" ± 0" if half == 0 else "")
+    digits = 1 - math.floor(math.log10(half))
+    if digits > 7 or abs(mean) >= 1e7:
+        return f"{mean:{sign}.4g} ± {half:.2g}"
+    return f"{mean:{sign}.{max(digits, 0)}f} ± {half:.{max(digits, 0)}f}"

@@ -24,7 +24,7 @@ from attrs import define, field
 
 from hgms_core.config import RunConfig
 from hgms_core.errors import CheckpointError, ConfigError, MissingExtra
-from hgms_core.folder import RunFolder
+from hgms_core.folder import RunFolder, replace_file
 from hgms_core.grid import Cell, Grid, SweepSettings
 from hgms_core.seeding import Key
 from hgms_core.space import Choices, Range, Space, parse
@@ -135,9 +135,7 @@ class Sweep:
 
     def write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        aside = self.folder / "sweep.json.part"
-        aside.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False), encoding="utf-8")
-        aside.replace(self.folder / "sweep.json")
+        replace_file(self.folder / "sweep.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode())
 
     def fault(self) -> str | None:
         """Why the sweep that is on disk already is not this one; None if it is, or if there is none."""

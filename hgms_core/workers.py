@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 
 from hgms_core.config import RunConfig
 from hgms_core.errors import CheckpointError, HgmsError
-from hgms_core.folder import RunFolder
+from hgms_core.folder import DiskError, RunFolder, replace_file
 from hgms_core.runner import Interrupted, record_failure, run_config
 
 PATIENCE = 20.0
@@ -261,10 +261,8 @@ def _measured(path: Path) -> Iterator[None]:
             "threads": torch.get_num_threads(),
         }
         if path.is_dir():
-            aside = path / "resources.json.part"
-            with contextlib.suppress(OSError):
-                aside.write_text(json.dumps(now, indent=2))
-                aside.replace(path / "resources.json")
+            with contextlib.suppress(DiskError):  # what a run took is not worth failing it
+                replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 
 
 def _cuda() -> Any:

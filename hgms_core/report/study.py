@@ -21,7 +21,7 @@ from hgms_core.errors import CheckpointError, ConfigError, unknown
 from hgms_core.grid import UNIFORM
 from hgms_core.report.curves import POINTS, Curve, Line, band, binned
 from hgms_core.results import Skipped, StoredRun, StoredSweep
-from hgms_core.statistics import Interval, paired
+from hgms_core.statistics import Interval, paired, spell
 
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
 
@@ -188,30 +188,6 @@ def build(
         skipped=skipped + damaged,
         sweeps=found,
     )
-
-
-def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
-    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with two decimals.
-
-    >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
-    ('0.9123 ± 0.0041', '+12')
-    >>> spell(Interval(0.912345, 0.00412, 5), share=True)
-    '91.23 ± 0.41'
-    """
-    mean, half = interval.mean * (100 if share else 1), interval.half_width * (100 if share else 1)
-    sign = "+" if signed else ""
-    if math.isnan(mean):
-        return "nan"
-    if half < 1e-12 * abs(mean):
-        half = 0.0  # rounding, of equal values
-    if share:
-        return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
-    if not 0 < half < math.inf:
-        return f"{mean:{sign}.5g}" + (" ± 0" if half == 0 else "")
-    digits = 1 - math.floor(math.log10(half))
-    if digits > 7 or abs(mean) >= 1e7:
-        return f"{mean:{sign}.4g} ± {half:.2g}"
-    return f"{mean:{sign}.{max(digits, 0)}f} ± {half:.{max(digits, 0)}f}"
 
 
 # --- what belongs together ---------------------------------------------------------------------------------------------
@@ -479,4 +455,4 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 
 
-__all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "spell"]
+__all__ = ["Diagnosis", "Entry", "Section", "Study", "build"]

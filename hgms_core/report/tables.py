@@ -11,9 +11,9 @@ from attrs import field, frozen
 
 from hgms_core import results
 from hgms_core.compare import is_share
-from hgms_core.report.study import Section, Study, spell
+from hgms_core.report.study import Section, Study
 from hgms_core.results import StoredRun
-from hgms_core.statistics import Interval
+from hgms_core.statistics import Interval, spell
 
 MINUS = "\N{MINUS SIGN}"
 _METRICS = 4  # columns of metrics in the first table; all of them are in one of its own

@@ -168,7 +168,7 @@ def test_a_comparison_from_python(tmp_path: Path) -> None:
     assert [row.outer_steps.mean for row in one.rows] == [4, 4]
     assert [row.oracle_calls.mean for row in one.rows] == [8, 8]
     assert "quick ★" in str(found)
-    assert found.to_dict()["tasks"][0]["methods"][1]["winner"]
+    assert found.as_dict()["tasks"][0]["methods"][1]["winner"]
     [resources] = tmp_path.glob("bowl/quick-*/seed-0/resources.json")
     read = json.loads(resources.read_bytes())
     assert read["peak_memory_bytes"] > 1e7
@@ -210,7 +210,7 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
     ]
     assert [row.failed for row in found.tables[0].rows] == [0, 1, 1]
     assert found.tables[0].rows[1].metrics["distance"].count == 2
-    assert found.to_dict()["failed"][1]["path"] == str(found.failures[1].path)
+    assert found.as_dict()["failed"][1]["path"] == str(found.failures[1].path)
     summary = json.loads((found.failures[1].path / "summary.json").read_bytes())
     assert (summary["status"], summary["outer_steps"]) == ("failed", 2)
 

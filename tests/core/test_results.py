@@ -54,7 +54,7 @@ def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     if fast:
-        pytest.importorskip("msgspec")
+        pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
         monkeypatch.setattr(results, "_decoder", lambda wanted: None)
     rows = ['{"step": 0, "metric.value": 1}'] + [
