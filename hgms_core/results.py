@@ -8,6 +8,7 @@ rows needs. Folders below a ``sweeps`` directory are trials of a pilot sweep, no
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -131,6 +132,20 @@ class StoredRun:
     def records(self) -> list[dict[str, Any]]:
         """Every row of ``steps.jsonl`` with its ``seconds``."""
         return RunFolder(self.path).records()
+
+    def fields(self) -> list[str]:
+        """The fields of the first rows (the start and two steps), in their order: what the run has columns of."""
+        found: dict[str, None] = {}
+        path = self.path / "steps.jsonl"
+        if path.exists():
+            with path.open("rb") as stream:
+                for line in itertools.islice(stream, 3):
+                    try:
+                        row = json.loads(line)
+                    except ValueError:
+                        break  # `columns` says which line
+                    found |= dict.fromkeys(row if isinstance(row, dict) else ())
+        return list(found)
 
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.

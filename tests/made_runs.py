@@ -130,3 +130,56 @@ def write_comparison(folder: Path, *, steps: int = 12) -> Path:
         )
     )
     return folder
+
+
+def write_mixtures(folder: Path, *, budgets: Sequence[float] = (3600.0, 32400.0), sources: int = 5) -> Path:
+    """Two methods that learn and one that does not on named sources, three seeds, several budgets, one failed run.
+
+    ``hg-ms`` goes from equal weights to 0.9 and 0.05 on the first two sources; ``scalebio`` does the same with the last two,
+    but in seed 2 with the first two; ``uniform`` stays. A step costs 1,000 tokens forward and 500 backward, of ``scalebio``
+    half of that.
+    """
+    names = [f"source-{number}" for number in range(sources)]
+    for budget in budgets:
+        for method, rate in (("hg-ms", 60.0), ("scalebio", 30.0), ("uniform", 60.0)):
+            for seed in range(3):
+                steps = round(budget / 3600 * 10)
+                rows: list[dict[str, Any]] = [{"step": 0, "metric.test_loss": 3.0, "metric.recovery_error": 1.6}]
+                for step in range(1, steps + 1):
+                    share = 0.0 if method == "uniform" else step / steps
+                    first = names if method == "hg-ms" or seed == 2 else names[::-1]
+                    goal = {
+                        **dict.fromkeys(names, 0.05 / (sources - 2)),
+                        first[0]: 0.9 + 0.01 * (seed - 1),
+                        first[1]: 0.05 - 0.01 * (seed - 1),
+                    }
+                    row = {"step": step, "upper_loss": 3.0 - share, "oracle_calls": 10 * step}
+                    row |= {f"weight.{name}": (1 - share) / sources + share * goal[name] for name in names}
+                    row |= {
+                        "step_forward_tokens": 1000.0 / (1 + (rate < 60)),
+                        "step_backward_tokens": 500.0 / (1 + (rate < 60)),
+                    }
+                    rows.append(row)
+                rows[-1] |= {"metric.test_loss": 3.0 - share + 0.01 * seed, "metric.recovery_error": 1.6 * (1 - share)}
+                error = "out of memory" if method == "scalebio" and seed == 1 and budget == budgets[-1] else None
+                metrics = {name: rows[-1][f"metric.{name}"] for name in ("test_loss", "recovery_error")}
+                summary = {
+                    "status": "failed" if error else "done", **({"error": error} if error else {}), "task": "source-mixture",
+                    "method": method, "seed": seed, "outer_steps": steps, "upper_loss": 3.0 - share, "oracle_calls": 10 * steps,
+                    "metrics": {} if error else metrics,
+                }  # fmt: skip
+                about = {"version": "1", "metrics": {"test_loss": False, "recovery_error": False}}
+                text = CONFIG.format(seed=seed, task="source-mixture", rho=0.4, method=method, lr=0.5, steps=steps)
+                write_run(
+                    folder, path=folder / "source-mixture" / f"{method}-{budget:08.0f}" / f"seed-{seed}",
+                    files={
+                        "config.toml": text.replace(f"outer_steps = {steps}", f"seconds = {budget}"),
+                        "env.json": json.dumps({"device": "cpu", "task": about}),
+                        "steps.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+                        "timings.jsonl": "".join(
+                            json.dumps({"step": row["step"], "seconds": rate * row["step"]}) + "\n" for row in rows
+                        ),
+                        "summary.json": json.dumps(summary),
+                    },
+                )  # fmt: skip
+    return folder

@@ -69,16 +69,17 @@ def report(
 
 @click.command()
 @_what
+@click.option("--mixture", is_flag=True, help="The learned weights of data sources over time instead, a panel a method.")
 @click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")
 @json_option
-def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, out: Path, as_json: bool) -> None:
+def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: bool, out: Path, as_json: bool) -> None:
     """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95 % band."""
     from hgms_core import report as reports
     from hgms_core.report import paper
 
     reports.suffix(out, paper.SUFFIXES, "a picture")
     study = reports.build(runs, metrics=metrics, separate=separate)
-    paper.draw(study, out)
+    (paper.draw_mixtures if mixture else paper.draw)(study, out)
     if as_json:
         print_json(_told(study, [out]))
         return
@@ -89,6 +90,19 @@ def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, out: Path
 def _say_skipped(study: Any) -> None:
     for each in study.skipped:
         click.echo(f"left out: {each.path}: {each.reason}", err=True)
+
+
+def _sources(section: Any, label: str, spread: Callable[[Any], Any]) -> dict[str, Any]:
+    """The final mixture and a step's tokens, of methods that have them."""
+    found: dict[str, Any] = {}
+    if label in section.mixtures:
+        found["mixture"] = {source: spread(weight) for source, weight in section.mixtures[label].weights.items()}
+    if label in section.tokens:
+        known = list(section.tokens[label].values())
+        found["step_forward_tokens"], found["step_backward_tokens"] = (
+            sum(side) / len(known) for side in zip(*known, strict=True)
+        )
+    return found
 
 
 def _told(study: Any, written: Sequence[Path]) -> dict[str, Any]:
@@ -119,6 +133,7 @@ def _told(study: Any, written: Sequence[Path]) -> dict[str, Any]:
                         "difference": spread(entry.difference),
                         "mark": entry.mark or None,
                         "outer_steps": entry.values("outer_steps"),
+                        **_sources(section, entry.label, spread),
                     }
                     for entry in section.entries
                 ],

@@ -60,6 +60,22 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
     return Curve(grid[keep], mean[keep], low[keep], high[keep], n)
 
 
+def together(lines: Sequence[Line], points: int = POINTS) -> Line:
+    """The mean over runs of several values reported at once, ``y`` being ``[value, x]``: all at the same points, so that they
+    still add up to what they add up to in each run.
+
+    >>> import numpy as np
+    >>> one = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
+    >>> together([one, (np.array([0.0]), np.array([[0.1], [0.9]]))])
+    (array([0., 1.]), array([[0.3 , 0.15],
+           [0.7 , 0.85]]))
+    """
+    held = [_held([(x, y[row]) for x, y in lines]) for row in range(lines[0][1].shape[0])]
+    grid = held[0][0]
+    keep = np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int)
+    return grid[keep], np.stack([values.mean(0)[keep] for _, values in held])
+
+
 def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     """Median and middle half of all runs' values together, over equal stretches of x: for what is noise around a trend, like a
     residual. None where nothing was reported.

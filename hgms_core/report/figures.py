@@ -14,6 +14,7 @@ import numpy as np
 
 from hgms_core.compare import is_share
 from hgms_core.report.curves import Curve
+from hgms_core.report.mixture import Mixture, prominent
 from hgms_core.report.study import Section, Study
 from hgms_core.report.tables import heading, outcome
 
@@ -32,8 +33,11 @@ def styles(study: Study) -> dict[str, dict[str, Any]]:
     }
 
 
-def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The section's figures that have something to show, each ``{"title", "text", "spec", "wide"}``."""
+def figures(
+    section: Section, style: Mapping[str, Mapping[str, Any]], colours: Mapping[tuple[str, ...], Mapping[str, int]]
+) -> list[dict[str, Any]]:
+    """The section's figures that have something to show, each ``{"title", "text", "spec"}``; ``style`` is that of the methods,
+    ``colours`` of the sources."""
     found = []
     for metric, by_method in section.curves["seconds"].items():
         for axis, name in (("seconds", "seconds (without evaluation)"), ("oracle_calls", "oracle calls")):
@@ -46,6 +50,7 @@ def figures(section: Section, style: Mapping[str, Mapping[str, Any]]) -> list[di
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
                 zoom = _range(curves, share=is_share(metric))
                 found.append(_figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=zoom))
+    found += _mixtures(section, colours)
     gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
@@ -106,6 +111,69 @@ def _curves(
         line = {"width": 2, "dash": style[label]["dash"], **({"shape": "hv"} if held else {})}
         traces.append({**look, "x": x, "y": numbers(y), "line": line, "hovertemplate": "%{y:.4~g}"})
     return traces
+
+
+_SOURCE_COLOURS = (0, 1, 2, 3, 4, 6, 7)
+_REST_COLOUR = 5  # grey
+AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
+
+
+def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
+    """By portfolio, the colour numbers of the sources that matter most in any section that has it; the others get none."""
+    moving: dict[tuple[str, ...], list[Mixture]] = {}
+    for section in study.sections:
+        for each in section.mixtures.values():
+            moving.setdefault(each.sources, []).extend([each] * each.moves)
+    most = len(_SOURCE_COLOURS)
+    return {key: dict(zip(prominent(each, most), _SOURCE_COLOURS, strict=False)) for key, each in moving.items()}
+
+
+def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np.ndarray]]:
+    """Name, number of the colour and weights over time of what is stacked: sources with a colour, then all others as one."""
+    weights = dict(zip(mixed.sources, mixed.over_time, strict=True))
+    found = [(source, colour, weights[source]) for source, colour in colours.items()]
+    rest = [row for source, row in weights.items() if source not in colours]
+    if rest:
+        found.append((f"{len(rest)} other source{'s' * (len(rest) != 1)}", _REST_COLOUR, np.sum(rest, axis=0)))
+    return found
+
+
+def _mixtures(section: Section, colours: Mapping[tuple[str, ...], Mapping[str, int]]) -> list[dict[str, Any]]:
+    """The learned weights over time, a picture for each method whose mixture moves."""
+    found = []
+    for label, each in section.mixtures.items():
+        if not each.moves:
+            continue
+        traces = [_area(name, colour, each.x, values) for name, colour, values in areas(each, colours[each.sources])]
+        text = "weights of the sources, stacked" + (": mean over seeds" if len(each.finals) > 1 else "")
+        figure = _figure(f"Mixture over time: {label}", text, traces, AXES[section.axis], "weight", zoom=[0, 1])
+        figure["spec"]["layout"] |= {
+            "showlegend": True,
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        }
+        found.append(figure)
+    return found
+
+
+def _area(name: str, colour: int, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    return {
+        "name": _escape(name),
+        "mode": "lines",
+        "x": numbers(x),
+        "y": numbers(y),
+        "stackgroup": "weights",
+        # areas are told apart by pattern as well as by colour
+        "fillpattern": {
+            "shape": ("", "/", ".", "x", "\\", "", "-", "|")[colour],
+            "size": 7,
+            "solidity": 0.15,
+            "fillmode": "overlay",
+        },
+        "line": {"width": 1, "shape": "hv"},
+        "meta": {"colour": colour},
+        "hovertemplate": "%{y:.3f}",
+        "showlegend": True,
+    }
 
 
 def _branches(branches: Mapping[str, Mapping[int, int]], style: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -220,4 +288,4 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-__all__ = ["DARK", "LIGHT", "figures", "styles"]
+__all__ = ["AXES", "DARK", "LIGHT", "areas", "figures", "source_colours", "styles"]

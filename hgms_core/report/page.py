@@ -9,7 +9,7 @@ from typing import Any
 from hgms_core import __version__, results
 from hgms_core.errors import MissingExtra
 from hgms_core.report import tables
-from hgms_core.report.figures import DARK, DASHES, LIGHT, figures, styles
+from hgms_core.report.figures import DARK, DASHES, LIGHT, figures, source_colours, styles
 from hgms_core.report.study import Section, Study
 from hgms_core.results import StoredRun
 
@@ -26,10 +26,10 @@ def html(study: Study) -> str:
             f"an HTML report needs {error.name}\n  install it with: pip install 'hgms[report]'\n"
             "  (Markdown and LaTeX need nothing: --out report.md)"
         ) from None
-    style = styles(study)
+    style, colours = styles(study), source_colours(study)
     sections: list[dict[str, Any]] = []
     for number, section in enumerate(study.sections):
-        shown = figures(section, style)
+        shown = figures(section, style, colours)
         for index, figure in enumerate(shown):
             figure["id"] = f"plot-{number}-{index}"
         results_table, *rest = tables.tables(section)
@@ -61,6 +61,7 @@ def html(study: Study) -> str:
         version=__version__,
         summary=tables.summary(study),
         sections=sections,
+        ledgers=tables.ledgers(study),
         overview=tables.overview(study) if len(study.sections) > 1 else None,
         failed=tables.failures(study),
         left_out=tables.left_out(study),

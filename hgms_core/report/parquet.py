@@ -4,7 +4,8 @@ Runs (``report.parquet``)::
 
     task, task_name, method, method_name, hash, status, error, budget, task_version, folder     string
     seed, outer_steps, oracle_calls, peak_memory_bytes                                          int64
-    seconds, metric.<name> …                                                                    double
+    seconds, metric.<name> …, weight.<source> … (of what was returned)                          double
+    seconds_per_step, step_forward_tokens, step_backward_tokens (means over the steps)          double
     setting.<dotted key> …    every value of config.toml but the seed and the folder            string (as TOML writes it)
 
 Steps (``report.steps.parquet``)::
@@ -27,7 +28,9 @@ import numpy as np
 
 from hgms_core import results
 from hgms_core.errors import CheckpointError, MissingExtra
-from hgms_core.report.study import Study
+from hgms_core.report.mixture import PREFIX, TOKENS
+from hgms_core.report.study import Section, Study
+from hgms_core.report.tables import seconds_per_step
 from hgms_core.results import StoredRun
 
 if TYPE_CHECKING:
@@ -58,9 +61,9 @@ def runs(study: Study) -> pyarrow.Table:
     """One row for each run."""
     import pyarrow as pa
 
-    rows = [_row(section.title, label, run) for section, label, run in _all(study)]
+    rows = [{**_row(section.title, label, run), **_sources(section, label, run)} for section, label, run in _all(study)]
     names = dict.fromkeys(name for row in rows for name in row)
-    metrics = [name for name in names if name.startswith("metric.")]
+    metrics = [name for name in names if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)]
     settings = [name for name in names if name.startswith("setting.")]
     schema = pa.schema(
         [(name, pa.string()) for name in _TEXTS]
@@ -71,7 +74,7 @@ def runs(study: Study) -> pyarrow.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _all(study: Study) -> list[tuple[Any, str, StoredRun]]:
+def _all(study: Study) -> list[tuple[Section, str, StoredRun]]:
     return [
         (section, entry.label, run)
         for section in study.sections
@@ -103,6 +106,17 @@ def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
         **{f"metric.{name}": value for name, value in run.metrics.items()},
         **settings,
     }
+
+
+def _sources(section: Section, label: str, run: StoredRun) -> dict[str, float | None]:
+    """The final mixture and the tokens of a run that has them."""
+    found: dict[str, float | None] = {}
+    mixed = section.mixtures.get(label)
+    if mixed is not None and run in mixed.finals:
+        found |= {PREFIX + source: weight for source, weight in zip(mixed.sources, mixed.finals[run], strict=True)}
+    if run in section.tokens.get(label, {}):
+        found |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, section.tokens[label][run], strict=True))}
+    return found
 
 
 def _toml(value: Any) -> str:

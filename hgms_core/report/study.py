@@ -17,12 +17,16 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from hgms_core import compare, registry, results
+from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, unknown
 from hgms_core.grid import UNIFORM
+from hgms_core.report import mixture
 from hgms_core.report.curves import POINTS, Curve, Line, band, binned
+from hgms_core.report.mixture import Mixture
 from hgms_core.results import Skipped, StoredRun, StoredSweep
 from hgms_core.statistics import Interval, paired, spell
 
+_MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
 
 
@@ -77,9 +81,14 @@ class Diagnosis:
 
 @frozen(kw_only=True)
 class Section:
-    """One task under one budget: methods (best mean first), the differences between them, curves by axis and metric."""
+    """One task under one budget: methods (best mean first), the differences between them, curves by axis and metric.
+
+    ``name`` is the task's, without the budget and version that are in the title of one section of several; ``mixtures`` are
+    over the ``axis`` that the budget counts, ``tokens`` the means of a step forward and backward.
+    """
 
     title: str
+    name: str
     task: str
     version: str | None
     budget: str
@@ -93,6 +102,9 @@ class Section:
     winner: str | None
     curves: dict[str, dict[str, dict[str, Curve]]]
     diagnoses: list[Diagnosis]
+    axis: str
+    mixtures: dict[str, Mixture]
+    tokens: dict[str, dict[StoredRun, tuple[float, float]]]
     environments: list[tuple[dict[str, Any], list[StoredRun]]]
 
     @property
@@ -173,13 +185,13 @@ def build(
     groups = _sections(runs, separate)
 
     sections = []
-    count = 4 * len(groups) * max(len({run.label for run in each}) for each in groups.values())
+    count = 4 * len(groups) * max(len({run.label for run in each}) for _, each in groups.values())
     points = max(60, min(POINTS, _CURVES // (count * max(1, len(metrics)))))
-    for name, each in groups.items():
+    for heading, (name, each) in groups.items():
         kept, damaged = _read(each, metrics)
         skipped += damaged
         if kept:
-            sections.append(_section(name, kept, metrics, reference, points))
+            sections.append(_section(heading, name, kept, metrics, reference, points))
     found, damaged = results.sweeps(folders)
     return Study(
         title=title or "Bilevel methods compared",
@@ -203,8 +215,9 @@ def _known(runs: Sequence[StoredRun], metrics: Sequence[str], reference: str | N
         raise ConfigError(unknown("method", reference, labels) + "\n  --reference names a method of these runs")
 
 
-def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[StoredRun]]:
-    """Runs by task. One task under several budgets or versions is refused, or, if ``separate``, several sections."""
+def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
+    """The task's name and its runs, by title. One task under several budgets or versions is refused, or, if ``separate``,
+    several sections."""
     tables = {_key(run.task): run.task for run in runs}
     labels: dict[str, str] = {}
     for run in runs:
@@ -213,12 +226,12 @@ def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[Store
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         groups.setdefault(names[_key(run.task)], []).append(run)
-    found: dict[str, list[StoredRun]] = {}
+    found: dict[str, tuple[str, list[StoredRun]]] = {}
     mixed: list[str] = []
     for name, each in sorted(groups.items()):
         budgets, versions = {run.budget for run in each}, {run.task_version for run in each}
         if len(budgets) == 1 and len(versions) == 1:
-            found[name] = each
+            found[name] = name, each
             continue
         parts: dict[str, list[StoredRun]] = {}
         for run in each:
@@ -226,7 +239,7 @@ def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, list[Store
             version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
             parts.setdefault(", ".join(budget + version), []).append(run)
         for told, part in sorted(parts.items()):
-            found[f"{name}, {told}"] = part
+            found[f"{name}, {told}"] = name, part
             methods = ", ".join(sorted({run.label for run in part}))
             mixed.append(f"  {name}: {told}: {len(part)} runs ({methods}), the first is {part[0].path}")
     if mixed and not separate:
@@ -274,8 +287,9 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
             found[run] = {}
             continue
         try:
-            rows = run.columns(wanted)
-            words = [name for name in ("seconds", "oracle_calls", "upper_loss", *columns) if rows[name].dtype == object]
+            mixed = mixture.wanted(run)
+            rows = run.columns([*wanted, *mixed])
+            words = [name for name in ("seconds", "oracle_calls", "upper_loss", *columns, *mixed) if rows[name].dtype == object]
             if words:
                 raise CheckpointError(f"steps.jsonl holds words where {' and '.join(words)} belong")
         except (CheckpointError, OSError) as error:
@@ -299,7 +313,7 @@ def _counted(texts: np.ndarray) -> Counter[str]:
 
 
 def _section(
-    title: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
+    title: str, name: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
 ) -> Section:
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
@@ -308,8 +322,13 @@ def _section(
     values = {entry.label: {run.seed: _value(run, main) for run in entry.runs} for entry in entries}
     pairs = {(one, other): paired(values[one], values[other]) for one in values for other in values if one != other}
     shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
+    budget = Budget.parse(runs[0].budget)
+    axis = "seconds" if budget.seconds else "step" if budget.outer_steps else "oracle_calls"
+    own = {entry.label: {run: rows[run] for run in entry.runs} for entry in entries}
+    mixtures = {label: mixture.mixture(each, axis, min(points, _MIXTURE)) for label, each in own.items()}
     return Section(
         title=title,
+        name=name,
         task=runs[0].task_name,
         version=runs[0].task_version,
         budget=runs[0].budget,
@@ -333,6 +352,9 @@ def _section(
             for axis in ("seconds", "oracle_calls")
         },
         diagnoses=[_diagnosis(entry, rows) for entry in entries if entry.runs],
+        axis=axis,
+        mixtures={label: found for label, found in mixtures.items() if found is not None},
+        tokens={label: found for label, each in own.items() if (found := mixture.tokens(each))},
         environments=_environments(runs),
     )
 

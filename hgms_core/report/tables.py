@@ -10,8 +10,11 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms_core import results
+from hgms_core.budget import Budget
 from hgms_core.compare import is_share
-from hgms_core.report.study import Section, Study
+from hgms_core.report import mixture as mixtures
+from hgms_core.report.mixture import Mixture
+from hgms_core.report.study import Entry, Section, Study
 from hgms_core.results import StoredRun
 from hgms_core.statistics import Interval, spell
 
@@ -37,6 +40,8 @@ class Table:
     rows: list[list[Cell]]
     caption: str = ""
     ident: str = field(default="")
+    groups: list[int] = field(factory=list)
+    """Rows before which a line is drawn."""
 
 
 def text(value: object) -> Cell:
@@ -143,6 +148,159 @@ def work(section: Section) -> Table:
         rows.append(row)
     caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
     return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
+
+
+def mixture(section: Section) -> Table:
+    """Every method's largest sources at the end."""
+    rows = []
+    for entry in section.entries:
+        found = section.mixtures.get(entry.label)
+        if found is not None:
+            rows.append(
+                [
+                    text(entry.label),
+                    _largest(found),
+                    Cell(f"{_rest(found):.3f}", _rest(found)),
+                    Cell(str(len(found.finals)), len(found.finals)),
+                ]
+            )
+    caption = (
+        "The three largest weights of what each method returned: mean over seeds ± half-width of the 95 % t-interval. "
+        "Rest: what the other sources hold together."
+    )
+    columns = ["method", "final source mixture", "rest", "seeds"]
+    return Table(title="Final mixture", columns=columns, rows=rows, caption=caption, ident="mixture")
+
+
+def _largest(found: Mixture) -> Cell:
+    """Means say little of runs that do not agree, so that is noted."""
+    leaders = found.leaders.most_common()
+    note = ""
+    if len(leaders) > 1 and not found.uniform:
+        note = "largest by seed: " + ", ".join(f"{source} {count}×" for source, count in leaders)
+    shown = mixtures.spelt(found)
+    return Cell(shown, shown, note, number=False)
+
+
+def _rest(found: Mixture) -> float:
+    return 0.0 if found.uniform else abs(1 - math.fsum(value.mean for value in list(found.weights.values())[:3]))
+
+
+def weights(section: Section) -> Table:
+    """Every source's final weight, where the three largest are not all of them."""
+    sources = list(dict.fromkeys(source for each in section.mixtures.values() for source in each.sources))
+    shown = [entry.label for entry in section.entries if entry.label in section.mixtures]
+    rows = []
+    for source in sources if len(sources) > 3 else ():
+        row = [text(source)]
+        for label in shown:
+            value = section.mixtures[label].weights.get(source)
+            first = next(iter(section.mixtures[label].weights)) == source and not section.mixtures[label].uniform
+            row.append(Cell("–") if value is None else Cell(mixtures.weight(value), value.mean, strong=first))
+        rows.append(row)
+    caption = "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
+    return Table(title="Final weights", columns=["source", *shown], rows=rows, caption=caption, ident="weights")
+
+
+def passes(section: Section) -> Table:
+    """Tokens and seconds of one outer step."""
+    rows = []
+    for entry in section.entries:
+        if not (known := section.tokens.get(entry.label)):
+            continue
+        forward, backward = (_mean([each[side] for each in known.values()]) or 0.0 for side in (0, 1))
+        seconds = _mean([each for run in known if (each := seconds_per_step(run)) is not None])
+        rate = None if not seconds else (forward + backward) / seconds
+        row = [
+            text(entry.label),
+            amount(_mean(entry.values("outer_steps"))),
+            amount(seconds),
+            amount(forward),
+            amount(backward),
+        ]
+        rows.append([*row, amount(rate)])
+    columns = ["method", "outer steps", "seconds per step", "tokens forward", "tokens backward", "tokens per second"]
+    caption = (
+        "Means over steps and seeds. Tokens include padding; one that goes through the model once forward and once backward "
+        "counts in both columns. Seconds are without evaluation."
+    )
+    return Table(title="Tokens and seconds per outer step", columns=columns, rows=rows, caption=caption, ident="passes")
+
+
+def seconds_per_step(run: StoredRun) -> float | None:
+    steps = run.summary.get("outer_steps")
+    return run.seconds / steps if steps and not math.isnan(run.seconds) else None
+
+
+def ledgers(study: Study) -> list[Table]:
+    """For each task with named sources: what every method made of every budget, a group of rows each."""
+    tasks: dict[tuple[str, str | None], list[Section]] = {}
+    for section in study.sections:
+        if section.mixtures:
+            tasks.setdefault((section.name, section.version), []).append(section)
+    found = []
+    for number, ((name, version), sections) in enumerate(tasks.items()):
+        metrics = list(dict.fromkeys(each for section in sections for each in section.metrics))[:_METRICS]
+        rows: list[list[Cell]] = []
+        groups = []
+        for section in sorted(sections, key=_length):
+            groups += [len(rows)] if rows else []
+            for entry in sorted(section.entries, key=lambda entry: entry.label):
+                mixed = section.mixtures.get(entry.label)
+                failed = f"{len(entry.failed)} failed" if entry.failed else ""
+                row = [
+                    Cell(entry.label, entry.label, failed, number=False),
+                    Cell(_duration(section.budget), _length(section)[1]),
+                ]
+                row += [amount(_mean(entry.values("outer_steps")) if entry.runs else None)]
+                row += [text("–") if mixed is None else _largest(mixed)]
+                none = Interval.of([])
+                row += [interval(entry.metrics.get(each, none), each, strong=_best(section, entry, each)) for each in metrics]
+                rows.append(row)
+        other = sum(key[0] == name for key in tasks) > 1
+        found.append(
+            Table(
+                title=f"Budget ledger: {name}" + (f", version {version}" if other else ""),
+                columns=[
+                    "method",
+                    "budget",
+                    "outer steps",
+                    "three largest weights",
+                    *(arrow(sections[0], each) for each in metrics),
+                ],
+                rows=rows,
+                caption="Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under that budget.",
+                ident=f"ledger-{number}",
+                groups=groups,
+            )
+        )
+    return found
+
+
+def _best(section: Section, entry: Entry, metric: str) -> bool:
+    higher = section.directions.get(metric)
+    means = [each.metrics[metric].mean for each in section.entries if metric in each.metrics]
+    known = [mean for mean in means if not math.isnan(mean)]
+    if higher is None or len(known) < 2 or metric not in entry.metrics:
+        return False
+    return entry.metrics[metric].mean == (max(known) if higher else min(known))
+
+
+def _length(section: Section) -> tuple[int, float]:
+    """What a budget counts, and how much of it: budgets in seconds come before those in steps and calls."""
+    budget = Budget.parse(section.budget)
+    amounts = [budget.seconds, budget.outer_steps, budget.oracle_calls]
+    return next((kind, float(value)) for kind, value in enumerate(amounts) if value is not None)
+
+
+def _duration(budget: str) -> str:
+    """Long budgets in hours, as they are given.
+
+    >>> _duration("32400 s"), _duration("90 s"), _duration("25 outer steps")
+    ('9 h', '90 s', '25 outer steps')
+    """
+    seconds = Budget.parse(budget).seconds
+    return f"{seconds / 3600:g} h" if seconds is not None and seconds >= 3600 and seconds % 900 == 0 else budget
 
 
 def pairs(section: Section) -> Table:
@@ -266,9 +424,7 @@ def markdown(study: Study) -> str:
         parts.append(f"## {_md(section.title)}")
         parts.append(about(section) + (f"\n\n{section.verdict}" if section.verdict else ""))
         parts += [_md_table(table, 3) for table in tables(section)]
-    for table in (failures(study), left_out(study)):
-        if table.rows:
-            parts.append(_md_table(table, 2))
+    parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
     if study.sweeps:
         parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -276,7 +432,7 @@ def markdown(study: Study) -> str:
 
 def tables(section: Section) -> list[Table]:
     """A section's tables, in their order; those without a row are left out."""
-    found = [scores(section), work(section), pairs(section)]
+    found = [scores(section), mixture(section), weights(section), work(section), passes(section), pairs(section)]
     if len(section.metrics) > _METRICS:
         found.append(scores(section, every=True))
     found += [solves(section), settings(section)]
@@ -335,7 +491,8 @@ _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", MINUS: "$-$", "–": "--", "·": r"$\cdot$", "“": "``", "”": "''",
-    "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "\n": " ",
+    "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$",
+    "\n": " ",
 }  # fmt: skip
 
 
@@ -357,7 +514,9 @@ def latex(study: Study) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", section.title.casefold()).strip("-") or str(number)
         parts.append(f"% --- {_comment(section.title)}")
         lead = f"{section.title}, {section.budget} per run. "
-        parts += [_tex_table(table, name, lead) for table in (scores(section), work(section), pairs(section)) if table.rows]
+        shown = (scores(section), mixture(section), work(section), passes(section), pairs(section))
+        parts += [_tex_table(table, name, lead) for table in shown if table.rows]
+    parts += [_tex_table(table, "sources", "") for table in ledgers(study)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -373,7 +532,9 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
         return rf"\textbf{{{shown}}}" if cell.strong else shown
 
     align = "".join("r" if cell.number else "l" for cell in table.rows[0])
-    body = [" & ".join(map(spell_cell, row)) + r" \\" for row in table.rows]
+    body = []
+    for number, row in enumerate(table.rows):
+        body += [r"\midrule"] * (number in table.groups) + [" & ".join(map(spell_cell, row)) + r" \\"]
     return "\n".join(
         [
             r"\begin{table}",
@@ -398,6 +559,7 @@ __all__ = [
     "about",
     "failures",
     "latex",
+    "ledgers",
     "left_out",
     "markdown",
     "overview",

@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import write_comparison, write_run
+from made_runs import write_comparison, write_mixtures, write_run
 
 from hgms_core import report
 from hgms_core.cli import main
 from hgms_core.errors import ConfigError
 from hgms_core.report import Study, curves, tables
-from hgms_core.report.figures import DARK, LIGHT, figures, styles
+from hgms_core.report.figures import DARK, LIGHT, figures, source_colours, styles
 from hgms_core.statistics import Interval
 
 
@@ -282,7 +282,7 @@ def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
 
 def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     section = study.sections[0]
-    [figure] = [each for each in figures(section, styles(study)) if each["title"] == "Value against oracle calls"]
+    [figure] = [each for each in figures(section, styles(study), {}) if each["title"] == "Value against oracle calls"]
     [line] = [each for each in figure["spec"]["data"] if each["name"] == "hg-ms" and "fill" not in each]
     curve = section.curves["oracle_calls"]["value"]["hg-ms"]
     np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
@@ -381,6 +381,173 @@ def test_pictures_for_papers(comparison: Path, tmp_path: Path, suffix: str, head
             assert text in written
         assert call("plot", comparison, "--out", path).exit_code == 0
         assert path.read_bytes() == written  # no date, no random names
+
+
+# --- named sources -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return report.build([write_mixtures(tmp_path_factory.mktemp("mixtures"), sources=10)], separate=True)
+
+
+def of(study: Study, budget: str) -> report.Section:
+    [section] = [section for section in study.sections if section.budget == budget]
+    return section
+
+
+def cells(table: tables.Table) -> list[list[str]]:
+    return [[cell.text + (f" [{cell.note}]" if cell.note else "") for cell in row] for row in table.rows]
+
+
+def by_title(section: report.Section, ident: str) -> tables.Table:
+    [table] = [table for table in tables.tables(section) if table.ident == ident]
+    return table
+
+
+def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Study) -> None:
+    section = of(mixtures, "3600 s")
+    first = section.mixtures["hg-ms"].weights["source-0"]
+    assert first.mean == pytest.approx(0.9)
+    assert first.half_width == pytest.approx(Interval.of([0.89, 0.90, 0.91]).half_width)
+    rows = {row[0]: row[1:] for row in cells(by_title(section, "mixture"))}
+    assert rows["hg-ms"] == ["source-0 0.900 ± 0.025; source-1 0.050 ± 0.025; source-2 0.006 ± 0.000", "0.044", "3"]
+    assert rows["uniform"] == ["uniform, each 0.100", "0.000", "3"]
+    # means would hide that one seed went the other way
+    assert rows["scalebio"][0].endswith("[largest by seed: source-9 2×, source-0 1×]")
+    every = by_title(section, "weights")
+    assert every.columns == ["source", *(entry.label for entry in section.entries)]
+    assert [row[0].text for row in every.rows] == [f"source-{number}" for number in range(10)]
+    for column in range(1, len(every.columns)):
+        assert math.fsum(row[column].sort for row in every.rows) == pytest.approx(1)  # type: ignore[misc]
+    assert by_title(section, "results").columns[3] == "recovery error ↓"
+
+
+def test_a_single_seed_has_weights_without_an_interval(tmp_path: Path) -> None:
+    write_mixtures(tmp_path, budgets=[3600.0])
+    for path in tmp_path.glob("source-mixture/*/seed-[12]"):
+        (path / "summary.json").unlink()
+    [row] = [row for row in cells(by_title(report.build([tmp_path]).sections[0], "mixture")) if row[0] == "hg-ms"]
+    assert row[1] == "source-0 0.890; source-1 0.060; source-2 0.017"
+
+
+def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
+    [ledger] = tables.ledgers(mixtures)
+    assert [row[0].text for row in ledger.rows] == ["hg-ms", "scalebio", "uniform"] * 2
+    assert [row[1].text for row in ledger.rows] == ["1 h"] * 3 + ["9 h"] * 3
+    assert [row[2].text for row in ledger.rows] == ["10"] * 3 + ["90"] * 3
+    assert ledger.groups == [3]
+    assert ledger.rows[4][0].note == "1 failed"
+    assert ledger.columns[4:] == ["test loss ↓", "recovery error ↓"]
+    assert ledger.rows[0][5].strong
+    assert not ledger.rows[2][5].strong
+    body = tables.latex(mixtures).split("tab:sources-ledger-0", 1)[1]
+    assert re.findall(r"\\(midrule|toprule|bottomrule)|^ +(\S+) (?:\S.*?)?& (\d h) &", body, re.MULTILINE) == [
+        ("toprule", "", ""), ("midrule", "", ""),
+        ("", "hg-ms", "1 h"), ("", "scalebio", "1 h"), ("", "uniform", "1 h"), ("midrule", "", ""),
+        ("", "hg-ms", "9 h"), ("", "scalebio", "9 h"), ("", "uniform", "9 h"), ("bottomrule", "", ""),
+    ]  # fmt: skip
+    page = report.WRITERS[".html"](mixtures)
+    assert page.count('<tr class="group">') == 1
+    assert 'href="#ledgers"' in page
+    assert "## Budget ledger: source-mixture" in tables.markdown(mixtures)
+
+
+def test_a_method_that_failed_everywhere_keeps_its_row(tmp_path: Path) -> None:
+    write_mixtures(tmp_path, budgets=[3600.0])
+    for path in tmp_path.glob("source-mixture/scalebio-*/seed-*/summary.json"):
+        path.write_text(
+            json.dumps({**json.loads(path.read_text()), "status": "failed", "error": "out of memory", "metrics": {}})
+        )
+    [ledger] = tables.ledgers(report.build([tmp_path]))
+    assert cells(ledger)[1] == ["scalebio [3 failed]", "1 h", "–", "–", "–", "–"]
+
+
+def test_tokens_and_seconds_of_a_step(mixtures: Study) -> None:
+    rows = {row[0]: row[1:] for row in cells(by_title(of(mixtures, "3600 s"), "passes"))}
+    assert rows["hg-ms"] == ["10", "60", "1,000", "500", "25"]
+    assert rows["scalebio"] == ["10", "30", "500", "250", "25"]
+
+
+def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
+    from plotly import graph_objects
+
+    section = of(mixtures, "32400 s")
+    shown = figures(section, styles(mixtures), source_colours(mixtures))
+    drawn = {each["title"]: each["spec"] for each in shown if each["title"].startswith("Mixture")}
+    assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]  # the uniform one does not move
+    for title, spec in drawn.items():
+        graph_objects.Figure(spec)
+        areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}
+        assert len(areas) == 8
+        assert "3 other sources" in areas
+        np.testing.assert_allclose(sum(areas.values()), 1.0, atol=1e-3)
+        found = section.mixtures[title.rpartition(" ")[2]]
+        for source, values in areas.items():
+            if source in found.weights:
+                assert values[-1] == pytest.approx(found.weights[source].mean, rel=1e-4)
+        assert len({trace["meta"]["colour"] for trace in spec["data"]}) == 8
+        assert all(trace["x"] == spec["data"][0]["x"] for trace in spec["data"])
+    colours = [{trace["name"]: trace["meta"]["colour"] for trace in spec["data"]} for spec in drawn.values()]
+    assert colours[0] == colours[1]
+
+
+def test_a_mean_mixture_holds_what_runs_last_reported() -> None:
+    x, y = curves.together(
+        [
+            (np.array([1.0, 2.0, 4.0]), np.array([[0.5, 0.25, 0.0], [0.5, 0.75, 1.0]])),
+            (np.array([1.5, 3.0]), np.array([[0.5, 1.0], [0.5, 0.0]])),
+        ]
+    )
+    np.testing.assert_array_equal(x, [1.5, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(y, [[0.5, 0.375, 0.625, 0.5], [0.5, 0.625, 0.375, 0.5]])
+
+
+def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    one, other = report.write(mixtures, tmp_path / "r.parquet", steps=True)
+    rows = parquet.read_table(one).to_pylist()
+    [run] = [row for row in rows if row["method"] == "hg-ms" and row["seed"] == 2 and row["budget"] == "3600 s"]
+    assert run["weight.source-0"] == pytest.approx(0.91)
+    assert (run["step_forward_tokens"], run["step_backward_tokens"], run["seconds_per_step"]) == (1000.0, 500.0, 60.0)
+    assert run["metric.recovery_error"] == 0.0
+    [failed] = [row for row in rows if row["status"] == "failed"]
+    assert failed["weight.source-0"] is failed["step_forward_tokens"] is None
+    assert {"weight.source-9", "step_forward_tokens"} <= set(parquet.read_schema(other).names)
+
+    folder = write_mixtures(tmp_path / "runs", budgets=[3600.0])
+    told = json.loads(call("report", folder, "--out", tmp_path / "r.md", "--json").stdout)
+    methods = {each["method"]: each for each in told["tasks"][0]["methods"]}
+    assert methods["uniform"]["mixture"]["source-3"]["mean"] == pytest.approx(0.2)
+    assert methods["scalebio"]["step_backward_tokens"] == 250.0
+
+
+def test_a_picture_of_the_mixture(tmp_path: Path, comparison: Path) -> None:
+    folder, out = write_mixtures(tmp_path / "runs", budgets=[3600.0]), tmp_path / "m.svg"
+    done = call("plot", folder, "--mixture", "--out", out)
+    assert done.exit_code == 0, done.output
+    text = out.read_text()
+    assert all(word in text for word in ("hg-ms", "scalebio", "source-4", "weight"))
+    assert "uniform" not in text
+    without = call("plot", comparison, "--mixture", "--out", tmp_path / "none.svg")
+    assert without.exit_code == 2
+    assert "there is no mixture to draw" in without.stderr
+
+
+def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
+    assert tables.ledgers(study) == []
+    assert not any(section.mixtures or section.tokens for section in study.sections)
+    text = tables.markdown(study)
+    assert not any(word in text for word in ("mixture", "ledger", "tokens"))
+
+
+def test_a_weight_that_is_a_word_damages_the_run(tmp_path: Path) -> None:
+    write_mixtures(tmp_path, budgets=[3600.0])
+    path = next(tmp_path.glob("source-mixture/hg-ms-*/seed-0")) / "steps.jsonl"
+    path.write_text(re.sub(r'"weight.source-1": [0-9.]+', '"weight.source-1": "much"', path.read_text()))
+    [skipped] = report.build([tmp_path]).skipped
+    assert "words where weight.source-1 belong" in skipped.reason
 
 
 # --- the command -------------------------------------------------------------------------------------------------------
