@@ -1,0 +1,434 @@
+"""Named data sources: from a file of rows, or a data set of the Hub, to conversations."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, final
+
+import torch
+from attrs import Attribute, field, frozen, validators
+
+from hgms_core import ConfigError, DataError, Key, MissingExtra, unknown
+from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect, formats
+
+ENDINGS = (".json", ".jsonl", ".ndjson", ".parquet")
+WRAPPERS = ("data", "items", "instances", "rows")
+SHOWN = 5
+PROBED = 200
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+
+def _format(_source: object, attribute: Attribute[str], value: object) -> None:
+    if value != "auto" and value not in FORMATS:
+        raise ValueError(unknown("format", str(value), ["auto", *FORMATS]))
+
+
+def _commit(_source: object, attribute: Attribute[str], value: str) -> None:
+    if not COMMIT.fullmatch(value):
+        raise ValueError(f"'revision' must be a commit (hex digits; a branch or tag may move): {value!r}")
+
+
+def _text(minimum: int = 1) -> Any:
+    return validators.optional([validators.instance_of(str), validators.min_len(minimum)])
+
+
+@final
+@frozen(kw_only=True)
+class Source:
+    """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
+
+    A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances`` or ``rows`` is one),
+    ``.jsonl`` (one object a line) or ``.parquet``, plain or ``.gz``. What is inside is looked at, so JSON lines may be called
+    ``.json``. ``$VARIABLES`` and ``~`` in a path are expanded.
+
+    Use when data has a name and a weight of its own, or is a validation or test set. Avoid for text without prompt and answer:
+    the loss is taken on answers only.
+
+    Arguments:
+        path, or hub with revision (a commit) and optionally subset and split (default ``train``).
+        format: one of :data:`~hgms_llm.formats.FORMATS`, or ``auto`` (the one that most of the first rows look like).
+        skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``, in the file's order or, with
+            ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
+        completion: what every answer is replaced by (None: nothing); ``"."`` is ScaleBiO's corruption.
+        max_bad_rows: how many rows may be malformed or lack fields, and are left out, before that is an error.
+
+    Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError for what is missing, empty,
+    damaged, malformed or too short; MissingExtra without pyarrow or datasets. Cost: one pass over the file.
+
+    >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
+    'auto'
+
+    Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources of instruction rows).
+    """
+
+    path: str | None = field(default=None, validator=_text())
+    hub: str | None = field(default=None, validator=_text())
+    revision: str | None = field(default=None, validator=validators.optional([validators.instance_of(str), _commit]))
+    subset: str | None = field(default=None, validator=_text())
+    split: str | None = field(default=None, validator=_text())
+    format: str = field(default="auto", validator=_format)
+    skip: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
+    rows: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)]))
+    shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))
+    completion: str | None = field(default=None, validator=_text())
+    max_bad_rows: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
+
+    def __attrs_post_init__(self) -> None:
+        if (self.path is None) == (self.hub is None):
+            raise ConfigError(
+                f"a source is either a path or a hub data set ({'both' if self.path else 'neither'} given)\n"
+                '  path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
+            )
+        if self.hub is not None and self.revision is None:
+            raise ConfigError(
+                f"the hub data set {self.hub!r} needs a revision, so that its rows cannot change\n"
+                f"  revision = the commit that `git ls-remote https://huggingface.co/datasets/{self.hub} main` prints"
+            )
+        if self.path is not None:
+            given = [name for name in ("revision", "subset", "split") if getattr(self, name) is not None]
+            if given:
+                raise ConfigError(f"{', '.join(given)} go with hub, not with a path ({self.path})")
+
+    @property
+    def where(self) -> str:
+        """The file or data set, for messages."""
+        if self.path is not None:
+            return self.path
+        return f"hub:{self.hub}@{self.revision}" + (f" {self.subset}" if self.subset else "") + f" {self.split or 'train'}"
+
+
+@final
+@frozen
+class Example:
+    """A conversation that ends with an answer; ``row`` is its number in the source, counted from 0 with the bad rows."""
+
+    messages: tuple[Message, ...]
+    row: int
+
+    @property
+    def key(self) -> str:
+        """The prompt for exact matching: what the user said, case folded, white space collapsed; answers and system prompts
+        do not count."""
+        return " ".join(" ".join(message.text for message in self.messages if message.role == "user").casefold().split())
+
+    @property
+    def blank(self) -> bool:
+        """Whether every answer is empty, so that there is nothing to learn."""
+        return not any(message.text.strip() for message in self.messages if message.role == "assistant")
+
+
+@final
+@frozen
+class Reading:
+    """What reading a source gave: the examples asked for, how many rows there were, how many of them bad, and the format."""
+
+    examples: list[Example]
+    total: int
+    bad: int
+    format: str
+
+
+def check_names(names: Iterable[str], what: str = "source") -> None:
+    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up)."""
+    seen: dict[str, str] = {}
+    for name in names:
+        folded = name.strip().casefold()
+        if not folded:
+            raise ConfigError(f"a {what} has an empty name\n  names tie weights to data: give each one of its own")
+        if folded in seen:
+            other = seen[folded]
+            how = (
+                f"two {what}s are called {name!r}"
+                if other == name
+                else f"the {what}s {other!r} and {name!r} differ by case only"
+            )
+            raise ConfigError(f"{how}\n  names tie weights to data: rename one of them")
+        seen[folded] = name
+
+
+def read_examples(name: str, source: Source) -> list[Example]:
+    """The examples of ``source`` (called ``name`` in messages), as :func:`read` gives them."""
+    return read(name, source).examples
+
+
+def read(name: str, source: Source) -> Reading:
+    """The rows of ``source`` as conversations, and the counts of what was read."""
+    where = f"source {name!r} ({source.where})"
+    records = list(_records(where, source))
+    if not records:
+        raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
+    whole = [record for _, record in records if not isinstance(record, BadRow)]
+    if source.format != "auto":
+        form = FORMATS[source.format]
+    elif whole:
+        form = _detected(where, whole)
+    else:  # nothing that could be looked at: every row goes into the list of bad ones
+        form = next(iter(FORMATS.values()))
+    examples: list[Example] = []
+    bad: list[str] = []
+    for number, (line, record) in enumerate(records):
+        try:
+            if isinstance(record, BadRow):
+                raise record
+            examples.append(Example(_replaced(form.read(record), source.completion), number))
+        except BadRow as error:
+            bad.append(f"{line}: {error}")
+    if len(bad) > source.max_bad_rows or not examples:
+        raise DataError(_bad(where, form, bad, records, source))
+    total = len(records)
+    del records, whole
+    return Reading(_chosen(where, examples, source), total, len(bad), form.name)
+
+
+def _detected(where: str, rows: list[Row]) -> Format:
+    form = detect(rows[:PROBED])
+    if form is None:
+        keys = list(dict.fromkeys(str(key) for row in rows[:PROBED] for key in row))
+        wanted = ("instruction", "output", "messages", "conversations", "prompt", "completion", "question", "answer", "problem")
+        near = [(key, m) for key in keys for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)]
+        hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
+        raise DataError(
+            f"{where}: its rows look like no known format (they have: {', '.join(keys) or 'no fields'}){hint}\n"
+            f"  known formats:\n{formats()}\n  rename the fields, or name the nearest format to see what each row lacks"
+        )
+    return form
+
+
+def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
+    if completion is None:
+        return messages
+    return tuple(Message("assistant", completion) if message.role == "assistant" else message for message in messages)
+
+
+def _bad(where: str, form: Format, bad: list[str], records: list[tuple[str, Row | BadRow]], source: Source) -> str:
+    count = len(bad)
+    lines = [
+        f"{where}: {count} of {len(records)} rows cannot be read as {form.name!r}"
+        f" (max_bad_rows = {source.max_bad_rows})\n  {form.name}: {form.looks}",
+        *(f"  {line}" for line in bad[:SHOWN]),
+    ]
+    if count > SHOWN:
+        lines.append(f"  … and {count - SHOWN} more")
+    better = detect([record for _, record in records[:PROBED] if not isinstance(record, BadRow)])
+    if count == len(records):
+        if better is not None and better.name != form.name:
+            lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
+        else:
+            lines.append("  no row is left: mend or replace the file")
+    else:
+        lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
+    return "\n".join(lines)
+
+
+def _chosen(where: str, examples: list[Example], source: Source) -> list[Example]:
+    have, skip = len(examples), source.skip
+    if skip + (source.rows or 1) > have:
+        asked = f"{source.rows} rows" if source.rows else "rows"
+        most = f"rows = {have - skip} is the most there is" if have > skip else f"skip can be at most {have - 1}"
+        raise DataError(
+            f"{where} is shorter than asked: {asked} after the first {skip}, but it has {have} good rows\n"
+            f"  {most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
+        )
+    if source.shuffle_seed is not None:
+        order = torch.randperm(have, generator=Key(source.shuffle_seed).fold("rows").generator()).tolist()
+        examples = [examples[i] for i in order]
+    return examples[skip : None if source.rows is None else skip + source.rows]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def expand(path: str, where: str) -> Path:
+    """The path with ``~`` and ``$VARIABLES`` replaced; a variable that is not set is named."""
+
+    def value(match: re.Match[str]) -> str:
+        variable = match[1] or match[2]
+        if variable not in os.environ:
+            near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
+            hint = f" (did you mean ${near[0]}?)" if near else ""
+            raise ConfigError(
+                f"{where}: the environment variable {variable} is not set{hint}\n"
+                f"  export {variable}=FOLDER, or write the path out"
+            )
+        return os.environ[variable]
+
+    return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
+
+
+def found(path: str, where: str) -> Path:
+    """The existing file that ``path`` names."""
+    file = expand(path, where)
+    if file.is_file() and _ending(file) in ENDINGS:
+        return file
+    if file.is_file():
+        raise DataError(f"{where}: cannot tell what kind of file {file} is\n  known: {', '.join(ENDINGS)}, plain or .gz")
+    folder = file if file.is_dir() else file.parent
+    what = "is a folder, not a file" if file.is_dir() else "there is no such file"
+    try:
+        names = sorted(each.name for each in folder.iterdir() if _ending(each) in ENDINGS)
+    except OSError:
+        raise DataError(f"{where}: {file}: {what}, and no folder {folder} that can be read\n  check the path") from None
+    near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise DataError(f"{where}: {file}: {what}{hint}\n  available there: {', '.join(names[:20]) or '(nothing to read)'}")
+
+
+def _ending(file: Path) -> str:
+    return Path(file.name.removesuffix(".gz")).suffix
+
+
+def content(name: str, source: Source) -> str:
+    """What identifies the rows before ``source`` chooses among them: the sha256 of the file, or the pinned data set."""
+    if source.path is None:
+        return source.where
+    where = f"source {name!r} ({source.where})"
+    with _reading(where), found(source.path, where).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """What goes wrong below the rows, in words."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{where}: the gzip stream is truncated or damaged ({error})\n  fetch the file again") from None
+    except OSError as error:
+        raise DataError(f"{where}: cannot be read: {error.strerror or error}\n  check the path and its rights") from None
+
+
+def _records(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:
+    """Each row with where it stands; a row that is not an object as the reason why."""
+    if source.path is None:
+        yield from _hub(where, source)
+        return
+    file = found(source.path, where)
+    with _reading(where), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        if _ending(file) == ".parquet":
+            yield from _parquet(where, stream)
+        else:
+            yield from _json(where, stream, _ending(file))
+
+
+def _json(where: str, stream: IO[bytes], ending: str) -> Iterator[tuple[str, Row | BadRow]]:
+    head = stream.read(4096)
+    stream.seek(0)
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if start == b"[":  # whatever the file is called: a row is never an array
+        yield from _array(where, stream.read())
+        return
+    first = stream.readline()
+    rest = stream.readline()
+    while rest and not rest.strip():
+        rest = stream.readline()
+    stream.seek(0)
+    if ending == ".json" and start == b"{" and (not rest or not _whole(first)):
+        yield from _array(where, stream.read())
+        return
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield f"line {number}", _parsed(line)
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _parsed(line: bytes) -> Row | BadRow:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        return BadRow(f"it is not UTF-8 (byte {error.start})")
+    except ValueError as error:
+        place = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        return BadRow(f"malformed JSON: {getattr(error, 'msg', error)}{place}")
+    except RecursionError:
+        return BadRow("malformed JSON: nested too deeply")
+    return row if isinstance(row, dict) else BadRow(f"it is a {type(row).__name__}, not an object")
+
+
+def _array(where: str, data: bytes) -> Iterator[tuple[str, Row | BadRow]]:
+    try:
+        value = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: it is not UTF-8 (byte {error.start})\n  convert it to UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: malformed JSON on line {error.lineno}, column {error.colno}: {error.msg}\n"
+            "  an array is read whole or not at all: mend that line (JSON lines can leave out bad rows: max_bad_rows)"
+        ) from None
+    except RecursionError:
+        raise DataError(f"{where}: malformed JSON: nested too deeply\n  mend the file") from None
+    if isinstance(value, dict):
+        value = _unwrapped(where, value)
+    for number, row in enumerate(value, start=1):
+        yield f"row {number}", row if isinstance(row, dict) else BadRow(f"it is a {type(row).__name__}, not an object")
+
+
+def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
+    """The rows in an object around them; or the object as the only row, if it is one (ShareGPT's turns are ``items`` too)."""
+    for key in WRAPPERS:
+        rows = value.get(key)
+        if isinstance(rows, list) and not (rows and isinstance(rows[0], dict) and {"from", "role"} & set(rows[0])):
+            return rows
+    if detect([value]) is not None:
+        return [value]
+    raise DataError(
+        f"{where}: one object that holds no rows (it has: {', '.join(value) or 'nothing'})\n"
+        f"  rows are looked for in: {', '.join(WRAPPERS)}; or write an array, or one object a line"
+    )
+
+
+def _parquet(where: str, stream: IO[bytes]) -> Iterator[tuple[str, Row | BadRow]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtra(f"{where}: Parquet needs pyarrow, which is not installed\n  pip install 'hgms[llm]'") from error
+    number = 0
+    try:
+        for batch in pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+    except pa.ArrowException as error:
+        raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
+
+
+def _hub(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"{where}: data sets of the Hub need `datasets`, which is not installed\n"
+            "  pip install 'hgms[llm]', or download the file and give its path"
+        ) from error
+    try:
+        table = datasets.load_dataset(source.hub, source.subset, split=source.split or "train", revision=source.revision)
+    except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        said = str(error).splitlines()
+        raise DataError(
+            f"{where}: could not be loaded from the Hub ({type(error).__name__}: {said[0] if said else ''})\n"
+            "  check name, revision (all 40 digits of the commit), subset, split and network; or download a file: path = ..."
+        ) from error
+    number = 0
+    for batch in table.iter(batch_size=1000):
+        columns: Mapping[str, list[Any]] = batch
+        for values in zip(*columns.values(), strict=True):
+            number += 1
+            yield f"row {number}", dict(zip(columns, values, strict=True))

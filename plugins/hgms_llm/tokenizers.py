@@ -1,0 +1,143 @@
+"""Tokenizers: the byte-level one that needs no file, GPT-2's from its two files, and any other of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_llm.sources import expand
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+BYTES = "bytes"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte of UTF-8 (ids 0 … 255: the byte itself), then ``<bos>`` 256, ``<eos>`` 257, ``<pad>`` 258.
+
+    Use when a small model is trained from scratch and nothing may be downloaded: every text in every language has a token
+    sequence, and back. Avoid for pretrained models, which speak their own tokens only. No ``<bos>`` is put before a text.
+
+    >>> tokenizer = byte_tokenizer()
+    >>> tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
+    True
+    >>> len(tokenizer), tokenizer.decode([72, 105])
+    (259, 'Hi')
+
+    Errors: MissingExtra without transformers. Cost: milliseconds.
+    """
+    transformers = _transformers()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    core = Tokenizer(models.BPE(vocab={_printable(byte): byte for byte in range(256)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<bos>", "<eos>", "<pad>"])
+    made: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
+    )
+    return made
+
+
+def _printable(byte: int) -> str:
+    """How byte-level encodings write a byte: as the character of its number if that can be seen, else the next from 256 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    return chr(byte) if byte in seen else chr(256 + [each for each in range(256) if each not in seen].index(byte))
+
+
+def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``, the files as OpenAI published them (50,257 tokens).
+
+    ``<|endoftext|>`` begins, ends and pads: the loss never sees padding (the table's own mask says what is learned), so that an
+    end token as padding does no harm.
+
+    Errors: DataError for files that are missing or not those two; MissingExtra without transformers.
+    """
+    transformers = _transformers()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = expand(str(folder), "the tokenizer")
+    try:
+        vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"no GPT-2 tokenizer in {folder}: {Path(error.filename).name} is missing\n  it needs both files"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"no GPT-2 tokenizer in {folder}: {error}\n  fetch encoder.json and vocab.bpe again") from None
+    pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
+    end = "<|endoftext|>"
+    try:
+        core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    except Exception as error:  # the Rust library raises plain Exceptions
+        raise DataError(f"encoder.json and vocab.bpe in {folder} do not belong together: {error}\n  fetch both again") from None
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([end])
+    made: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=end, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False
+    )
+    return made
+
+
+def load_tokenizer(spec: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer that ``spec`` names, always with a padding token.
+
+    ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and ``vocab.bpe`` (:func:`gpt2_tokenizer`),
+    any other folder or a name on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token gets its end token
+    as one: padding is kept out of every loss by the table's own mask, so the two are never mixed up.
+
+    Errors: ConfigError for a path that is not there, code of its own that is not allowed, or neither padding nor end token;
+    MissingExtra without transformers.
+    """
+    if spec == BYTES:
+        return byte_tokenizer()
+    folder = expand(spec, "the tokenizer")
+    if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
+        return gpt2_tokenizer(folder)
+    local = folder.exists()
+    if not local and (spec[0] in "./~$" or spec.count("/") > 1):
+        raise ConfigError(
+            f'no tokenizer at {folder}: there is no such folder\n  a tokenizer is "{BYTES}", a folder, or OWNER/NAME on the Hub'
+        )
+    transformers = _transformers()
+    try:
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+            str(folder) if local else spec, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # transformers raises its own, the Hub's and the Rust library's errors
+        said = str(error).strip().splitlines()
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the tokenizer {spec!r} runs code of its own, which is refused unless you allow it\n"
+                "  read that code, then set trust_remote_code = true"
+            ) from None
+        raise ConfigError(
+            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {said[0] if said else ''})\n"
+            f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and vocab.bpe), or OWNER/NAME on the Hub'
+        ) from error
+    return padded(tokenizer)
+
+
+def padded(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same tokenizer, with its end token for padding where it has no padding token."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(
+                "the tokenizer has neither a padding nor an end token, so batches cannot be padded\n"
+                "  give it one (tokenizer.pad_token = …, then save_pretrained) and load it from that folder"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _transformers():  # type: ignore[no-untyped-def]
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("language models need transformers, which is not installed\n  pip install 'hgms[llm]'") from error
+    return transformers
