@@ -1,0 +1,216 @@
+"""Which part of a response is its answer, and whether it equals the known one.
+
+The known answer of GSM8K is what follows ``####``, that of MATH the content of the last balanced ``\\boxed{}`` of its solution.
+Whether two answers are equal is math-verify's decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import queue
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Literal
+
+from attrs import frozen
+
+from hgms_core import DataError, MissingExtra
+
+Verdict = Literal["right", "wrong", "undecided"]
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
+
+
+@frozen
+class Extracted:
+    """``text``: the answer, None if there is none; ``by``: the rule that found it."""
+
+    text: str | None
+    by: Literal["boxed", "answer is", "last number", "whole response", "nothing"]
+
+
+def boxed(text: str) -> str | None:
+    """The content of the last ``\\boxed`` (or ``\\fbox``) whose braces balance and that is not empty.
+
+    >>> boxed(r"so \\boxed{\\frac{1}{2}} or rather \\boxed{3} and \\boxed{4")
+    '3'
+    >>> boxed(r"$\\boxed 5$ it is"), boxed("no box")
+    ('5', None)
+    """
+    for start in reversed([match.end() for match in _BOX.finditer(text)]):
+        content = _braced(text, start) if text[start : start + 1] == "{" else text[start : start + 1]
+        if content is not None and content.strip(" $"):
+            return content.strip()
+    return None
+
+
+def _braced(text: str, start: int) -> str | None:
+    depth = 0
+    for end in range(start, len(text)):
+        escaped = text[end - 1] == "\\" and text[end - 2 : end] != "\\\\"
+        depth += 0 if escaped else (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return text[start + 1 : end]
+    return None
+
+
+def numbers(text: str) -> list[str]:
+    """The plain numbers of a text, without the commas between thousands.
+
+    >>> numbers("From 1,234.50 take 4-3 and -2 of .5 in x3, so 7.")
+    ['1234.50', '4', '3', '-2', '.5', '7']
+    """
+    return [match.group().replace(",", "") for match in _NUMBER.finditer(text.replace("\u2212", "-"))]
+
+
+def extract(response: str, *, number: bool) -> Extracted:
+    """The answer of a response: the last balanced box; else what follows the last "answer is", to the end of its sentence;
+    else, for questions whose answer is a ``number`` (GSM8K), the last number; else the whole response (MATH: math-verify looks
+    for an expression in it). For such questions a box or sentence that holds exactly one number is that number: "18
+    dollars" is 18. No other rewriting, and in particular no comparison with the hundredfold.
+
+    >>> extract("3 + 4 = 7. The answer is $7.50 per day. 12 is not.", number=True)
+    Extracted(text='7.50', by='answer is')
+    >>> extract(r"Thus \\boxed{18\\text{ dollars}}, for 3 days.", number=True)
+    Extracted(text='18', by='boxed')
+    """
+    if (content := boxed(response)) is not None:
+        return Extracted(_sole(content) if number else content, "boxed")
+    if sentences := list(_ANSWER_IS.finditer(response)):
+        rest = re.split(r"\n|[.!?](?=\s|$)", response[sentences[-1].end() :], maxsplit=1)[0].strip(" *$")
+        if rest:
+            return Extracted(_sole(rest) if number else rest, "answer is")
+    if not number:
+        return Extracted(response, "whole response") if response.strip() else Extracted(None, "nothing")
+    found = numbers(response)
+    return Extracted(found[-1], "last number") if found else Extracted(None, "nothing")
+
+
+def _sole(text: str) -> str:
+    found = numbers(text)
+    return found[0] if len(found) == 1 and not re.search(r"[\\^/_](?!text|mathrm|\$|,|%)", text) else text
+
+
+def gsm8k_gold(answer: str, where: str) -> str:
+    """What follows ``####`` in GSM8K's own answer."""
+    head, mark, tail = answer.rpartition("####")
+    if not mark or not numbers(tail):
+        raise DataError(f"{where}: the answer has no number after '####': {head[-40:]!r}")
+    return tail.strip().replace(",", "")
+
+
+def math_gold(solution: str, where: str) -> str:
+    """The last balanced box of MATH's own solution."""
+    gold = boxed(solution)
+    if gold is None:
+        raise DataError(f"{where}: the solution has no balanced \\boxed{{}}: …{solution[-60:]!r}")
+    return gold
+
+
+class Verifier:
+    """Compares answers with math-verify in a process of its own, which is ended and started again when a comparison takes too
+    long or all memory. May be called from any thread.
+
+    ``verdict`` is "undecided" where math-verify ran out of time: the answer is then not counted as right, and the results say
+    how often that was. The arguments are not interchangeable: the known answer comes first.
+
+    >>> with Verifier() as verifier:
+    ...     verifier.verdict("0.5", r"\\frac{1}{2}"), verifier.verdict("2", "3")
+    ('right', 'wrong')
+
+    Raises:
+        MissingExtra: math-verify is not installed.
+    """
+
+    def __init__(self, seconds: int = 5) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtra("scoring GSM8K and MATH needs math-verify, which is not installed\n  pip install 'hgms[llm]'")
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str] = queue.Queue()
+
+    def verdict(self, gold: str, answer: str, *, whole: bool = False) -> Verdict:
+        """Whether ``answer`` equals ``gold``; with ``whole`` it is a text in which math-verify looks for the answer itself."""
+        pair = [_box(gold), answer if whole else _box(answer), self._seconds]
+        with self._lock:
+            process = self._process or self._start()
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(pair) + "\n")
+                process.stdin.flush()
+                # two parses and at most nine comparisons have a limit each; what outlasts this cannot be stopped by a signal
+                line = self._lines.get(timeout=6 * self._seconds)
+            except (queue.Empty, BrokenPipeError):
+                line = ""
+            if not line:
+                self._stop()
+                return "undecided"
+        return "right" if line == "right" else "wrong" if line == "wrong" else "undecided"
+
+    def _start(self) -> subprocess.Popen[str]:
+        script = Path(__file__).with_name("worker.py")
+        # -P: the script's folder is not put on the path, where its neighbours could hide modules of other names
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        assert process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True).start()
+        self._process, self._lines = process, lines
+        try:
+            ready = lines.get(timeout=120)
+        except queue.Empty:
+            ready = ""
+        if ready != "ready":
+            self._stop()
+            raise MissingExtra(
+                "math-verify cannot be used: its process ended before the first comparison\n  pip install 'hgms[llm]'"
+            )
+        return process
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    _close(stream)
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._stop()
+
+
+def _box(text: str) -> str:
+    return "\\boxed{" + text + "}"
+
+
+def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
+    try:
+        for line in stream:
+            lines.put(line.strip())
+    except ValueError:
+        pass  # closed while it was being read
+    lines.put("")
+
+
+def _close(stream: IO[str]) -> None:
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        stream.close()
