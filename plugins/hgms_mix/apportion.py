@@ -1,0 +1,75 @@
+"""From weights to counts: whole numbers of rows with an exact total, within what each source has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from hgms_core import ConfigError
+
+
+def apportion(weights: Mapping[str, float], capacity: Mapping[str, int], size: int, *, allow_fewer: bool = False) -> dict[str, int]:
+    """How many rows each source gives: Hamilton's method of largest remainders, within capacity.
+
+    With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest remainders q_s − ⌊q_s⌋ one more,
+    until the total is ``size``. A source whose quota is at least its capacity gives all it has; the rest of the total is
+    apportioned again among the others, in proportion to their weights. The arithmetic is exact (fractions); equal remainders go
+    to the larger weight, then to the name that sorts first, so the order of the sources never matters.
+
+    A source of weight zero gives nothing, also when the others run out. With ``allow_fewer`` nothing is moved: a source that is
+    short gives what it has, and the total is smaller.
+
+    Raises:
+        ConfigError: weights that are negative, not finite or all zero, or sources that together have fewer rows than ``size``.
+
+    >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 100, "b": 100, "c": 100}, 11)
+    {'a': 6, 'b': 3, 'c': 2}
+    >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11)
+    {'a': 1, 'b': 6, 'c': 4}
+    >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11, allow_fewer=True)
+    {'a': 1, 'b': 3, 'c': 2}
+    """
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"the weight of source {name!r} is {weight}; weights are finite and not negative")
+    shares = {name: Fraction(weights[name]) for name in sorted(weights) if weights[name] > 0}
+    if not shares:
+        raise ConfigError(f"no source has a weight above 0 (sources: {', '.join(sorted(weights)) or 'none'})")
+    counts = dict.fromkeys(weights, 0)
+    if allow_fewer:
+        wanted = _largest_remainders(shares, size)
+        return counts | {name: min(count, capacity[name]) for name, count in wanted.items()}
+    available = sum(capacity[name] for name in shares)
+    if available < size:
+        raise ConfigError(_too_few(shares, counts, capacity, size, available))
+    left, open_shares = size, dict(shares)
+    while full := [name for name, share in open_shares.items() if left * share >= capacity[name] * sum(open_shares.values())]:
+        for name in full:
+            counts[name] = capacity[name]
+            left -= capacity[name]
+            del open_shares[name]
+        if not open_shares:
+            break
+    return counts | _largest_remainders(open_shares, left)
+
+
+def _largest_remainders(shares: Mapping[str, Fraction], size: int) -> dict[str, int]:
+    total = sum(shares.values())
+    quotas = {name: size * share / total for name, share in shares.items()}
+    counts = {name: math.floor(quota) for name, quota in quotas.items()}
+    order = sorted(quotas, key=lambda name: (counts[name] - quotas[name], -shares[name], name))
+    for name in order[: size - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def _too_few(shares: Iterable[str], all_names: Iterable[str], capacity: Mapping[str, int], size: int, available: int) -> str:
+    shares = set(shares)
+    weightless = sum(capacity[name] for name in all_names if name not in shares)
+    rows = ", ".join(f"{name} {capacity[name]}" for name in sorted(shares))
+    beside = f"\n  sources of weight 0 have {weightless} more; they give none" if weightless else ""
+    return (
+        f"sample.size = {size}, but the sources have {available} rows ({rows}){beside}\n"
+        f"  lower sample.size to {available} or less, add rows, or set sample.allow_fewer = true"
+    )

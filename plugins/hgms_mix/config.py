@@ -1,0 +1,114 @@
+"""A mix file: a run configuration with three more tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from hgms_core import ConfigError
+from hgms_evaluation import Evaluate
+from hgms_mix.core import RunConfig, lay, plain, read_toml
+from hgms_mix.finetune import Finetune
+from hgms_mix.sample import Sample
+from hgms_mix.stages import digest, file_digest
+
+TABLES = ("sample", "finetune", "evaluate")
+
+
+@frozen(kw_only=True)
+class MixConfig(RunConfig):
+    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and the stages after it."""
+
+    sample: Sample
+    finetune: Finetune = Finetune()
+    evaluate: Evaluate = Evaluate()
+
+    @property
+    def reweight(self) -> RunConfig:
+        """The run alone, as ``hgms run`` takes it."""
+        return RunConfig(**{one.name: getattr(self, one.name) for one in attrs.fields(RunConfig)})
+
+
+def load(path: Path, sets: Sequence[str] = (), *, seed: int | None = None, out: str | None = None, device: str | None = None) -> MixConfig:
+    """The configuration in a mix file, with what the command line lays over it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
+    table = read_toml(text, path.name)
+    places = [lay(table, assignment) for assignment in sets]
+    if seed is not None:
+        table["seed"] = seed
+    for key, value in (("out", out), ("device", device)):
+        if value is not None and isinstance(table.setdefault("run", {}), dict):
+            table["run"][key] = value
+    config = MixConfig.from_dict(table, source=path.name, sets=places)
+    check_task(config)
+    return config
+
+
+def check_task(config: MixConfig) -> None:
+    """A mix is of sources: any other task has nothing to sample."""
+    if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
+        raise ConfigError(
+            f"the task {config.task.name!r} has no data sources to mix @ task.name\n"
+            '  write name = "source-mixture", or use hgms run'
+        )
+
+
+def held(config: RunConfig) -> dict[str, Any]:
+    """What a run's result depends on: everything but where it is put and what it is called."""
+    table = config.resolved()
+    for key in ("out", "label", "task_label"):
+        table["run"].pop(key, None)
+    return table
+
+
+def comparable(config: MixConfig) -> str:
+    """The same for mixes that differ in their method and seed only."""
+    table = held(config)
+    del table["method"], table["seed"]
+    return digest(table)
+
+
+def data_digests(task: Any) -> dict[str, dict[str, str]]:
+    """What stands in the task's files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
+    from hgms_llm import content
+
+    return {
+        which: {name: content(name, source) for name, source in getattr(task, which).items()}
+        for which in ("sources", "validation", "test")
+    }
+
+
+def model_digest(model: Any) -> str | None:
+    """The content of a model's folder, None where the configuration says it all (an architecture, or a name on the Hub).
+
+    Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
+    """
+    folders = [Path(one).expanduser() for one in (model.path, model.tokenizer) if one is not None]
+    found: dict[str, str] = {}
+    for folder in (one for one in folders if one.is_dir()):
+        for path in sorted(one for one in folder.iterdir() if one.is_file()):
+            found[path.name] = file_digest(path) if path.stat().st_size < 2**24 else _ends(path)
+    return digest(found) if found else None
+
+
+def _ends(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        found = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
+        stream.seek(size - 2**20)
+        found.update(stream.read())
+    return found.hexdigest()
+
+
+def settings(table: Any) -> Mapping[str, Any]:
+    """A table's values, defaults too."""
+    found: Mapping[str, Any] = plain(table)
+    return found

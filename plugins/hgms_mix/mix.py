@@ -1,0 +1,278 @@
+"""The four stages in their order, each made once: reweight → sample → finetune → evaluate."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from hgms_core import DataError
+from hgms_mix import losses
+from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
+from hgms_mix.core import Progress, RunFolder, RunInfo, device_called, environment, replace_file, run_config
+from hgms_mix.sample import moved, positions, read_rows, write_rows
+from hgms_mix.stages import Done, Stage
+
+STAGES = ("reweight", "sample", "finetune", "evaluate")
+REWEIGHT_VERSION = "1"
+EVALUATE_VERSION = "1"
+
+
+@define(eq=False)
+class Mix:
+    """One mix in one folder. Asking for a stage makes what it depends on first; what is finished is not made again.
+
+    ``say`` gets a line for each stage: made, gone on with, or found. ``view`` shows progress.
+    """
+
+    config: MixConfig
+    folder: Path
+    say: Callable[[str], None] = lambda line: None
+    view: Progress = field(factory=lambda: Progress(enabled=False))
+    _done: dict[str, Done] = field(factory=dict)
+
+    def run(self, stage: str = "evaluate") -> Done:
+        """The stage called ``stage`` and all before it."""
+        if stage not in self._done:
+            before = STAGES.index(stage) - 1
+            if before >= 0:
+                self.run(STAGES[before])
+            self._done[stage] = getattr(self, f"_{stage}")()
+        return self._done[stage]
+
+    @property
+    def done(self) -> Mapping[str, Done]:
+        """The stages so far."""
+        return self._done
+
+    # -- the stages -------------------------------------------------------------------------------------------------
+
+    def _reweight(self) -> Done:
+        config = self.config.reweight
+        stage = Stage(
+            name="reweight",
+            path=self.folder / "reweight",
+            inputs={
+                "version": REWEIGHT_VERSION, "task_version": config.task.version, "config": held(config),
+                "files": data_digests(config.task), "model": model_digest(self._task.model),
+            },
+        )  # fmt: skip
+        if (found := self._found(stage)) is not None:
+            return found
+        self._begin(stage, f"{config.method_name}, {config.budget}")
+        result = run_config(config, resume=True, view=self.view, path=stage.path)
+        last = result.records[-1]
+        weights = {key.removeprefix("weight."): value for key, value in last.items() if key.startswith("weight.")}
+        facts = {
+            "weights": weights,
+            "method": config.method_name,
+            "outer_steps": result.summary["outer_steps"],
+            "seconds": result.seconds,
+            "metrics": result.summary.get("metrics") or {},
+            "validation_loss": result.summary.get("validation_loss"),
+        }
+        run = RunFolder(stage.path)
+        return stage.finish(
+            [run.config, run.steps, run.timings, run.checkpoint, run.summary, *stage.path.glob("checkpoint-*.safetensors")], facts
+        )
+
+    def _sample(self) -> Done:
+        before, sample = self.run("reweight"), self.config.sample
+        inputs = {
+            "version": sample.version, "settings": settings(sample), "seed": self.config.seed, "reweight": [before.key, before.digest]
+        }  # fmt: skip
+        stage = Stage(name="sample", path=self.folder / "sample", inputs=inputs)
+        if (found := self._found(stage)) is not None:
+            return found
+        self._begin(stage, f"{sample.size} rows")
+        tables, weights = self.tables("sources"), before.facts["weights"]
+        capacity = {name: table.size for name, table in tables.items()}
+        scores = self._scores(tables)
+        if scores is None:
+            chosen = sample.draw(weights, capacity, seed=self.config.seed)
+        else:
+            chosen = sample.top(scores)
+        counts = {name: len(rows) for name, rows in chosen.items()}
+        short = [] if scores is not None else moved(weights, counts, sample.size)
+        for line in short:
+            self.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
+        write_rows(stage.path / "rows.jsonl.gz", self._listed(tables, chosen, scores))
+        facts = {
+            "size": sum(counts.values()),
+            "by": "weights" if scores is None else "ranking",
+            "weights": weights,
+            "counts": counts,
+            "capacity": capacity,
+            "short": short,
+            "sources": {name: table.digest for name, table in tables.items()},
+        }
+        replace_file(stage.path / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode())
+        return stage.finish([stage.path / "rows.jsonl.gz", stage.path / "counts.json"], facts)
+
+    def _finetune(self) -> Done:
+        before, finetune = self.run("sample"), self.config.finetune
+        inputs = {
+            "version": finetune.version, "settings": settings(finetune), "seed": self.config.seed, "sample": [before.key, before.digest]
+        }  # fmt: skip
+        stage = Stage(name="finetune", path=self.folder / "finetune", inputs=inputs)
+        if (found := self._found(stage)) is not None:
+            return found
+        self._begin(stage, f"{before.facts['size']} rows")
+        rows = ChosenRows(self.tables("sources"), list(read_rows(before.path / "rows.jsonl.gz")), before.facts["sources"])
+        model = self.base()
+        adapter = None if self._task.adapter is None else self._task.adapter.peft_config(model)
+        info = RunInfo(task=self.config.task.name, method="finetune", seed=self.config.seed, budget=self.config.budget)
+        replace_file(stage.path / "env.json", json.dumps(environment(self.device), indent=2, default=str).encode())
+        facts = finetune.train(
+            model, rows, stage.path, seed=self.config.seed, adapter=adapter, start=self._start(), pad=rows.pad,
+            watch=lambda step, steps, loss: self.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
+        )  # fmt: skip
+        return stage.finish([*(one for one in (stage.path / facts["kind"]).iterdir() if one.is_file()), stage.path / "losses.jsonl"], facts)
+
+    def _evaluate(self) -> Done:
+        before, evaluate = self.run("finetune"), self.config.evaluate
+        inputs = {"version": EVALUATE_VERSION, "settings": settings(evaluate), "finetune": [before.key, before.digest]}
+        stage = Stage(name="evaluate", path=self.folder / "evaluate", inputs=inputs)
+        if (found := self._found(stage)) is not None:
+            return found
+        self._begin(stage, ", ".join([*self._task.test, *evaluate.benchmarks]) or "nothing to evaluate")
+        model = self.tuned(before)
+        tests: dict[str, Any] = {}
+        for name, table in self.tables("test").items():
+            found_losses = losses.row_losses(model, table)
+            tests[name] = losses.summary(found_losses, seed=self.config.seed)
+            kept = {"digest": table.digest, **found_losses.as_dict()}
+            replace_file(stage.path / f"losses-{name}.json", json.dumps(kept).encode())
+        benchmarks = {}
+        if evaluate.benchmarks:
+            benchmarks = evaluate.run(model, self.tokenizer, stage.path / "benchmarks", self.say)
+        outputs = [stage.path / f"losses-{name}.json" for name in tests]
+        return stage.finish(outputs, {"test": tests, "benchmarks": benchmarks})
+
+    # -- what they need ---------------------------------------------------------------------------------------------
+
+    @property
+    def _task(self) -> Any:
+        return self.config.task
+
+    @property
+    def device(self) -> torch.device:
+        return device_called(self.config.run.device)
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        return self._task.model.load_tokenizer()
+
+    @functools.cache  # noqa: B019 - a mix lives as long as its command
+    def tables(self, which: str) -> dict[str, Any]:
+        """The token tables of the task's ``sources`` or ``test`` sets."""
+        found: dict[str, Any] = self._task.tables(self.tokenizer, which)
+        return found
+
+    def base(self) -> Any:
+        return self._task.model.load(self.device, torch.float32, len(self.tokenizer))
+
+    def tuned(self, finetuned: Done) -> Any:
+        """The fine-tuned model, from its files."""
+        path = finetuned.path / finetuned.facts["kind"]
+        if finetuned.facts["kind"] == "adapter":
+            from peft import PeftModel
+
+            return PeftModel.from_pretrained(self.base(), path).eval()
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(self.device).eval()
+
+    def _state(self) -> Any:
+        """The state that reweighting ended with."""
+        found = RunFolder(self.run("reweight").path).load(self.device)
+        assert found is not None  # a finished run has a checkpoint
+        return found[0]
+
+    def _scores(self, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
+        """The method's ranking as a score for every row of every table, NaN where it ranked none; None if it ranks nothing."""
+        rank = getattr(self.config.method, "ranking", None)
+        if rank is None:
+            return None
+        config = self.config
+        problem = config.task.problem(config.seed, self.device, getattr(torch, config.run.dtype))
+        flat = rank(problem, self._state()).detach().cpu()
+        pool = self._task.cached(tables, config.seed)
+        scores = {}
+        for (name, cached), part in zip(pool.items(), flat.split([each.size for each in pool.values()]), strict=True):
+            place = {row: position for position, row in enumerate(tables[name].rows.tolist())}
+            scores[name] = torch.full((tables[name].size,), torch.nan, dtype=torch.float64)
+            scores[name][[place[row] for row in cached.rows.tolist()]] = part.double()
+        return scores
+
+    def _listed(
+        self, tables: Mapping[str, Any], chosen: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None
+    ) -> Iterator[dict[str, Any]]:
+        """The drawn rows in their order, with the text, so that any other program can train on them too."""
+        from hgms_llm import read_examples
+
+        listed = []
+        for name in sorted(chosen):
+            texts = {one.row: one.messages for one in read_examples(name, self._task.sources[name])} if len(chosen[name]) else {}
+            for position in chosen[name].tolist():
+                row = int(tables[name].rows[position])
+                score = {} if scores is None else {"score": float(scores[name][position])}
+                messages = [{"role": one.role, "content": one.text} for one in texts[row]]
+                listed.append({"source": name, "row": row, "position": position, **score, "messages": messages})
+        return (listed[i] for i in self.config.sample.order(len(listed), seed=self.config.seed).tolist())
+
+    def _start(self) -> dict[str, Tensor] | None:
+        """The lower variables that reweighting ended with, by the names that fine-tuning has for them."""
+        if self.config.finetune.start == "fresh":
+            return None
+        lower = self.config.method.result(self._state())[1]
+        if self._task.adapter is None:
+            return dict(lower)
+        return {f"base_model.model.{name.removesuffix('.weight')}.default.weight": leaf for name, leaf in lower.items()}
+
+    def _found(self, stage: Stage) -> Done | None:
+        found = stage.found()
+        if found is not None:
+            self.say(f"{stage.name}: done before ({stage.path})")
+        return found
+
+    def _begin(self, stage: Stage, what: str) -> None:
+        going_on = stage.begin()
+        self.say(f"{stage.name}: {'going on with ' if going_on else ''}{what}")
+
+
+class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
+    """The sampled rows as (tokens, completion mask), read from the token tables when asked for."""
+
+    def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], digests: Mapping[str, str]) -> None:
+        for name in positions(rows):
+            if tables[name].digest != digests[name]:
+                raise DataError(f"source {name!r} changed since its rows were drawn\n  run the command again: it draws anew")
+        self._tables, self._rows = tables, [(row["source"], row["position"]) for row in rows]
+        self.pad = next(iter(tables.values())).pad_id
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        name, position = self._rows[index]
+        table = self._tables[name]
+        cut = slice(int(table.offsets[position]), int(table.offsets[position + 1]))
+        return table.tokens[cut], table.mask[cut]
+
+
+def mix_path(config: MixConfig, name: str) -> Path:
+    """Where a mix lives: ``<out>/<name>/<method>-<hash>/seed-<n>``, with labels in place of names. The hash is the run's: mixes
+    that only sample, fine-tune or evaluate in another way share a folder, so the mixture is learned once for all of them."""
+    run = config.reweight
+    method = run.run.label or run.method_name
+    return Path(run.run.out, run.run.task_label or name, f"{method}-{run.config_hash}", f"seed-{run.seed}")
+
+
+__all__ = ["STAGES", "Mix", "comparable", "mix_path"]

@@ -1,0 +1,243 @@
+"""Fine-tuning: the loss against one computed by hand, the optimiser against torch's own, resumption bit for bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hgms_mix.core import Interrupted
+from hgms_mix.finetune import Finetune, OutOfMemory, collate, completion_loss, newest_checkpoint
+
+from hgms_core import NumericalError
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+# peft's own calls of names that transformers has renamed
+pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning")
+
+Rows = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def gpt(seed: int = 0, dropout: float = 0.0) -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=32, n_embd=16, n_layer=2, n_head=2,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return transformers.GPT2LMHeadModel(config)
+
+
+def made_rows(count: int, seed: int = 0) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(count):
+        length = int(torch.randint(4, 12, (), generator=generator))
+        prompt = int(torch.randint(1, length - 1, (), generator=generator))
+        rows.append((torch.randint(1, 40, (length,), generator=generator, dtype=torch.int32), torch.arange(length) >= prompt))
+    return rows
+
+
+def lora(dropout: float = 0.0) -> Any:
+    return peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=dropout, target_modules=["c_attn"], fan_in_fan_out=True)
+
+
+def by_hand(model: Any, rows: Rows) -> float:
+    """Mean −log p over the completion tokens, one row and one token at a time, no padding."""
+    terms = []
+    for tokens, mask in rows:
+        with torch.no_grad():
+            logits = model(input_ids=tokens.long()[None]).logits[0].double()
+        for i in range(1, len(tokens)):
+            if mask[i]:
+                terms.append(float(logits[i - 1].logsumexp(0) - logits[i - 1][int(tokens[i])]))
+    return sum(terms) / len(terms)
+
+
+def test_the_loss_of_a_padded_batch_is_the_one_computed_by_hand() -> None:
+    model, rows = gpt().eval(), made_rows(5)
+    batch = collate(rows, pad=39)
+    with torch.no_grad():
+        out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert float(completion_loss(out.logits, batch["labels"])) == pytest.approx(by_hand(model, rows), rel=1e-5)
+
+
+def test_padding_on_the_left_gives_the_same_loss() -> None:
+    model, rows = gpt().eval(), made_rows(3)
+    right = collate(rows, pad=0)
+    widest = right["input_ids"].shape[1]
+    left = {name: torch.stack([leaf.roll(widest - len(t)) for leaf, (t, _) in zip(leaves, rows, strict=True)])
+            for name, leaves in right.items()}  # fmt: skip
+    positions = (left["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        out = model(input_ids=left["input_ids"], attention_mask=left["attention_mask"], position_ids=positions)
+    assert float(completion_loss(out.logits, left["labels"])) == pytest.approx(by_hand(model, rows), rel=1e-5)
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    (path,) = folder.glob("*/*.safetensors")
+    return load_file(path)
+
+
+def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> None:
+    """Three micro-batches of two rows of different lengths: their losses add up to the mean over the tokens of all six rows."""
+    rows = made_rows(6)
+    done = Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0).train(gpt(), rows, tmp_path, seed=0)
+    assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
+    assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
+
+    model = gpt()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    batch = collate(rows, pad=0)
+    out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    completion_loss(out.logits, batch["labels"]).backward()
+    optimiser.step()
+    found, expected = parameters(tmp_path), dict(model.named_parameters())
+    assert set(found) <= set(expected)
+    moved = 0
+    for name, leaf in found.items():
+        # AdamW's first step is lr·sign(gradient) where a gradient is not tiny: elsewhere rounding decides it
+        sure = expected[name].grad.abs() > 1e-6
+        assert torch.allclose(leaf[sure], expected[name][sure], atol=1e-5), name
+        moved += int(sure.sum())
+    assert moved > 5000
+
+
+def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    settings, rows = Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", warmup=2, clip=1.0, epochs=2), made_rows(9)
+
+    def go(folder: Path, stop_at: int | None) -> None:
+        folder.mkdir(exist_ok=True)
+
+        def watch(step: int, steps: int, loss: float) -> None:
+            if step == stop_at:
+                raise RuntimeError("the power went")
+
+        settings.train(gpt(dropout=0.1), rows, folder, seed=5, adapter=lora(dropout=0.2), watch=watch)
+
+    go(tmp_path / "whole", None)
+    with pytest.raises(RuntimeError, match="the power went"):
+        go(tmp_path / "broken", 5)
+    assert [row["step"] for row in logged(tmp_path / "broken")] == [1, 2, 3, 4, 5]
+    (tmp_path / "broken" / "checkpoints" / "checkpoint-5").mkdir()  # killed while it was being written
+    assert newest_checkpoint(tmp_path / "broken" / "checkpoints") == tmp_path / "broken" / "checkpoints" / "checkpoint-3"
+    go(tmp_path / "broken", None)
+    whole, resumed = parameters(tmp_path / "whole"), parameters(tmp_path / "broken")
+    assert set(whole) == set(resumed)
+    assert all(leaf.equal(resumed[name]) for name, leaf in whole.items())
+    assert logged(tmp_path / "whole") == logged(tmp_path / "broken")
+    assert len(logged(tmp_path / "whole")) == 10
+    assert not (tmp_path / "broken" / "checkpoints").exists()
+
+
+def test_ctrl_c_saves_what_is_done_and_says_so(tmp_path: Path) -> None:
+    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=100), made_rows(6)
+
+    def press(step: int, steps: int, loss: float) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="interrupted after 3 of 6 optimiser steps; they are saved in"):
+        settings.train(gpt(), rows, tmp_path, seed=0, watch=press)
+    settings.train(gpt(), rows, tmp_path, seed=0)
+    (tmp_path / "whole").mkdir()
+    settings.train(gpt(), rows, tmp_path / "whole", seed=0)
+    assert logged(tmp_path) == logged(tmp_path / "whole")
+
+
+def test_the_adapter_is_one_that_peft_loads(tmp_path: Path) -> None:
+    rows = made_rows(8)
+    Finetune(lr=1e-2, accumulation=2).train(gpt(), rows, tmp_path, seed=0, adapter=lora())
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir() if path.suffix in (".json", ".safetensors")) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    tuned = peft.PeftModel.from_pretrained(gpt(), tmp_path / "adapter").eval()
+    assert by_hand(tuned, rows) < by_hand(gpt().eval(), rows)
+
+
+def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) -> None:
+    found = []
+    for on in (False, True):
+        folder = tmp_path / str(on)
+        folder.mkdir()
+        settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on)
+        settings.train(gpt(), made_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
+        found.append(parameters(folder))
+    assert all(torch.allclose(leaf, found[1][name], atol=1e-6) for name, leaf in found[0].items())
+
+
+def test_training_can_start_from_given_parameters(tmp_path: Path) -> None:
+    wrapped = peft.get_peft_model(gpt(), lora())
+    start = {name: torch.full_like(p, 0.01) for name, p in wrapped.named_parameters() if p.requires_grad}
+    Finetune(lr=1e-12, weight_decay=0.0, accumulation=4).train(gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start)
+    assert all(torch.allclose(leaf, torch.full_like(leaf, 0.01)) for leaf in parameters(tmp_path).values())
+
+
+def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    import random
+
+    import numpy as np
+
+    before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
+    Finetune(accumulation=2).train(gpt(), made_rows(2), tmp_path, seed=0)
+    assert torch.get_rng_state().equal(before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+def test_a_loss_that_is_not_finite_stops_with_what_to_do(tmp_path: Path) -> None:
+    model = gpt()
+    with torch.no_grad():
+        model.transformer.wte.weight.fill_(math.nan)
+    with pytest.raises(NumericalError, match=r"fine-tuning step 1: the loss is nan\n.*lower finetune.lr, or set finetune.clip"):
+        Finetune(accumulation=1).train(model, made_rows(2), tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (Finetune(micro_batch=4), "lower finetune.micro_batch (now 4) and raise finetune.accumulation by the same factor, or set"),
+        (Finetune(), "lower task.max_length, or set finetune.checkpointing = true"),
+        (Finetune(checkpointing=True), "lower task.max_length"),
+    ],
+)
+def test_out_of_memory_says_which_knob(
+    settings: Finetune, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", full)
+    with pytest.raises(OutOfMemory) as caught:
+        settings.train(gpt(), made_rows(2), tmp_path, seed=0)
+    first, second = str(caught.value).splitlines()
+    assert first == "fine-tuning ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert told in second
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("lr", 0.0, "'lr' must be > 0: 0.0"),
+        ("epochs", 0, "'epochs' must be >= 1: 0"),
+        ("schedule", "step", "'schedule' must be in"),
+        ("clip", -1.0, "'clip' must be > 0: -1.0"),
+    ],
+)
+def test_settings_are_checked(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Finetune(**{field: value})
