@@ -54,6 +54,9 @@ from hgms_core.hypergrad import (
     implicit as implicit,
 )
 from hgms_core.hypergrad import (
+    twice_differentiable_attention as twice_differentiable_attention,
+)
+from hgms_core.hypergrad import (
     upper_gradients as upper_gradients,
 )
 from hgms_core.images import Images as Images
@@ -61,8 +64,10 @@ from hgms_core.images import image_set as image_set
 from hgms_core.images import load_images as load_images
 from hgms_core.linear import LinearSystem as LinearSystem
 from hgms_core.pipeline import Pipeline as Pipeline
+from hgms_core.problem import Batch as Batch
 from hgms_core.problem import Data as Data
 from hgms_core.problem import Problem as Problem
+from hgms_core.problem import Sources as Sources
 from hgms_core.problem import learned_start as learned_start
 from hgms_core.problem import roles as roles
 from hgms_core.problem import validation_shares as validation_shares
@@ -105,6 +110,9 @@ from hgms_core.records import (
 )
 from hgms_core.records import (
     Hypergradient as Hypergradient,
+)
+from hgms_core.records import (
+    LastStep as LastStep,
 )
 from hgms_core.records import (
     Outcome as Outcome,

@@ -108,7 +108,8 @@ class RunConfig:
         cls, table: Mapping[str, Any], *, source: str = "config", registry: Registry | None = None, sets: Iterable[Place] = ()
     ) -> RunConfig:
         """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it."""
-        converter = converter_for(registry if registry is not None else registries.default())
+        registry = registry if registry is not None else registries.default()
+        converter = converter_for(registry, _traits(registry, table.get("task")))
         try:
             config: RunConfig = converter.structure(table, cls)
         except Invalid as invalid:
@@ -300,8 +301,16 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {one.alias or one.name: one for one in attrs.fields(cls) if one.init and one.metadata.get("toml", True)}
 
 
-def converter_for(registry: Registry) -> cattrs.Converter:
-    """A strict converter: nothing is turned into something else, and components are looked up in ``registry``."""
+def _traits(registry: Registry, task: object) -> frozenset[str]:
+    """What the task that a table names promises; nothing of one that does not exist (which is found wrong elsewhere)."""
+    name = task.get("name") if isinstance(task, Mapping) else task
+    found = registry.find("task", name) if isinstance(name, str) else None
+    return frozenset(getattr(found.target, "traits", ()) if found is not None else ())
+
+
+def converter_for(registry: Registry, traits: frozenset[str] = frozenset()) -> cattrs.Converter:
+    """A strict converter: nothing is turned into something else, and components are looked up in ``registry``. Compositions
+    have the defaults that they have on a task with ``traits``."""
     converter = cattrs.Converter(detailed_validation=False)
     for scalar in _SCALARS:
         converter.register_structure_hook(scalar, _scalar)
@@ -315,7 +324,7 @@ def converter_for(registry: Registry) -> cattrs.Converter:
     hook(lambda hint: _origin_is(hint, (tuple, list, Sequence)), lambda *pair: _sequence(converter, *pair))
     hook(lambda hint: _origin_is(hint, (Mapping,)), lambda *pair: _mapping(converter, *pair))
     hook(lambda hint: _origin_is(hint, (Callable,)), lambda *_: fail("a function can only be given from Python"))
-    hook(lambda hint: hint in PROTOCOLS, lambda *pair: _component(converter, registry, *pair))
+    hook(lambda hint: hint in PROTOCOLS, lambda *pair: _component(converter, registry, traits, *pair))
     converter.register_structure_hook(Budget, lambda value, _: _budget(converter, value))
     return converter
 
@@ -458,7 +467,7 @@ def _budget(converter: cattrs.Converter, value: object) -> Budget:
     return typing.cast(Budget, _table(converter, value, Budget))
 
 
-def _component(converter: cattrs.Converter, registry: Registry, value: object, protocol: Any) -> Any:
+def _component(converter: cattrs.Converter, registry: Registry, traits: frozenset[str], value: object, protocol: Any) -> Any:
     """A component by its name, from the other keys of its table."""
     kind = PROTOCOLS[protocol]
     table: Mapping[str, Any] = {"name": value} if isinstance(value, str) else typing.cast("Mapping[str, Any]", value)
@@ -475,7 +484,7 @@ def _component(converter: cattrs.Converter, registry: Registry, value: object, p
     target = found.target
     rest = {key: item for key, item in table.items() if key != "name"}
     if isinstance(target, Composition):
-        return _table(converter, target.with_overrides(rest), target.of)
+        return _table(converter, target.with_overrides(rest, traits), target.of)
     return _table(converter, rest, target)
 
 

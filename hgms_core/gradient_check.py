@@ -70,7 +70,7 @@ class _Level:
     spec: Ravel
 
     def value(self, x: Tensor) -> Tensor:
-        return self.problem.g(self.theta, self.spec.unravel(x), self.problem.lower_data.whole)
+        return self.problem.g(self.theta, self.spec.unravel(x), self.problem.lower_data.batch(None))
 
     def slope(self, x: Tensor) -> tuple[float, Tensor]:
         leaf = x.detach().requires_grad_()
@@ -152,7 +152,7 @@ class _Point:
         return cls(problem, theta, spec, x, exact)
 
     def upper(self, theta: Tree, x: Tensor) -> Tensor:
-        return self.problem.f(theta, self.spec.unravel(x), self.problem.upper_data["differentiate"].whole)
+        return self.problem.f(theta, self.spec.unravel(x), self.problem.upper_data["differentiate"].batch(None))
 
     def value(self, theta: Tree) -> float:
         """F near θ."""
@@ -162,7 +162,7 @@ class _Point:
 
     def hypergradient(self) -> Tree:
         """h, or Unsolved where x is no isolated minimiser and not known to be the best of them."""
-        above, below = self.problem.upper_data["differentiate"].whole, self.problem.lower_data.whole
+        above, below = self.problem.upper_data["differentiate"].batch(None), self.problem.lower_data.batch(None)
         _, direct, slope = upper_gradients(lambda t, y: self.problem.f(t, y, above), self.theta, self.spec.unravel(self.x))
         rhs = self.spec.ravel(slope)
         _, v, flat, lowest = _pseudo_solve(_Level(self.problem, self.theta, self.spec).hessian(self.x), rhs)

@@ -28,8 +28,9 @@ Lower = Callable[[Tree], Tensor]
 
 
 @contextlib.contextmanager
-def _twice_differentiable_attention() -> Iterator[None]:
-    # The flash and memory-efficient attention kernels have no second derivative; the math kernel does.
+def twice_differentiable_attention() -> Iterator[None]:
+    """Inside, scaled dot-product attention has a second derivative: the math kernel has one, the flash and memory-efficient
+    kernels have none."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -66,7 +67,7 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
 
     def gradient_at(point: Tree, create_graph: bool = False) -> tuple[list[Tensor], list[Tensor]]:
         leaves = require_grad(point)
-        with torch.enable_grad(), _twice_differentiable_attention():
+        with torch.enable_grad(), twice_differentiable_attention():
             grads = torch.autograd.grad(
                 g(leaves).sum(), list(leaves.values()), create_graph=create_graph, materialize_grads=True
             )
@@ -93,7 +94,7 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
         point = detach(x)
 
         def forward(v: Tensor) -> Tensor:
-            with _twice_differentiable_attention():
+            with twice_differentiable_attention():
                 product = torch.func.jvp(gradient_of, (point,), (spec.unravel(v),))[1]
             return spec.ravel(product)
 
@@ -119,12 +120,20 @@ def _step(x: Tensor, v: Tensor) -> Tensor:
     return step
 
 
-def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tree, strategy: Strategy = "vjp") -> Tree:
+def cross_product(
+    g: Callable[[Tree, Tree], Tensor],
+    theta: Tree,
+    x: Tree,
+    v: Tree,
+    strategy: Strategy = "vjp",
+    displacement: float | None = None,
+) -> Tree:
     """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower model.
 
     It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ alone. For
     g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents. ``difference`` takes a central difference of
-    ∇_θ g along v instead (two forward passes; needs no forward-mode derivative).
+    ∇_θ g along v instead (two forward passes; needs no forward-mode derivative), ``displacement`` long in x to each side
+    (None: the length that balances truncation and rounding at x's precision).
 
     >>> g = lambda theta, x: (theta["t"] * x["x"] ** 2).sum()
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
@@ -136,6 +145,9 @@ def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tr
         spec = Ravel.of(x)
         flat, direction = spec.ravel(detach(x)), spec.ravel(v)
         step = _step(flat, direction)
+        if displacement is not None:
+            length = torch.linalg.vector_norm(direction)
+            step = (displacement / torch.where(length > 0, length, torch.ones_like(length))).reshape(1)
 
         def upper_slope(point: Tensor) -> tuple[Tensor, ...]:
             with torch.enable_grad():
@@ -146,7 +158,7 @@ def cross_product(g: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree, v: Tr
 
         plus, minus = upper_slope(flat + step * direction), upper_slope(flat - step * direction)
         return {name: (p - m) / (2 * step.squeeze(-1)) for name, p, m in zip(names, plus, minus, strict=True)}
-    with torch.enable_grad(), _twice_differentiable_attention():
+    with torch.enable_grad(), twice_differentiable_attention():
         slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[1]
         if not slope.requires_grad:  # θ does not enter g here
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
@@ -327,5 +339,6 @@ __all__ = [
     "curvature",
     "hypergradient",
     "implicit",
+    "twice_differentiable_attention",
     "upper_gradients",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
@@ -22,7 +23,8 @@ class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
     One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``reference``
-    starts θ from one of the problem's named upper variables instead of ``theta0``. ``keep = "best"`` returns the state with the
+    starts θ from one of the problem's named upper variables instead of ``theta0``, ``mixture`` from weights of its data sources
+    by name. ``keep = "best"`` returns the state with the
     lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
     the last one. ``learn_start`` makes the lower level's start one more upper variable: its leaves ``start.<name>`` join θ in
     the hypergradient and the outer update (and in their norms), and leave it again in ``result``. ``answer = "last"`` returns
@@ -56,6 +58,7 @@ class Pipeline:
     hypergradient: HyperGradient
     outer: OuterOptimizer
     reference: str | None = None
+    mixture: Mapping[str, float] | None = field(default=None, hash=False)
     keep: Literal["last", "best"] = field(default="last", validator=validators.in_(["last", "best"]))
     learn_start: bool = field(default=False)
     answer: Literal["selected", "last"] = field(default="selected", validator=validators.in_(["selected", "last"]))
@@ -71,7 +74,8 @@ class Pipeline:
     def needs(self) -> frozenset[str]:
         """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.compat`)."""
         reference = {f"reference:{self.reference}"} if self.reference is not None else set()
-        return frozenset(reference | ({"stop-rows"} if self.keep == "best" else set()))
+        mixture = {"sources"} if self.mixture is not None else set()
+        return frozenset(reference | mixture | ({"stop-rows"} if self.keep == "best" else set()))
 
     def init(self, problem: Problem, seed: int) -> State:
         if self.reference is not None and self.reference not in problem.references:
@@ -84,6 +88,8 @@ class Pipeline:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
         problem = self._seen(problem)
         theta = problem.theta0 if self.reference is None else problem.references[self.reference]
+        if self.mixture is not None:
+            theta = {**theta, **self._given(problem, self.mixture)}
         key = Key(seed)
         return {
             "seed": seed,
@@ -106,8 +112,12 @@ class Pipeline:
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
 
+        tell = getattr(self.generator, "last_step", None)
         branch = Branch(
             x=x,
+            last_step=None
+            if tell is None
+            else functools.partial(tell, problem, theta, start, key.fold("propose"), selection.index),
             aux=take(candidates.aux, selection.index),
             replay=functools.partial(candidates.replay, selection.index)
             if candidates.replay is not None
@@ -163,6 +173,11 @@ class Pipeline:
         found = state["best"] if self.keep == "best" and state["best"] is not None else state
         return without_start(found["theta"]) if self.learn_start else found["theta"], found["x"]
 
+    def _given(self, problem: Problem, mixture: Mapping[str, float]) -> Tree:
+        if problem.sources is None:
+            raise ConfigError("`mixture` gives weights to data sources, and this problem has none\n  leave it out")
+        return problem.sources.theta(mixture)
+
     def _seen(self, problem: Problem) -> Problem:
         """The problem as the parts see it."""
         if self.tilt:
@@ -177,7 +192,7 @@ class Pipeline:
     def _better(self, problem: Problem, theta: Tree, x: Tree, best: State | None) -> tuple[State, torch.Tensor, int]:
         data = problem.upper_data["stop"]
         with torch.no_grad():
-            loss = problem.f(theta, x, data.whole)
+            loss = problem.f(theta, x, data.batch(None))
         if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
             best = {"loss": loss, "theta": theta, "x": x}
         return best, loss, data.count(None)

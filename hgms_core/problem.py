@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,10 +28,15 @@ def _nothing(_index: Tensor) -> Batch:
 class Data:
     """The rows a loss is computed on.
 
-    ``whole`` is the batch of all ``size`` rows; ``rows(index)`` the batch of the rows numbered by an integer tensor of any
+    ``whole`` is the batch of all ``size`` rows (left empty where it is better made when it is asked for, with ``batch(None)``);
+    ``rows(index)`` the batch of the rows numbered by an integer tensor of any
     shape, whose axes lead every leaf of the result. A ``companion`` says whose rows a batch brings along (as
     many as its own, or all beside all): they go through a loss too, so they are counted. ``Data.none()`` is for a loss without
     data.
+
+    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds as many
+    rows of each as of any other, up to one, whichever got the odd ones being drawn anew each time; a batch smaller than the
+    number of groups holds one row each of some of them. A group's rows are drawn by its name: not by where it stands.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -45,6 +51,7 @@ class Data:
     rows: Callable[[Tensor], Batch] = field(default=_nothing, eq=False)
     device: torch.device = torch.device("cpu")
     companion: Data | None = None
+    strata: tuple[tuple[str, int], ...] | None = None
 
     @classmethod
     def none(cls) -> Data:
@@ -66,10 +73,27 @@ class Data:
         """Row numbers ``[steps, batch_size]``, or None where each step sees the whole data."""
         if batch_size is None or batch_size >= self.size:
             return None
-        return key.indices(self.size, batch_size, steps, self.device)
+        if self.strata is None:
+            return key.indices(self.size, batch_size, steps, self.device)
+        return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
+
+    def _stratified(self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]) -> Tensor:
+        each, odd = divmod(batch_size, len(strata))
+        first = dict(zip((name for name, _ in strata), accumulate((size for _, size in strata), initial=0), strict=False))
+        own = {name: first[name] + key.fold("stratum", name).indices(size, each + 1, steps) for name, size in strata}
+        whole = [own[name][:, :each] for name, _ in strata]
+        if not odd:
+            return torch.cat(whole, dim=1)
+        # By name, so that the same rows are drawn in whichever order the groups stand.
+        names, generator = sorted(own), key.fold("odd").generator()
+        chosen = [torch.randperm(len(names), generator=generator)[:odd].tolist() for _ in range(steps)]
+        extra = [torch.stack([own[names[i]][step, each] for i in sorted(row)]) for step, row in enumerate(chosen)]
+        return torch.cat([*whole, torch.stack(extra)], dim=1)
 
     def batch(self, index: Tensor | None) -> Batch:
-        return self.whole if index is None else self.rows(index)
+        if index is not None:
+            return self.rows(index)
+        return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
 
     def count(self, batch_size: int | None) -> int:
         """Rows in a batch of the asked size, with those of a companion; a loss without data counts one."""
@@ -139,6 +163,27 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     return parts
 
 
+@frozen(kw_only=True, eq=False)
+class Sources:
+    """The named data sources whose losses g mixes::
+
+        g(θ, x; batch) = Σ_s ω_s(θ) ℓ_s(x; batch),      ω(θ) on the simplex
+
+    ``names`` are in the order of ω; ``weights(θ)`` gives ω, ``[S]``, and ``theta(weights by name)`` an upper variable with
+    these weights. ``losses(x, batch)`` are the ℓ_s, ``[S]``, each an unbiased estimate of its source's mean loss whatever the
+    batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``parts`` name the
+    validation sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation
+    rows, in ``parts``).
+    """
+
+    names: tuple[str, ...]
+    weights: Callable[[Tree], Tensor]
+    theta: Callable[[Mapping[str, float]], Tree]
+    losses: Callable[[Tree, Batch], Tensor]
+    examples: Callable[[Tree, Batch], Tensor]
+    parts: tuple[str, ...] = ("validation",)
+
+
 @frozen(kw_only=True)
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
@@ -147,7 +192,9 @@ class Problem:
     on and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use
     different validation rows; ``project`` maps θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported
     (outside the budget's clock, and outside every decision). ``fresh(key)`` draws another initial lower state;
-    ``references`` names special upper variables, such as the weights that know which labels are right.
+    ``references`` names special upper variables, such as the weights that know which labels are right. ``sources`` is there
+    where θ weights named data sources. ``counters()`` gives numbers that only grow, such as tokens processed: every step
+    records by how much they grew.
     """
 
     theta0: Tree
@@ -160,6 +207,8 @@ class Problem:
     evaluate: Callable[[Tree, Tree], Mapping[str, float]] = lambda theta, x: {}
     fresh: Callable[[Key], Tree] | None = None
     references: Mapping[str, Tree] = Factory(dict)
+    sources: Sources | None = None
+    counters: Callable[[], Mapping[str, int]] | None = None
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
@@ -213,5 +262,7 @@ class Problem:
             above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
             return self.g(theta, x, below) + weight * self.f(theta, x, above)
 
-        data = Data(lower.size, join(lower.whole, upper.whole), rows, lower.device, companion=upper)
+        later = lower.size > 0 and not lower.whole  # made when asked for
+        whole = {} if later else join(lower.whole, upper.whole)
+        data = Data(lower.size, whole, rows, lower.device, companion=upper, strata=lower.strata)
         return evolve(self, g=g, lower_data=data)

@@ -23,7 +23,7 @@ from attrs import Factory, frozen
 from torch import Tensor
 
 from hgms_core.problem import Problem
-from hgms_core.records import Candidates, Cost, Hypergradient, Record, Selection, Solution
+from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -40,12 +40,14 @@ class Branch:
     ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
     u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more under autograd and
     returns the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together
-    with the backward pass.
+    with the backward pass. ``last_step()`` tells the branch's last step, from generators whose last step is linear in ∇_x g
+    and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
     """
 
     x: Tree
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]]
     aux: Tree = Factory(dict)
+    last_step: Callable[[], LastStep] | None = None
 
 
 @runtime_checkable

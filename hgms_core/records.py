@@ -104,6 +104,21 @@ class Candidates:
 
 
 @frozen(kw_only=True)
+class LastStep:
+    """How a branch came to where it is: x⁺ = (1 − rate·decay)·x − rate·∇_x g(θ, x; batch), linear in ∇_x g.
+
+    ``x`` is the state before that step, ``batch`` the lower batch it was taken on, ``rows`` how many rows that holds, ``cost``
+    what it took to find all this again.
+    """
+
+    x: Tree
+    batch: Tree
+    rows: int
+    rate: float
+    cost: Cost = Cost()
+
+
+@frozen(kw_only=True)
 class Selection:
     """Which candidate was chosen. ``gap`` is the distance between the best two finite scores (inf if there is only one);
     ``finite`` how many scores were finite, as a tensor, so that nothing waits for the GPU."""

@@ -55,6 +55,8 @@ class Composition:
 
     So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
     whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline.
+    ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.compat`), laid over the parts: what fits a hundred small
+    networks a second does not fit one language model.
 
     >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
     ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
@@ -68,10 +70,14 @@ class Composition:
     source: str
     parts: Mapping[str, Any] = field(hash=False)
     of: type[Any] = Pipeline
+    on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
 
-    def with_overrides(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts, with ``table`` laid over them."""
-        return overlay(self.parts, table)
+    def with_overrides(self, table: Mapping[str, Any], traits: Iterable[str] = ()) -> dict[str, Any]:
+        """The parts on a task with these traits, with ``table`` laid over them."""
+        parts: Mapping[str, Any] = self.parts
+        for trait in sorted(set(traits) & set(self.on)):
+            parts = overlay(parts, self.on[trait])
+        return overlay(parts, table)
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

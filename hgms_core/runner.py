@@ -228,12 +228,12 @@ class _Run:
     def loop(self) -> None:
         with _Interrupts() as interrupts:
             if not self.records:
-                self.commit({"step": 0, **self.evaluation()})
+                self.commit({"step": 0, **to_numbers(self.weights(self.state)), **self.evaluation()})
             if self.budget.seconds is not None and self.share < 1:
                 # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
                 # seconds that would otherwise be charged to whichever method runs first.
                 self.method.step(self.problem, self.state, self.share)
-            while self.share < 1:
+            while self.share < 1 and not self.finished():
                 self.advance()
                 if interrupts.asked and self.share < 1:
                     self.save()
@@ -242,16 +242,22 @@ class _Run:
                     self.save()
             self.save()
 
+    def finished(self) -> bool:
+        """Whether the method says that it is done before its budget is."""
+        done = getattr(self.method, "finished", None)
+        return done is not None and bool(done(self.state))
+
     def advance(self) -> None:
         """One outer step. The state changes only once its numbers are known to be sound."""
-        before = self.share
+        before, counted = self.share, self.counters()
         with self.clock:
             following, raw = self.method.step(self.problem, self.state, self.share)
-        record = to_numbers(raw)
+        grown = {f"step_{name}": value - counted[name] for name, value in self.counters().items()}
+        record = to_numbers({**raw, **grown, **self.weights(following)})
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
         self.calls = int(record.get("oracle_calls", self.calls))
-        if self.share >= 1 or self.due(before):
+        if self.share >= 1 or self.finished() or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step})
 
@@ -260,6 +266,17 @@ class _Run:
         if self.evaluations is None:
             return self.step % self.evaluate_every == 0
         return int(self.share * self.evaluations) > int(before * self.evaluations)
+
+    def counters(self) -> Mapping[str, int]:
+        return {} if self.problem.counters is None else dict(self.problem.counters())
+
+    def weights(self, state: State) -> Record:
+        """The weight of every data source, under its name."""
+        sources = self.problem.sources
+        if sources is None:
+            return {}
+        omega = sources.weights(self.method.result(state)[0]).detach()
+        return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
 
     def evaluation(self) -> Record:
         metrics = self.problem.evaluate(*self.method.result(self.state))
@@ -271,7 +288,7 @@ class _Run:
         parts = [self.problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
         rows = next((part for part in parts if part.size), parts[-1])
         with torch.no_grad():
-            return float(self.problem.f(*self.method.result(self.state), rows.whole))
+            return float(self.problem.f(*self.method.result(self.state), rows.batch(None)))
 
     def commit(self, record: Record) -> None:
         record = plain(record)

@@ -2,6 +2,10 @@
 
 Stacking pays where a single candidate is too small to fill the processor. ``auto`` decides from the sizes (see
 :func:`prefers_stack`), never from a clock, so that a run is the same every time.
+
+A loss may know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is
+then used instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints
+activations, which vmap cannot).
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ def groups(
     activations. A group's ``x`` are views: changing them in place changes the candidates.
     """
     count = next(iter(x.values())).shape[0]
-    if not prefers_stack(x, rows, mode):
+    own_form = getattr(loss, "stacked", None) is not None
+    if not (mode == "stacked" or (mode == "auto" and own_form and count > 1) or prefers_stack(x, rows, mode)):
         return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
     step = chunk or count
     parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
@@ -69,6 +74,9 @@ def groups(
 
 
 def _vmapped(loss: Loss, own_batch: bool) -> Loss:
+    stacked = getattr(loss, "stacked", None)
+    if stacked is not None:
+        return lambda theta, x, batch: stacked(theta, x, batch, own_batch)
     return torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
 

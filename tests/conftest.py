@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,3 +12,11 @@ import torch
 def _one_thread() -> None:
     """The tests' tensors are small: threads would only make the times unsteady."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Token tables are cached in the user's folder; tests have one of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HGMS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

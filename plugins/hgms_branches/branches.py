@@ -10,7 +10,21 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_branches.update import Hyper, advance, iterates, stood_in, unrolled
-from hgms_core import Candidates, ConfigError, Cost, Group, Key, Mode, Problem, State, Tree, detach, groups, repeat
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Group,
+    Key,
+    LastStep,
+    Mode,
+    Problem,
+    State,
+    Tree,
+    detach,
+    groups,
+    repeat,
+)
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -142,6 +156,24 @@ class Branches:
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
         cost = Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
         return unrolled(*self._run(problem, theta, start, key, int(index)), within), cost
+
+    def last_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor) -> LastStep:
+        """The last step of branch ``index``: the K − 1 steps before it are run again, without a graph."""
+        if self.optimizer != "sgd" or self.momentum or self.clip is not None:
+            raise ConfigError(
+                'a step is linear in ∇g only with optimizer = "sgd", momentum = 0 and no clip, and this generator has '
+                f"optimizer = {self.optimizer!r}, momentum = {self.momentum}, clip = {self.clip}\n"
+                "  change these, or use the hypergradient 'unrolled' with last = 1"
+            )
+        hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, int(index))
+        rows = problem.lower_data.count(self.batch_size)
+        before = self.steps - 1
+        if before:
+            group = Group(0, x, problem.g)
+            advance(hyper, group, detach(theta), moments, problem.lower_data, drawn, list(rates[:before]), decay)
+        batch = problem.lower_data.batch(None if drawn is None else drawn[before])
+        cost = Cost(lower_gradients=before, rows=before * rows)
+        return LastStep(x=x, batch=batch, rows=rows, rate=rates[before], cost=cost)
 
     def _with_graph(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}

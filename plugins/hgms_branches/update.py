@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hgms_core import Data, Group, Problem, Tree, detach, gradient
+from hgms_core import Data, Group, Problem, Tree, detach, gradient, twice_differentiable_attention
 
 
 @frozen
@@ -151,7 +152,7 @@ def iterates(
         batch = problem.lower_data.batch(None if index is None else index[step])
         point = state[0]
         leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in point.values()]
-        with torch.enable_grad():
+        with torch.enable_grad(), twice_differentiable_attention() if within else contextlib.nullcontext():
             value = problem.g(theta if within else still, dict(zip(names, leaves, strict=True)), batch)
             found = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
         with torch.set_grad_enabled(within):

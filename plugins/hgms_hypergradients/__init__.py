@@ -1,4 +1,4 @@
-"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `carried` and `fixed`."""
+"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `through-step`, `carried` and `fixed`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from hgms_hypergradients.carried import Carried as Carried
 from hgms_hypergradients.fixed import Fixed as Fixed
 from hgms_hypergradients.implicit import Implicit as Implicit
 from hgms_hypergradients.one_step import OneStep as OneStep
+from hgms_hypergradients.through_step import ThroughStep as ThroughStep
 from hgms_hypergradients.unrolled import Unrolled as Unrolled
 
 
 @hookimpl
 def hgms_register_hypergradients() -> list[type]:
-    return [Implicit, Unrolled, OneStep, Carried, Fixed]
+    return [Implicit, Unrolled, OneStep, ThroughStep, Carried, Fixed]

@@ -53,6 +53,13 @@ SCALEBIO = Composition(
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 1e3},
     },
+    # The paper's settings for Llama-3-8B: one SGD step of u and of w, SGD on the logits; batch sizes are ours.
+    on={
+        "sources": {
+            "generator": {"lr": 1e-4, "batch_size": 16, "upper_batch_size": 16},
+            "outer": {"lr": 0.1},
+        }
+    },
 )
 
 BOME = Composition(

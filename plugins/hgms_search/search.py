@@ -117,7 +117,7 @@ class Search:
         x = candidates.at(selection.index)
         data = problem.upper_data["stop" if "stop" in problem.upper_data else "select"]
         with torch.no_grad():
-            loss = problem.f(theta, x, data.whole)
+            loss = problem.f(theta, x, data.batch(None))
         value = float(torch.where(selection.finite > 0, loss, torch.full_like(loss, torch.nan)))
 
         better = math.isfinite(value) and value < state["best"]

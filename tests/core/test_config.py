@@ -284,7 +284,7 @@ SOLVER = ("hypergradient", "solver")
         (
             at("outter", value=3),
             "unknown key 'outter'; did you mean 'outer'? "
-            "(known: generator, selector, hypergradient, outer, reference, keep, learn_start, answer, tilt) "
+            "(known: generator, selector, hypergradient, outer, reference, mixture, keep, learn_start, answer, tilt) "
             "@ run.toml.method.outter",
         ),
         ({"generator": "draws"}, "the name of the method is missing @ run.toml.method.name\n  available: pipeline, recipe"),

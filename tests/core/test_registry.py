@@ -267,7 +267,7 @@ def test_compositions_are_checked_like_classes() -> None:
     bad = {key: value for key, value in PARTS.items() if key != "outer"} | {"outr": {}}
     assert faults_of(kind, attrs.evolve(good, parts=bad)) == [
         "unknown part of a pipeline 'outr'; did you mean 'outer'?\n"
-        "  available: answer, generator, hypergradient, keep, learn_start, outer, reference, selector, tilt",
+        "  available: answer, generator, hypergradient, keep, learn_start, mixture, outer, reference, selector, tilt",
         "it has no part 'outer'",
     ]
 

@@ -1,0 +1,166 @@
+"""A language model as a pure function: (lower variables, tokens) → the loss of each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import Factory, define
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hgms_core import Key, Tree
+from hgms_llm.lora import Active, Adapters, checkpoint_layers
+from hgms_llm.models import Lora
+
+LOGITS = 2**26
+"""How many logits are held at a time (a quarter of a gigabyte in float32)."""
+
+
+@define(eq=False)
+class LanguageModel:
+    """A frozen base with adapters, or a model all of whose parameters are lower variables.
+
+    ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with their number. ``x`` may
+    hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are padded on the right, so the causal mask alone keeps
+    padding out of what is scored, and attention needs no mask (the fast kernels take none); rows padded on the left bring
+    ``attention``. At most ``rows`` rows of one candidate go through the model at a time (None: all); with gradients, each such
+    pass is computed again in the backward pass, so activations of one pass are held at a time. ``tokens`` counts what went
+    through.
+    """
+
+    model: nn.Module
+    adapters: Adapters | None
+    rows: int | None = None
+    plain_head: bool = True
+    tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
+    ) -> LanguageModel:
+        adapters = None if spec is None else Adapters.on(model, spec, length)
+        if checkpointing:
+            checkpoint_layers(model, adapters)
+        found = cls(model, adapters, rows)
+        found.plain_head = found._head_is_plain()
+        return found
+
+    def start(self, key: Key, dtype: torch.dtype) -> Tree:
+        """Where lower variables start: fresh adapters, or the model's own parameters."""
+        device = next(self.model.parameters()).device
+        if self.adapters is not None:
+            return self.adapters.start(key, device, dtype)
+        return {name: leaf.detach().to(dtype).clone() for name, leaf in self.model.named_parameters()}
+
+    def nll(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for stacked adapters."""
+        lead, length = tokens.shape[:-1], tokens.shape[-1]
+        parts = []
+        batch = lead[-1]
+        step = self.rows or batch
+        for first in range(0, batch, step):
+            cut = (..., slice(first, min(first + step, batch)), slice(None))
+            piece = [each[cut].reshape(-1, length) for each in (tokens, mask)]
+            extra = None if attention is None else attention[cut].reshape(-1, length)
+            own = None if seeds is None else tuple(seed + first for seed in seeds)
+            if step < batch and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
+                found = checkpoint(self._rows, x, *piece, own, extra, use_reentrant=False, preserve_rng_state=False)
+            else:
+                found = self._rows(x, *piece, own, extra)
+            parts.append(found.reshape(*lead[:-1], -1))
+        count = mask[..., 1:].sum(-1)
+        return torch.cat(parts, dim=-1), count
+
+    def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+        self.tokens["forward_tokens"] += tokens.numel()
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
+            self.tokens["backward_tokens"] += tokens.numel()
+        if self.adapters is not None:
+            with self.adapters.use(Active(x, seeds)):
+                return self._forward(tokens, mask, attention)
+        found: Tensor = torch.func.functional_call(
+            _Call(self), {f"model.{name}": leaf for name, leaf in x.items()}, (tokens, mask, attention)
+        )
+        return found
+
+    def _forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
+        model: Any = self.model
+        inputs: dict[str, Any] = {"input_ids": tokens[:, :-1], "use_cache": False}
+        if attention is not None:
+            inputs["attention_mask"] = attention[:, :-1]
+            inputs["position_ids"] = (attention[:, :-1].long().cumsum(-1) - 1).clamp_min(0)
+        target, wanted = tokens[:, 1:], mask[:, 1:]
+        if not self.plain_head:
+            return _summed(_nll(model(**inputs).logits, target), wanted)
+        hidden = getattr(model, model.base_model_prefix)(**inputs).last_hidden_state
+        if _transformed():  # shapes may not depend on data here
+            return _summed(_nll(self._logits(hidden), target), wanted)
+        # The head is dear and only completion tokens are scored.
+        row, place = wanted.nonzero(as_tuple=True)
+        picked, goal = hidden[row, place], target[row, place]
+        step = max(1, LOGITS // self._vocabulary)
+        losses = []
+        for first in range(0, max(len(goal), 1), step):
+            pair = (picked[first : first + step], goal[first : first + step])
+            if len(goal) > step and torch.is_grad_enabled():
+                losses.append(checkpoint(self._scored, *pair, use_reentrant=False, preserve_rng_state=False))
+            else:
+                losses.append(self._scored(*pair))
+        each = torch.cat(losses)
+        return torch.zeros(len(tokens), dtype=each.dtype, device=each.device).index_add(0, row, each)
+
+    def _scored(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(self._logits(hidden), target, reduction="none")
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        model: Any = self.model
+        logits: Tensor = model.get_output_embeddings()(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @property
+    def _vocabulary(self) -> int:
+        model: Any = self.model
+        return int(model.get_output_embeddings().weight.shape[0])
+
+    def _head_is_plain(self) -> bool:
+        """Whether body, head and soft cap are all there is between tokens and logits (some architectures scale in between)."""
+        model: Any = self.model
+        if model.get_output_embeddings() is None or not hasattr(model, model.base_model_prefix):
+            return False
+        probe = torch.tensor([[0, 1, 2, 3]], device=next(self.model.parameters()).device)
+        with torch.no_grad():
+            whole = model(input_ids=probe, use_cache=False).logits
+            own = self._logits(getattr(model, model.base_model_prefix)(input_ids=probe, use_cache=False).last_hidden_state)
+        return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
+
+
+class _Call(nn.Module):
+    """The model as a submodule, so that ``functional_call`` can put other parameters into it."""
+
+    def __init__(self, owner: LanguageModel) -> None:
+        super().__init__()
+        self.model = owner.model
+        self.owner = [owner]
+
+    def forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
+        return self.owner[0]._forward(tokens, mask, attention)
+
+
+def _nll(logits: Tensor, target: Tensor) -> Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").reshape(target.shape)
+
+
+def _summed(losses: Tensor, wanted: Tensor) -> Tensor:
+    return (losses * wanted).sum(-1)
+
+
+def _transformed() -> bool:
+    """Whether this runs inside a torch.func transform (vmap or jvp)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,150 @@
+"""Stacked adapters: N candidates' low-rank updates in one pass over the shared, frozen base.
+
+A forward hook on every target module adds s·B A h to its output. Where A and B have a leading axis N, the rows of h are N
+blocks, block i belongs to candidate i, and the two small products become batched ones: the base is read once for all
+candidates, ordinary autograd runs through the whole, and activation checkpointing works, which ``torch.func.vmap`` does not
+allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hgms_core import Key, Tree
+from hgms_llm.models import Lora, _width
+
+
+@frozen(eq=False)
+class Active:
+    """The adapters of one forward pass: their values, and the seeds of the dropout masks, one for each block of rows."""
+
+    x: Tree
+    seeds: tuple[int, ...] | None = None
+
+    @property
+    def tracked(self) -> bool:
+        return any(leaf.requires_grad for leaf in self.x.values())
+
+
+@define(eq=False)
+class Adapters:
+    """Hooks on the target modules of a base model, and what they add at the moment."""
+
+    model: nn.Module
+    spec: Lora
+    names: list[str]
+    length: int
+    active: Active | None = None
+    _handles: list[Any] = field(factory=list)
+
+    @classmethod
+    def on(cls, model: nn.Module, spec: Lora, length: int) -> Adapters:
+        """Hooks for ``spec`` on ``model``; ``length`` is the longest sequence, which dropout masks are drawn for."""
+        adapters = cls(model, spec, spec.modules(model), length)
+        for number, name in enumerate(adapters.names):
+            hook = functools.partial(adapters._add, name, number)
+            adapters._handles.append(model.get_submodule(name).register_forward_hook(hook))
+        return adapters
+
+    def start(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:
+        """A fresh adapter: A uniform in ±1/√in (Kaiming with a = √5), B zero."""
+        x = {}
+        for name in self.names:
+            width = _width(self.model.get_submodule(name))
+            assert width is not None
+            into, out = width
+            draw = torch.rand(self.spec.rank, into, generator=key.fold("adapter", name).generator(), dtype=torch.float64)
+            x[f"{name}.lora_A.weight"] = ((2 * draw - 1) / math.sqrt(into)).to(device, dtype)
+            x[f"{name}.lora_B.weight"] = torch.zeros(out, self.spec.rank, device=device, dtype=dtype)
+        return x
+
+    @contextlib.contextmanager
+    def use(self, active: Active | None) -> Iterator[None]:
+        before, self.active = self.active, active
+        try:
+            yield
+        finally:
+            self.active = before
+
+    def _add(self, name: str, number: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        active = self.active
+        if active is None:
+            return None
+        down, up = active.x[f"{name}.lora_A.weight"], active.x[f"{name}.lora_B.weight"]
+        hidden: Tensor = args[0].to(down.dtype)
+        if active.seeds is not None and self.spec.dropout:
+            hidden = hidden * self._mask(active.seeds, number, hidden)
+        if down.dim() == 2:
+            update = functional.linear(functional.linear(hidden, down), up)
+        else:
+            blocks = hidden.reshape(down.shape[0], -1, hidden.shape[-1])
+            update = torch.bmm(torch.bmm(blocks, down.mT), up.mT).reshape(*hidden.shape[:-1], up.shape[1])
+        return output + (self.spec.scaling * update).to(output.dtype)
+
+    def _mask(self, seeds: tuple[int, ...], number: int, hidden: Tensor) -> Tensor:
+        """Dropout masks, a function of the seed and the module alone: drawn for the longest sequence and cut to this one, so
+        that a branch gets the same mask alone and among others."""
+        rows, length, width = hidden.shape
+        kept = 1 - self.spec.dropout
+        blocks = []
+        for seed in seeds:
+            generator = torch.Generator(hidden.device).manual_seed((seed * 1_000_003 + number) % 2**63)
+            shape = (rows // len(seeds), self.length, width)
+            draw = torch.rand(shape, generator=generator, device=hidden.device, dtype=torch.float32)
+            blocks.append(draw[:, :length] < kept)
+        return torch.cat(blocks).to(hidden.dtype) / kept
+
+
+def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:
+    """Lets every decoder layer keep only its input for the backward pass and compute the rest again there.
+
+    The layer runs again with the adapters (or parameters) it ran with the first time, which by then are no longer in place:
+    they are handed to the second run.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.forward = _checkpointed(module, module.forward, adapters)  # type: ignore[method-assign]
+
+
+def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None) -> Callable[..., Any]:
+    replaying = False
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        nonlocal replaying
+        if replaying or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if adapters is not None:
+            active = adapters.active
+            if active is None or not active.tracked:
+                return forward(*args, **kwargs)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with adapters.use(active):
+                    return forward(*args, **kwargs)
+
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        values = dict(layer.named_parameters())
+
+        def swapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal replaying
+            replaying = True
+            try:
+                return torch.func.functional_call(layer, values, args, kwargs)
+            finally:
+                replaying = False
+
+        return checkpoint(swapped, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return again

@@ -1,0 +1,171 @@
+"""The two losses of source reweighting, and the batches they are computed on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+from torch.nn import functional
+
+from hgms_core import Batch, ConfigError, Data, Key, Tree
+from hgms_llm.language import LanguageModel
+from hgms_llm.tokens import TokenTable
+
+Average = Literal["example", "token"]
+
+
+@frozen(eq=False)
+class Rows:
+    """The loss of each row of a batch: the mean over its completion tokens, or, on average over ``token``s, their sum over the
+    mean number of such tokens in a row of its source (``lengths``), which makes the mean over rows the mean over tokens."""
+
+    model: LanguageModel
+    average: Average
+    lengths: Tensor
+
+    def __call__(self, x: Tree, batch: Batch, *, dropout: bool = False, stacked: bool = False, own: bool = True) -> Tensor:
+        tokens, mask = batch["tokens"], batch["mask"]
+        count = next(iter(x.values())).shape[0]
+        if stacked and not own:
+            tokens, mask = (leaf.expand(count, *leaf.shape) for leaf in (tokens, mask))
+        summed, number = self.model.nll(x, tokens, mask, self._seeds(batch, dropout), batch.get("attention"))
+        if self.average == "example":
+            return summed / number.clamp_min(1)
+        return summed / self.lengths.to(summed.dtype)[batch["source"]]
+
+    def _seeds(self, batch: Batch, dropout: bool) -> tuple[int, ...] | None:
+        if not dropout or "seed" not in batch or self.model.adapters is None or not self.model.adapters.spec.dropout:
+            return None
+        if torch._C._functorch.is_batchedtensor(batch["seed"]):
+            raise ConfigError(
+                "dropout masks cannot be drawn under vmap (this problem's loss was wrapped, as by a tilt)\n"
+                '  set task.adapter.dropout = 0, or the generator\'s mode = "loop"'
+            )
+        return tuple(int(seed) for seed in batch["seed"].reshape(-1))
+
+
+@frozen(eq=False)
+class MixtureLoss:
+    """g(θ, x; B) = Σ_s ω_s ℓ_s(x; B), ω = softmax(θ), ℓ_s the mean over the rows of source s in B.
+
+    Whatever a batch holds of each source, its weight is ω_s: the mean is within the source. Where a batch holds rows of k < S
+    sources only, drawn evenly, the sum over them is multiplied by S/k, which keeps it unbiased.
+    """
+
+    rows: Rows
+    count: int
+
+    def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        return self._mixed(theta, self.rows(x, batch, dropout=True), batch["source"])
+
+    @property
+    def stacked(self) -> object:
+        return self._stacked if self.rows.model.adapters is not None else None
+
+    def _stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+        losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
+        return self._mixed(theta, losses, batch["source"].expand(losses.shape))
+
+    def sources(self, x: Tree, batch: Batch) -> Tensor:
+        """ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""
+        return self._means(self.rows(x, batch, dropout=True), batch["source"])
+
+    def _mixed(self, theta: Tree, losses: Tensor, source: Tensor) -> Tensor:
+        means = self._means(losses, source)
+        return (weights(theta).to(means.dtype) * means).sum(-1)
+
+    def _means(self, losses: Tensor, source: Tensor) -> Tensor:
+        member = functional.one_hot(source, self.count).to(losses.dtype)
+        held = member.sum(-2)
+        means = (member * losses.unsqueeze(-1)).sum(-2) / held.clamp_min(1)
+        return means * (self.count / (held > 0).sum(-1, keepdim=True))
+
+
+@frozen(eq=False)
+class UpperLoss:
+    """f(x; B): the mean loss of B's rows, without dropout. Does not depend on θ."""
+
+    rows: Rows
+
+    def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        return self.rows(x, batch).mean(-1)
+
+    @property
+    def stacked(self) -> object:
+        return self._stacked if self.rows.model.adapters is not None else None
+
+    def _stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+        return self.rows(x, batch, stacked=True, own=own_batch).mean(-1)
+
+
+def weights(theta: Tree) -> Tensor:
+    """ω = softmax(θ)."""
+    return theta["logits"].softmax(-1)
+
+
+@frozen(eq=False)
+class Batches:
+    """Batches of token tables, as :class:`hgms_core.Data`: rows are gathered where the tables lie (in memory or mapped from
+    disk) and only a batch goes to the device."""
+
+    tables: tuple[TokenTable, ...]
+    device: torch.device
+    dropout: bool = False
+    _first: Tensor = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "_first", torch.tensor([0, *(table.size for table in self.tables)]).cumsum(0))
+
+    @property
+    def size(self) -> int:
+        return int(self._first[-1])
+
+    def rows(self, index: Tensor) -> Batch:
+        """The rows with these numbers; the numbers' axes lead every leaf."""
+        index = index.cpu()
+        source = torch.bucketize(index, self._first[1:], right=True)
+        tokens, mask = self._gathered(index, source)
+        batch = {"tokens": tokens, "mask": mask, "source": source, "index": index}
+        batch = {name: _moved(leaf, self.device) for name, leaf in batch.items()}
+        if self.dropout:
+            # Stays on the CPU: it seeds generators. One number for each batch, from the rows it holds.
+            order = torch.arange(1, index.shape[-1] + 1)
+            batch["seed"] = ((index + 1) * order * 2_654_435_761 % 2**31).sum(-1) % 2**31
+        return batch
+
+    def data(self, names: tuple[str, ...] | None = None) -> Data:
+        """All rows; with ``names`` of the tables, drawn evenly from each."""
+        strata = None if names is None else tuple((name, table.size) for name, table in zip(names, self.tables, strict=True))
+        return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
+
+    def share(self, numbers: Tensor) -> Data:
+        """Some of the rows, as data of their own."""
+        return Data(len(numbers), {}, lambda index: self.rows(numbers[index.cpu()]), torch.device("cpu"))
+
+    def _gathered(self, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        if len(self.tables) == 1:
+            return self.tables[0].gather(index)
+        flat, of = index.reshape(-1), source.reshape(-1)
+        pieces = []
+        for number in of.unique().tolist():
+            where = (of == number).nonzero().squeeze(1)
+            pieces.append((where, *self.tables[number].gather(flat[where] - self._first[number])))
+        longest = max(tokens.shape[-1] for _, tokens, _ in pieces)
+        tokens = torch.full((len(flat), longest), self.tables[0].pad_id, dtype=torch.int64)
+        mask = torch.zeros(len(flat), longest, dtype=torch.bool)
+        for where, found, scored in pieces:
+            tokens[where, : found.shape[-1]] = found.long()
+            mask[where, : scored.shape[-1]] = scored
+        return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
+
+
+def _moved(leaf: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return leaf
+    return leaf.pin_memory().to(device, non_blocking=True)
+
+
+def shuffled(count: int, key: Key) -> Tensor:
+    return torch.randperm(count, generator=key.generator())

@@ -1,0 +1,237 @@
+"""The base model and the adapters on it: what ``[task.model]`` and ``[task.adapter]`` say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import nn
+
+from hgms_core import ConfigError, Key, MissingExtra
+
+positive: Any = validators.gt(0)
+whole: Any = [validators.instance_of(int), validators.gt(0)]
+
+
+def _quiet() -> Any:
+    """transformers, without its progress bars; imported when a model is first needed."""
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("language models need the extra `llm`\n  pip install 'hgms[llm]'") from None
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+@final
+@frozen(kw_only=True)
+class BaseModel:
+    """A causal language model of transformers: its weights are loaded once, frozen, and shared by all candidates.
+
+    Arguments:
+        path: a folder, or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded.
+        config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
+            of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
+            The vocabulary is the tokenizer's.
+        tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's encoder.json and vocab.bpe), or a
+            name on the Hub; None: the one at ``path``.
+        dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what the adapters have.
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the architecture has it, else eager.
+        quantize: ``4bit`` keeps the frozen weights in NF4 (bitsandbytes, needs a GPU).
+        trust_remote_code: let a model bring Python code of its own. Never do so for a model you have not read.
+
+    Errors: ConfigError for a model that is not there, or that needs code of its own without leave.
+    """
+
+    path: str | None = None
+    revision: str | None = None
+    config: Mapping[str, Any] | None = field(default=None, hash=False)
+    seed: int = 0
+    tokenizer: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = field(
+        default="auto", validator=validators.in_(["auto", "float32", "bfloat16", "float16", "float64"])
+    )
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = field(
+        default="auto", validator=validators.in_(["auto", "sdpa", "eager", "flash_attention_2"])
+    )
+    quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(validators.in_(["4bit"])))
+    trust_remote_code: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("a model has either a 'path' (folder or name on the Hub) or a 'config' (an architecture to build)")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError('\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"')
+        if self.config is not None and self.tokenizer is None:
+            raise ValueError("a model built from 'config' needs a 'tokenizer', such as \"bytes\"")
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer, with a padding token."""
+        _quiet()
+        from hgms_llm.tokenizers import load_tokenizer
+
+        spec = self.tokenizer if self.tokenizer is not None else self.path
+        assert spec is not None
+        try:
+            return load_tokenizer(_expanded(spec))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no tokenizer at {spec!r}: {_first_line(error)}\n  set task.model.tokenizer") from None
+
+    def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
+        """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
+        transformers = _quiet()
+        asked = self._dtype(device, dtype)
+        if self.quantize is not None and (device.type != "cuda" or self.path is None):
+            raise ConfigError("quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ task.model.quantize")
+        options: dict[str, Any] = {"dtype": asked}
+        if self.attention != "auto":
+            options["attn_implementation"] = self.attention
+        try:
+            if self.config is not None:
+                model = self._built(transformers, options, vocabulary)
+            else:
+                assert self.path is not None
+                if self.quantize is not None:
+                    options["quantization_config"] = _four_bit(transformers, asked)
+                    options["device_map"] = {"": device}
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    _expanded(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code, **options
+                )
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise ConfigError(self._why(error)) from None
+        if self.quantize is None:
+            model = model.to(device)
+        model.eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        found: nn.Module = model
+        return found
+
+    def _dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+        if self.dtype != "auto":
+            found: torch.dtype = getattr(torch, self.dtype)
+            return found
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
+        return torch.bfloat16 if fast else dtype
+
+    def _built(self, transformers: Any, options: dict[str, Any], vocabulary: int | None) -> Any:
+        assert self.config is not None
+        fields = dict(self.config)
+        kind = fields.pop("model_type")
+        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
+        config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
+        # transformers draws initial weights from the global generator: lent here, and given back as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(Key(self.seed).fold("model").derive() % 2**32)
+            return transformers.AutoModelForCausalLM.from_config(config, **options)
+
+    def _why(self, error: Exception) -> str:
+        if "trust_remote_code" in str(error):
+            return (
+                f"the model {self.path!r} brings Python code of its own, which is not run unless you allow it\n"
+                "  read its code first; then set task.model.trust_remote_code = true"
+            )
+        if self.config is not None:
+            return f"cannot build the model: {_first_line(error)} @ task.model.config"
+        here = self.path is not None and Path(_expanded(self.path)).exists()
+        advice = (
+            "is the folder whole (config.json, *.safetensors)?"
+            if here
+            else ("give a folder that exists, or a name on the Hub (with the network, or already in its cache)")
+        )
+        return f"cannot load the model {self.path!r}: {_first_line(error)}\n  {advice} @ task.model.path"
+
+
+@final
+@frozen(kw_only=True)
+class Lora:
+    """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B ``[out, rank]`` trained.
+
+    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while training only; its masks are
+    a function of the batch, so that a branch can be run again. ``targets`` are module names or their last parts (None: peft's
+    choice for the architecture).
+
+    Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
+    """
+
+    rank: int = field(default=16, validator=whole)
+    alpha: float = field(default=32.0, validator=positive)
+    dropout: float = field(default=0.0, validator=[validators.ge(0), validators.lt(1)])
+    targets: tuple[str, ...] | None = None
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+    def modules(self, model: nn.Module) -> list[str]:
+        """The names of the modules that get an adapter."""
+        targets = self.targets if self.targets is not None else _usual_targets(model)
+        found = [
+            name
+            for name, module in model.named_modules()
+            if _width(module) is not None and any(name == target or name.endswith("." + target) for target in targets)
+        ]
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        if head is not None and any(model.get_submodule(name) is head for name in found):
+            raise ConfigError("the output embedding cannot have an adapter; take it out of task.adapter.targets")
+        if not found:
+            known = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _width(module) is not None})
+            raise ConfigError(
+                f"no module of this {type(model).__name__} is called {' or '.join(map(repr, targets))} @ task.adapter.targets\n"
+                f"  its linear modules are: {', '.join(known)}"
+            )
+        return found
+
+    def peft_config(self, model: nn.Module) -> Any:
+        """The same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
+        _quiet()
+        import peft
+
+        convolution = any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in self.modules(model))
+        return peft.LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=self.modules(model),
+            fan_in_fan_out=convolution,
+            task_type="CAUSAL_LM",
+        )
+
+
+def _width(module: nn.Module) -> tuple[int, int] | None:
+    """(in, out) of a linear module: also GPT-2's Conv1D, and quantised ones."""
+    if type(module).__name__ == "Conv1D":
+        return int(module.nx), int(module.nf)  # type: ignore[arg-type]
+    if hasattr(module, "in_features") and hasattr(module, "out_features"):
+        return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
+    return None
+
+
+def _usual_targets(model: nn.Module) -> tuple[str, ...]:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
+
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    if kind not in usual:
+        raise ConfigError(f"no usual adapter targets are known for a {kind or type(model).__name__}: set task.adapter.targets")
+    return tuple(usual[kind])
+
+
+def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise MissingExtra("quantize = \"4bit\" needs bitsandbytes\n  pip install 'hgms[quantize]'") from None
+    return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(os.path.expandvars(path))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,203 @@
+"""The task: which mixture of named data sources lets a language model learn a validation set best?"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import ConfigError, Key, Problem, Sources, Tree, roles, unknown, validation_shares
+from hgms_llm.language import LanguageModel
+from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, shuffled, weights
+from hgms_llm.models import BaseModel, Lora
+from hgms_llm.overlaps import overlap_warning, overlaps
+from hgms_llm.sources import Source, check_names
+from hgms_llm.tokens import TokenTable, cache_folder, token_table
+
+optional_whole: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
+
+
+def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None:
+    if not value:
+        raise ValueError(f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] with its path")
+    check_names(value)
+
+
+@final
+@frozen(kw_only=True)
+class SourceMixture:
+    """Learn the weights of data sources by their use for a validation set::
+
+        f(x) = mean loss of the validation rows,    g(θ, x) = Σ_s ω_s · mean loss of source s,    ω = softmax(θ)
+
+    x are LoRA adapters on one frozen base model, or all its parameters; the loss of a row is the mean −log p of its
+    completion tokens. A batch holds equally many rows of every source, so that ω_s alone weighs a source, however long it is.
+
+    Arguments:
+        sources, validation, test: tables by name. Names, never positions, tie weights to sources; the validation sets are the
+            parts that ``less`` takes its maximum over; test rows are only ever evaluated.
+        model, adapter: the base, and the adapters on it (None: all parameters are lower variables).
+        template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``, ``chatml``.
+        max_length, too_long: the most tokens a row may have; longer ones are dropped, or cut.
+        cache: rows of each source that are used for learning the mixture, chosen by the seed (None: all).
+        average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``.
+        validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
+        reference: a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
+        micro_batch: rows of one candidate in one pass through the model (None: the whole batch). Bounds memory.
+        checkpointing: keep only each layer's input for the backward pass. Saves most activations for a third more time.
+
+    Metrics: ``test_loss`` and ``validation_loss`` (role stop) are means over tokens, as log-likelihoods usually are given.
+
+    Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et al. 2025).
+    """
+
+    name: ClassVar[str] = "source-mixture"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {"test_loss": False, "validation_loss": False, "recovery_error": False}
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"sources", "per-example-losses", "few-upper", "smooth-lower", "stop-rows", "reference:reference"}
+    )
+
+    sources: Mapping[str, Source] = field(validator=_some, hash=False)
+    validation: Mapping[str, Source] = field(validator=_some, hash=False)
+    test: Mapping[str, Source] = field(factory=dict, hash=False)
+    model: BaseModel
+    adapter: Lora | None = None
+    template: str = "model"
+    max_length: int = field(default=512, validator=[validators.instance_of(int), validators.ge(4)])
+    too_long: Literal["drop", "truncate"] = field(default="drop", validator=validators.in_(["drop", "truncate"]))
+    cache: int | None = field(default=None, validator=optional_whole)
+    average: Average = field(default="example", validator=validators.in_(["example", "token"]))
+    validation_split: tuple[float, float, float] = field(default=(0.5, 0.3, 0.2), validator=validation_shares)
+    reference: Mapping[str, float] | None = field(default=None, hash=False)
+    micro_batch: int | None = field(default=None, validator=optional_whole)
+    checkpointing: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.sources) < 2:
+            raise ValueError("a mixture has at least two sources")
+        if self.reference is not None:
+            self._given(self.reference, "reference")
+
+    def tables(self, tokenizer: Any, which: Literal["sources", "validation", "test"] = "sources") -> dict[str, TokenTable]:
+        """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
+        options: dict[str, Any] = {
+            "template": self.template,
+            "max_length": self.max_length,
+            "too_long": self.too_long,
+            "cache_dir": cache_folder(),
+        }
+        named: Mapping[str, Source] = getattr(self, which)
+        return {name: token_table(name, source, tokenizer, **options) for name, source in named.items()}
+
+    def cached(self, tables: Mapping[str, TokenTable], seed: int) -> dict[str, TokenTable]:
+        """The rows that the mixture is learned on: ``cache`` of each source."""
+        if self.cache is None:
+            return dict(tables)
+        found = {}
+        for name, table in tables.items():
+            chosen = shuffled(table.size, Key(seed).fold("cache", name))[: self.cache]
+            found[name] = table.take(chosen.sort().values)
+        return found
+
+    def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+        base = self.model.load(device, dtype, len(tokenizer))
+        return LanguageModel.of(
+            base, self.adapter, length=self.max_length, rows=self.micro_batch, checkpointing=self.checkpointing
+        )
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        tokenizer = self.model.load_tokenizer()
+        everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}  # type: ignore[arg-type]
+        said = overlap_warning(overlaps(everything["sources"], everything["validation"], everything["test"]))
+        if said:
+            warnings.warn(said, UserWarning, stacklevel=2)
+        pool = self.cached(everything["sources"], seed)
+        model = self.language_model(tokenizer, device, dtype)
+
+        names, parts = tuple(pool), tuple(everything["validation"])
+        lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
+        upper = Batches(tuple(everything["validation"].values()), device)
+        test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
+        # Shuffled, so that each role sees rows of each validation set.
+        order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
+        shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
+
+        g = MixtureLoss(Rows(model, self.average, _lengths(lower, device, dtype)), len(names))
+        f = UpperLoss(Rows(model, self.average, _lengths(upper, device, dtype)))
+        examples = Rows(model, "example", torch.ones(0))
+
+        def theta(given: Mapping[str, float]) -> Tree:
+            # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
+            share = torch.tensor(self._given(given, "mixture"), dtype=dtype, device=device)
+            return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
+
+        references = {} if self.reference is None else {"reference": theta(self.reference)}
+        best = None if self.reference is None else torch.tensor(self._given(self.reference, "reference"))
+
+        def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
+            found = {"validation_loss": token_loss(model, x, upper, shares["stop"])}
+            if test is not None:
+                found["test_loss"] = token_loss(model, x, test, torch.arange(test.size))
+            if best is not None:
+                found["recovery_error"] = float((weights(theta).double().cpu() - best.double()).abs().sum())
+            return found
+
+        start = Key(seed).fold("start")
+        return Problem(
+            theta0={"logits": torch.zeros(len(names), device=device, dtype=dtype)},
+            x0=model.start(start, dtype),
+            g=g,
+            f=f,
+            lower_data=lower.data(names),
+            upper_data={role: upper.share(numbers) for role, numbers in shares.items()},
+            evaluate=evaluate,
+            # Fresh adapters; a whole model starts from its own weights each time.
+            fresh=(lambda key: model.start(key, dtype)) if self.adapter is not None else None,
+            references=references,
+            sources=Sources(names=names, weights=weights, theta=theta, losses=g.sources, examples=examples, parts=parts),
+            counters=lambda: model.tokens,
+        )
+
+    def _given(self, given: Mapping[str, float], what: str) -> list[float]:
+        """The weights of all sources in their order, summing to one."""
+        for name, share in given.items():
+            if name not in self.sources:
+                raise ConfigError(f"{what}: " + unknown("source", name, self.sources))
+            if not 0 <= share < math.inf:
+                raise ConfigError(f"{what}: the weight of {name!r} must be a number >= 0: {share}")
+        total = sum(given.values())
+        if not total:
+            raise ConfigError(f"{what}: no source has a positive weight")
+        return [given.get(name, 0.0) / total for name in self.sources]
+
+
+def _lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The mean number of scored tokens in a row, for each table."""
+    means = [_scored(table).double().mean() for table in batches.tables]
+    return torch.stack(means).to(device, dtype)
+
+
+def _scored(table: TokenTable) -> Tensor:
+    """How many tokens of each row are scored: all marked ones but a first token, which nothing predicts."""
+    marked = torch.cat([torch.zeros(1, dtype=torch.int64), table.mask.to(torch.int64).cumsum(0)])
+    first = table.mask[table.offsets[:-1]].to(torch.int64)
+    return marked[table.offsets[1:]] - marked[table.offsets[:-1]] - first
+
+
+@torch.no_grad()
+def token_loss(model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64) -> float:
+    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a time."""
+    lengths = torch.cat([table.lengths for table in batches.tables])[numbers]
+    order = numbers[lengths.argsort(stable=True)]
+    total, count = 0.0, 0
+    for first in range(0, len(order), rows):
+        batch = batches.rows(order[first : first + rows])
+        summed, scored = model.nll(x, batch["tokens"], batch["mask"])
+        total, count = total + float(summed.double().sum()), count + int(scored.sum())
+    return total / max(count, 1)

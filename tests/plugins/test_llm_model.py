@@ -1,0 +1,239 @@
+"""The language model as a pure function: stacked adapters, checkpointing, completion-only losses, on four architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from hgms_core import ConfigError, Key, Tree, stack
+
+pytest.importorskip("transformers")
+
+from hgms_llm.language import LanguageModel
+from hgms_llm.models import BaseModel, Lora
+
+VOCABULARY = 60
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32},
+    "llama": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen2": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "gemma2": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+}  # fmt: skip
+F64 = torch.float64
+CPU = torch.device("cpu")
+
+
+# Llama, Qwen2 and Gemma2 normalise in float32 whatever their weights are in.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def base(kind: str, dtype: torch.dtype = F64) -> Any:
+    made = BaseModel(config={"model_type": kind, **SMALL[kind]}, tokenizer="bytes")
+    return made.load(CPU, dtype, VOCABULARY)
+
+
+def language(kind: str, adapter: Lora | None = Lora(rank=3, alpha=6.0), **options: Any) -> LanguageModel:
+    if adapter is not None and adapter.targets is None:
+        pytest.importorskip("peft")
+    return LanguageModel.of(base(kind), adapter, length=24, **options)
+
+
+def noisy(x: Tree, seed: int) -> Tree:
+    draw = torch.Generator().manual_seed(seed)
+    return {name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+
+
+def rows(count: int, length: int = 11, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, VOCABULARY, (count, length), generator=draw)
+    mask = torch.zeros(count, length, dtype=torch.bool)
+    for row in range(count):
+        mask[row, 3 + row % 3 : length - row % 4] = True
+    return tokens, mask
+
+
+def by_hand(model: Any, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Σ −log p(token | before) over marked tokens, one row after the other, unpadded."""
+    found = []
+    for row, marked in zip(tokens, mask, strict=True):
+        end = int(marked.nonzero().max()) + 1
+        logits = model(input_ids=row[None, :end]).logits[0]
+        logs = functional.log_softmax(logits, -1)
+        found.append(-sum(logs[t - 1, row[t]] for t in range(1, end) if marked[t]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_fresh_adapter_changes_nothing_and_only_completions_are_scored(kind: str) -> None:
+    model = language(kind)
+    tokens, mask = rows(5)
+    x = model.start(Key(0), F64)
+    found, count = model.nll(x, tokens, mask)
+    with torch.no_grad():
+        wanted = by_hand(base(kind), tokens, mask)
+    torch.testing.assert_close(found, wanted)
+    assert count.tolist() == mask.sum(1).tolist()
+    assert model.plain_head
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_an_adapter_is_what_peft_makes_of_it(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    spec = Lora(rank=3, alpha=6.0)
+    model = language(kind, spec)
+    x = noisy(model.start(Key(0), F64), 1)
+    tokens, mask = rows(4)
+    raw = base(kind)
+    theirs = peft.get_peft_model(raw, spec.peft_config(raw)).to(F64)
+    prefixed = {f"base_model.model.{name}": leaf for name, leaf in x.items()}
+    report = peft.set_peft_model_state_dict(theirs, prefixed)
+    assert not report.unexpected_keys
+    theirs.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model.nll(x, tokens, mask)[0], by_hand(theirs, tokens, mask))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_padding_on_the_left_gives_the_same(kind: str) -> None:
+    # In float64 the masks of eager attention overflow where it takes its softmax in float32.
+    model = LanguageModel.of(base(kind, torch.float32), Lora(rank=3), length=24)
+    x = noisy(model.start(Key(0), torch.float32), 1)
+    tokens, mask = rows(3)
+    attention = torch.ones_like(mask)
+    pad = torch.full((3, 4), 7)
+    left = [torch.cat([before, each], 1) for before, each in ((pad, tokens), (pad > 99, mask), (pad > 99, attention))]
+    right = [torch.cat([each, after], 1) for each, after in ((tokens, pad), (mask, pad > 99))]
+    expected = model.nll(x, tokens, mask)[0]
+    torch.testing.assert_close(model.nll(x, left[0], left[1], attention=left[2])[0], expected, **CLOSE)
+    torch.testing.assert_close(model.nll(x, *right)[0], expected, **CLOSE)
+
+
+def gradients(model: LanguageModel, x: Tree, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    found = model.nll(leaves, *args)[0]
+    return found.detach(), list(torch.autograd.grad(found.sum(), list(leaves.values())))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("own", [True, False])
+def test_stacked_branches_equal_separate_ones(kind: str, own: bool) -> None:
+    model = language(kind, Lora(rank=3, alpha=6.0, dropout=0.3))
+    members = [noisy(model.start(Key(0), F64), seed) for seed in range(3)]
+    batches = [rows(4, seed=seed if own else 0) for seed in range(3)]
+    seeds = (5, 6, 7) if own else (5, 5, 5)
+    tokens, mask = (torch.stack(each) for each in zip(*batches, strict=True))
+    found, slopes = gradients(model, stack(members), tokens, mask, seeds)
+    for i, member in enumerate(members):
+        alone, slope = gradients(model, member, *batches[i], (seeds[i],))
+        torch.testing.assert_close(found[i], alone)
+        for theirs, ours in zip(slopes, slope, strict=True):
+            torch.testing.assert_close(theirs[i], ours)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("adapter", [Lora(rank=2, dropout=0.2), None])
+@pytest.mark.parametrize("how", [{"checkpointing": True}, {"rows": 2}, {"checkpointing": True, "rows": 3}])
+def test_saving_memory_changes_no_gradient(kind: str, adapter: Lora | None, how: dict[str, Any]) -> None:
+    plain, saving = language(kind, adapter), language(kind, adapter, **how)
+    x = noisy(plain.start(Key(0), F64), 1)
+    # Masks are drawn for each pass, so with dropout passes have to be the same.
+    seeds = (3,) if adapter is not None and "rows" not in how else None
+    expected, slopes = gradients(plain, x, *rows(5), seeds)
+    found, saved = gradients(saving, x, *rows(5), seeds)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    for ours, theirs in zip(saved, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_checkpointing_stores_less() -> None:
+    def stored(**how: Any) -> int:
+        model = language("gpt2", **how)
+        x = {name: leaf.requires_grad_() for name, leaf in model.start(Key(0), F64).items()}
+        total = 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model.nll(x, *rows(16, 24))
+        return total
+
+    assert stored(checkpointing=True) < 0.5 * stored()
+
+
+def test_a_mask_depends_on_the_seed_and_not_on_the_padding() -> None:
+    model = language("gpt2", Lora(rank=2, dropout=0.5))
+    x = noisy(model.start(Key(0), F64), 1)
+    tokens, mask = rows(3)
+    first = model.nll(x, tokens, mask, (1,))[0]
+    longer = [torch.cat([each, each[:, :4] & False], 1) for each in (tokens, mask)]
+    torch.testing.assert_close(model.nll(x, *longer, (1,))[0], first)
+    assert not torch.allclose(model.nll(x, tokens, mask, (2,))[0], first)
+
+
+def test_dropout_is_unbiased() -> None:
+    """The mean over masks of what an adapter adds is what it adds without dropout: first order in the adapter."""
+    model = language("gpt2", Lora(rank=2, dropout=0.5))
+    x = noisy(model.start(Key(0), F64), 1)
+    x = {name: leaf * (1e-3 if "lora_B" in name else 1) for name, leaf in x.items()}
+    tokens, mask = rows(3)
+    without = model.nll({name: leaf * ("lora_A" in name) for name, leaf in x.items()}, tokens, mask)[0]
+    mean = torch.stack([model.nll(x, tokens, mask, (seed,))[0] for seed in range(400)]).mean(0) - without
+    exact = model.nll(x, tokens, mask)[0] - without
+    assert (mean - exact).norm() < 0.2 * exact.norm()
+
+
+def test_large_heads_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language("qwen2")
+    x = noisy(model.start(Key(0), F64), 1)
+    expected, slopes = gradients(model, x, *rows(5))
+    monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
+    found, pieces = gradients(model, x, *rows(5))
+    torch.testing.assert_close(found, expected, **CLOSE)
+    for ours, theirs in zip(pieces, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_tokens_are_counted() -> None:
+    model = language("gpt2")
+    x = model.start(Key(0), F64)
+    model.nll(x, *rows(4, 10))
+    assert model.tokens == {"forward_tokens": 40, "backward_tokens": 0}
+    gradients(model, x, *rows(2, 10))
+    assert model.tokens == {"forward_tokens": 60, "backward_tokens": 20}
+
+
+def test_building_a_model_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first, second = base("gpt2"), base("gpt2")
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_targets_that_match_nothing() -> None:
+    with pytest.raises(ConfigError, match="its linear modules are: c_attn, c_fc, c_proj"):
+        language("gpt2", Lora(targets=("q_proj",)))
+
+
+def test_a_model_that_is_not_there(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot load the model"):
+        BaseModel(path=str(tmp_path / "none"), tokenizer="bytes").load(CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "either a 'path'"),
+        ({"path": "a", "config": {"model_type": "gpt2"}}, "either a 'path'"),
+        ({"config": {"n_layer": 2}, "tokenizer": "bytes"}, "model_type"),
+        ({"config": {"model_type": "gpt2"}}, "needs a 'tokenizer'"),
+    ],
+)
+def test_a_model_is_named_one_way(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BaseModel(**fields)
