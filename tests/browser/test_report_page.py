@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import write_comparison
+from made_runs import write_comparison, write_mixtures
 
 from hgms_core import report
 
@@ -234,6 +234,30 @@ def test_print_draws_what_was_never_scrolled_to(open_page: Any) -> None:
     page = open_page().page
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     until(page, "document.querySelectorAll('.plot .main-svg').length >= 16")
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
+def test_mixtures_are_drawn_as_areas(browser: Any, tmp_path: Path, viewport: dict[str, int], scheme: str) -> None:
+    folder = write_mixtures(tmp_path / "runs", sources=10)
+    [path] = report.write(report.build([folder], separate=True), tmp_path / "report.html")
+    opened = Opened(browser, path, viewport, scheme)
+    opened.draw_all()
+    page = opened.page
+    found = page.locator("#task-0 figure", has=page.locator("h3", has_text="Mixture over time")).locator(".plot")
+    assert found.count() == 2
+    for number in range(2):
+        fills = found.nth(number).locator(".scatterlayer .js-fill")
+        assert (
+            fills.evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length") == 8
+        )  # seven sources have a colour, the others are one area
+        assert "source-0" in (found.nth(number).locator(".legend").text_content() or "")
+    heights = page.evaluate(
+        "[...document.querySelectorAll('#ledgers tr.group td')].map(e => getComputedStyle(e).borderTopWidth)"
+    )
+    assert set(heights) == {"2px"}
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert opened.said == []
+    opened.context.close()
 
 
 def test_headings_and_regions_have_names(open_page: Any) -> None:
