@@ -1,0 +1,95 @@
+"""Features on disk: written once, memory-mapped, and refused where they belong to something else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import ConfigError, Data, Tree
+
+
+@frozen(kw_only=True)
+class FeatureStore:
+    """The features of one checkpoint, a row of the file for each row of the pool, and which of them are there.
+
+    ::
+
+        features-<epoch>.npy     [rows, dims], half precision
+        present-<epoch>.npy      [rows], written after the features
+        store-<epoch>.json       digest, rows, dims
+
+    Half precision is what the scores are computed from too, so that features read back give the same scores as fresh ones.
+    """
+
+    folder: Path
+    epoch: int
+    digest: str
+    rows: int
+    dims: int
+
+    def _path(self, what: str, suffix: str = "npy") -> Path:
+        return self.folder / f"{what}-{self.epoch}.{suffix}"
+
+    def _mapped(self) -> tuple[np.memmap, np.memmap]:
+        """Features and presence, made where they are not there yet. Raises ConfigError for a store of something else."""
+        about = {"digest": self.digest, "rows": self.rows, "dims": self.dims}
+        marker = self._path("store", "json")
+        if not marker.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shapes = {"features": ((self.rows, self.dims), np.float16), "present": ((self.rows,), np.bool_)}
+            for what, (shape, dtype) in shapes.items():
+                np.lib.format.open_memmap(self._path(what), mode="w+", dtype=dtype, shape=shape).flush()
+            marker.write_text(json.dumps(about), encoding="utf-8")
+        try:
+            found = json.loads(marker.read_text(encoding="utf-8"))
+            maps = tuple(np.lib.format.open_memmap(self._path(what), mode="r+") for what in ("features", "present"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"feature store {self.folder} is damaged: {error}\n  remove the folder") from None
+        if found != about or maps[0].shape != (self.rows, self.dims) or maps[1].shape != (self.rows,):
+            raise ConfigError(
+                f"feature store {marker} was made from other rows, another model or other settings\n"
+                "  remove the folder, or choose another `store`"
+            )
+        return maps[0], maps[1]
+
+    def read(self, first: int, last: int, like: Tensor) -> Tensor | None:
+        """The features of rows first … last − 1 with the device and type of ``like``, or None if one of them is not there."""
+        features, present = self._mapped()
+        if not present[first:last].all():
+            return None
+        return torch.from_numpy(np.array(features[first:last])).to(like)
+
+    def write(self, first: int, found: Tensor) -> Tensor:
+        """Stores the features of consecutive rows and returns them as they are stored."""
+        features, present = self._mapped()
+        half = found.to("cpu", torch.float16)
+        features[first : first + len(half)] = half.numpy()
+        features.flush()
+        present[first : first + len(half)] = True
+        present.flush()
+        return half.to(found)
+
+
+def fingerprint(data: Data, piece: int = 256) -> str:
+    """sha256 of all rows. What a batch holds besides rows (a dropout seed) does not count."""
+    digest = hashlib.sha256(str(data.size).encode())
+    for index in torch.split(torch.arange(data.size, device=data.device), piece):
+        rows = data.rows(index)
+        digest.update(tree_digest({name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}).encode())
+    return digest.hexdigest()
+
+
+def tree_digest(*trees: Tree) -> str:
+    digest = hashlib.sha256()
+    for tree in trees:
+        for name, leaf in sorted(tree.items()):
+            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+            # As bytes, since NumPy has no bfloat16.
+            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

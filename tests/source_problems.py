@@ -1,0 +1,101 @@
+"""Small problems with named data sources, in float64: what methods that choose rows or mixtures work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import evolve
+from helpers import F64, normal
+from torch import Tensor
+
+from hgms_core import ConfigError, Data, Problem, Sources, Tree
+
+
+def _examples(x: Tree, batch: Tree) -> Tensor:
+    """Squared errors of a small network, row by row."""
+    hidden = torch.tanh(batch["a"] @ x["w"] + x["b"])
+    return 0.5 * (hidden @ x["v"] - batch["y"]).square()
+
+
+def _distances(x: Tree, batch: Tree) -> Tensor:
+    """½‖x − a‖², row by row: the mean of a mixture of rows is where its loss is least."""
+    return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+
+
+def _problem(
+    examples: object, x0: Tree, tables: Mapping[str, Tree], upper: Mapping[str, Data], parts: tuple[str, ...]
+) -> Problem:
+    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ); f = mean loss of validation rows."""
+    names = tuple(tables)
+    pool = {key: torch.cat([table[key] for table in tables.values()]) for key in next(iter(tables.values()))}
+    sizes = [len(next(iter(table.values()))) for table in tables.values()]
+    pool["source"] = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
+    data = evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True)))
+
+    def losses(x: Tree, batch: Tree) -> Tensor:
+        rows = examples(x, batch)  # type: ignore[operator]
+        share = torch.nn.functional.one_hot(batch["source"], len(names)).to(rows)
+        return (rows @ share) / share.sum(0).clamp_min(1)
+
+    def theta(weights: Mapping[str, float]) -> Tree:
+        unknown = set(weights) - set(names)
+        if unknown or not sum(weights.values()) > 0:
+            raise ConfigError(f"weights of {sorted(unknown)}, or none at all")
+        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64)
+        return {"logits": (omega / omega.sum()).clamp_min(1e-12).log()}
+
+    sources = Sources(
+        names=names,
+        weights=lambda theta: torch.softmax(theta["logits"], 0),
+        theta=theta,
+        losses=losses,
+        examples=examples,  # type: ignore[arg-type]
+        parts=parts,
+    )
+    return Problem(
+        theta0={"logits": torch.zeros(len(names), dtype=F64)},
+        x0=x0,
+        g=lambda theta, x, batch: torch.softmax(theta["logits"], 0) @ losses(x, batch),
+        f=lambda _, x, batch: examples(x, batch).mean(),  # type: ignore[operator]
+        lower_data=data,
+        upper_data=upper,
+        sources=sources,
+    )
+
+
+def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> Problem:
+    """Three sources of 20, 12 and 8 rows: near the validation rows (``near``), with signs turned (``turned``), and noise
+    (``noise``). Two validation sets, which differ in the rows' features."""
+    target = normal(features, seed=50)
+
+    def table(rows: int, seed: int, sign: float, shift: float = 0.0) -> Tree:
+        a = normal(rows, features, seed=seed) + shift
+        return {"a": a, "y": sign * torch.tanh(a @ target) + 0.05 * normal(rows, seed=seed + 1)}
+
+    def validation(rows: int, seed: int) -> Data:
+        halves = [table(rows - rows // 2, seed, 1.0, 0.5), table(rows // 2, seed + 2, 1.0, -0.5)]
+        part = torch.arange(2).repeat_interleave(torch.tensor([rows - rows // 2, rows // 2]))
+        return Data.of({key: torch.cat([half[key] for half in halves]) for key in halves[0]} | {"source": part})
+
+    noise = {"a": normal(8, features, seed=70), "y": normal(8, seed=71)}
+    x0 = {"w": 0.5 * normal(features, hidden, seed=1), "b": 0.1 * normal(hidden, seed=2), "v": 0.5 * normal(hidden, seed=3)}
+    upper = {"differentiate": validation(9, 80), "select": validation(8, 90), "stop": validation(7, 100)}
+    tables = {"near": table(20, 60, 1.0), "turned": table(12, 65, -1.0), "noise": noise}
+    return _problem(_examples, x0, tables, upper, ("right", "left"))
+
+
+def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
+    """Rows around one unit vector a source; validation rows around the mixture ``best`` of them, which is the minimiser."""
+    count = len(best)
+    corners = torch.eye(count, dtype=F64)
+
+    def around(centre: Tensor, rows: int, seed: int) -> Tree:
+        noise = 0.05 * normal(rows, count, seed=seed)
+        return {"a": centre + noise - noise.mean(0)}
+
+    centre = torch.tensor(list(best.values()), dtype=F64) @ corners
+    zero = {"source": torch.zeros(20, dtype=torch.int64)}
+    upper = {role: Data.of(around(centre, 20, 200 + i) | zero) for i, role in enumerate(("differentiate", "select", "stop"))}
+    tables = {name: around(corners[i], rows, 300 + i) for i, name in enumerate(best)}
+    return _problem(_distances, {"x": torch.full((count,), 1 / count, dtype=F64)}, tables, upper, ("validation",))
