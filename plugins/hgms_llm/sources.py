@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, BinaryIO, cast, final
 
 import torch
 from attrs import Attribute, field, frozen, validators
@@ -312,14 +312,18 @@ def _records(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:
         yield from _hub(where, source)
         return
     file = found(source.path, where)
-    with _reading(where), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+    with _reading(where), _opened(file) as stream:
         if _ending(file) == ".parquet":
             yield from _parquet(where, stream)
         else:
             yield from _json(where, stream, _ending(file))
 
 
-def _json(where: str, stream: IO[bytes], ending: str) -> Iterator[tuple[str, Row | BadRow]]:
+def _opened(file: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
+
+
+def _json(where: str, stream: BinaryIO, ending: str) -> Iterator[tuple[str, Row | BadRow]]:
     head = stream.read(4096)
     stream.seek(0)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
@@ -394,7 +398,7 @@ def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
     )
 
 
-def _parquet(where: str, stream: IO[bytes]) -> Iterator[tuple[str, Row | BadRow]]:
+def _parquet(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

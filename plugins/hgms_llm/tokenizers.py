@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hgms_core import ConfigError, DataError, MissingExtra
@@ -69,7 +70,8 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"no GPT-2 tokenizer in {folder}: {error}\n  fetch encoder.json and vocab.bpe again") from None
-    pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
+    split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
+    pairs = [(one[0], one[-1]) for one in split]
     end = "<|endoftext|>"
     try:
         core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
@@ -135,7 +137,7 @@ def padded(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _transformers():  # type: ignore[no-untyped-def]
+def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:

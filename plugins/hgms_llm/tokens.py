@@ -373,9 +373,7 @@ def _load(path: Path, digest: str) -> TokenTable | None:
         problem = _problem(leaves, about, digest)
         if problem is None:
             report = Report(**json.loads(about["report"]))
-            return TokenTable(
-                "", *(leaves[leaf] for leaf in ("tokens", "mask", "offsets", "rows")), digest, leaves["keys"], 0, report
-            )
+            return TokenTable(name="", digest=digest, report=report, **leaves)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
     warnings.warn(f"the token cache entry {path} is damaged ({problem}): it is made anew", RuntimeWarning, stacklevel=4)
