@@ -28,6 +28,10 @@ _ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
 
 
+PATIENCE = 6
+"""Two parses and four comparisons are limited to some seconds each; what outlasts them all no signal can stop."""
+
+
 @frozen
 class Extracted:
     """``text``: the answer, None if there is none; ``by``: the rule that found it."""
@@ -130,8 +134,6 @@ class Verifier:
     """
 
     def __init__(self, seconds: int = 5) -> None:
-        if importlib.util.find_spec("math_verify") is None:
-            raise MissingExtra("scoring GSM8K and MATH needs math-verify, which is not installed\n  pip install 'hgms[llm]'")
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -146,8 +148,7 @@ class Verifier:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps(pair) + "\n")
                 process.stdin.flush()
-                # two parses and at most nine comparisons have a limit each; what outlasts this cannot be stopped by a signal
-                line = self._lines.get(timeout=6 * self._seconds)
+                line = self._lines.get(timeout=PATIENCE * self._seconds)
             except (queue.Empty, BrokenPipeError):
                 line = ""
             if not line:
@@ -156,6 +157,7 @@ class Verifier:
         return "right" if line == "right" else "wrong" if line == "wrong" else "undecided"
 
     def _start(self) -> subprocess.Popen[str]:
+        require_math_verify()
         script = Path(__file__).with_name("worker.py")
         # -P: the script's folder is not put on the path, where its neighbours could hide modules of other names
         process = subprocess.Popen(
@@ -196,6 +198,11 @@ class Verifier:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stop()
+
+
+def require_math_verify() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtra("scoring GSM8K and MATH needs math-verify, which is not installed\n  pip install 'hgms[llm]'")
 
 
 def _box(text: str) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Turn = tuple[str, str]
-"""A role ("user" or "assistant") and what is said."""
+Turn = tuple[Literal["user", "assistant"], str]
+"""Who speaks, and what."""
 
 
 @frozen

@@ -1,0 +1,436 @@
+"""Greedy answers: a batch gives what single prompts give; a run goes on where it stopped; the folder knows what made it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import json
+import shutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, config, registry
+from hgms_evaluation import Evaluate, Judge, Verifier
+from hgms_evaluation.generate import fingerprint, prompt_cap, replies
+from hgms_llm import BaseModel
+
+transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
+
+SMALL = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 512},
+    "llama": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+    },
+    "qwen2": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "gemma2": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "sliding_window": 8,  # shorter than the prompts
+    },
+}
+
+
+def made(kind: str = "llama", seed: int = 0) -> tuple[Any, Any]:
+    # Gemma 2's attention takes its softmax in float32, where a float64 mask is −∞, and a row of padding alone NaN
+    dtype = "float32" if kind == "gemma2" else "float64"
+    config = {"model_type": kind, **SMALL[kind], "initializer_range": 0.4}
+    base = BaseModel(config=config, tokenizer="bytes", seed=seed, dtype=dtype)
+    tokenizer = base.load_tokenizer()
+    return base.load(torch.device("cpu"), torch.float64, len(tokenizer)), tokenizer
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Any, Any]:
+    return made()
+
+
+def prompts(tokenizer: Any) -> list[list[int]]:
+    texts = ["a", "What is 2 + 2?", "Why?", "x" * 40, "Tell me about the sea and its waves.", "1 + 1 =", "?"]
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+def answer(
+    model: Any, tokenizer: Any, asked: list[list[int]], report: Callable[[str], None] = print, **changes: Any
+) -> list[Any]:
+    options: dict[str, Any] = {"stops": [257], "max_new_tokens": 12, "cap": 100, "batch_size": 4, **changes}
+    found = dict(pair for batch in replies(model, tokenizer, asked, report=report, **options) for pair in batch)
+    return [found[place] for place in range(len(asked))]
+
+
+def by_hand(model: Any, prompt: list[int], count: int, stops: tuple[int, ...] = (257,)) -> list[int]:
+    """One prompt, no padding, no cache: the most likely next token, again and again."""
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            tokens.append(int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
+    model, tokenizer = made(kind)
+    asked = prompts(tokenizer)
+    expected = [by_hand(model, prompt, 12) for prompt in asked]
+    assert len({tuple(tokens) for tokens in expected}) >= 5  # answers that differ
+    for size in (1, 3, 7):
+        found = answer(model, tokenizer, asked, batch_size=size)
+        assert [one.text for one in found] == [tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected]
+        assert [one.prompt_tokens for one in found] == [len(prompt) for prompt in asked]
+
+
+def test_an_answer_ends_at_a_stop_token_and_not_otherwise(llama: tuple[Any, Any]) -> None:
+    model, tokenizer = llama
+    asked = prompts(tokenizer)
+    free = [by_hand(model, prompt, 12, stops=()) for prompt in asked]
+    stop = free[1][4]
+    found = answer(model, tokenizer, asked, stops=[stop])
+    for one, tokens in zip(found, free, strict=True):
+        ended = stop in tokens
+        kept = tokens[: tokens.index(stop)] if ended else tokens
+        assert one.finished == ended
+        assert one.new_tokens == len(kept) + ended
+        assert one.text == tokenizer.decode(kept, skip_special_tokens=True).strip()
+    assert {one.finished for one in found} == {True, False}
+
+
+def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
+    model, tokenizer = llama
+    asked = prompts(tokenizer)
+    cut = answer(model, tokenizer, asked, cap=10)
+    assert [one.truncated for one in cut] == [len(prompt) > 10 for prompt in asked]
+    assert [one.text for one in cut] == [one.text for one in answer(model, tokenizer, [prompt[-10:] for prompt in asked])]
+    assert prompt_cap(model, 1024, 12) == 500
+    with pytest.raises(ConfigError, match=r"max_new_tokens = 512, but the model has 512 positions"):
+        prompt_cap(model, 1024, 512)
+
+
+def test_the_models_own_generation_settings_take_no_part_and_stay(llama: tuple[Any, Any]) -> None:
+    model, tokenizer = llama
+    asked = prompts(tokenizer)
+    plain = answer(model, tokenizer, asked)
+    own = transformers.GenerationConfig(do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3)
+    before, model.generation_config = model.generation_config, own
+    model.train()
+    try:
+        assert answer(model, tokenizer, asked) == plain
+        assert model.generation_config is own
+        assert model.training
+    finally:
+        model.generation_config = before
+        model.eval()
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = llama
+    asked, plain = prompts(tokenizer), answer(*llama, prompts(tokenizer))
+    generate, sizes, most = model.generate, [], 2
+
+    def small(**inputs: Any) -> Any:
+        sizes.append(len(inputs["input_ids"]))
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", small)
+    said: list[str] = []
+    assert answer(model, tokenizer, asked, said.append, batch_size=5) == plain
+    assert sizes == [5, 2, 2, 2, 1]
+    assert said == ["out of memory with 5 prompts at once: going on with 2 (evaluate.batch_size)"]
+    most = 0
+    with pytest.raises(
+        HgmsError, match=r"out of memory with one prompt of 40 tokens and 12 new ones\n  lower evaluate\.max_prompt"
+    ):
+        answer(model, tokenizer, asked)
+
+
+def test_the_fingerprint_tells_models_apart(llama: tuple[Any, Any]) -> None:
+    model, _ = llama
+    first = fingerprint(model)
+    assert fingerprint(made()[0]) == first
+    assert fingerprint(made(seed=1)[0]) != first
+
+
+# --- the stage ---------------------------------------------------------------------------------------------------------------
+
+CATEGORIES = ("writing", "math")
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of this file share one worker process: starting it takes a second."""
+    monkeypatch.setattr("hgms_evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Evaluate:
+    """Nine sums as GSM8K, four problems as MATH, two conversations as MT-Bench."""
+    sums = [{"question": f"What is {k} + {'1 + ' * k}1?", "answer": f"It is\n#### {2 * k + 1}"} for k in range(9)]
+    problems = [{"problem": f"Solve {k}x = 1", "solution": rf"So $\boxed{{\frac{{1}}{{{k}}}}}$."} for k in range(2, 6)]
+    folder = tmp_path / "mt_bench"
+    folder.mkdir()
+    talks = [
+        {"question_id": k, "category": category, "turns": [f"{category}?", "And why?"]} for k, category in enumerate(CATEGORIES)
+    ]
+    references = [{"question_id": 1, "choices": [{"turns": ["one", "two"]}]}]
+    lines(tmp_path / "gsm8k.jsonl", sums)
+    lines(tmp_path / "math.jsonl", problems)
+    lines(folder / "question.jsonl", talks)
+    lines(folder / "reference_answer_gpt-4.jsonl", references)
+    names = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")
+    lines(folder / "judge_prompts.jsonl", [{"name": name, "system_prompt": "", "prompt_template": "Rate."} for name in names])
+    paths = {"gsm8k": str(tmp_path / "gsm8k.jsonl"), "math": str(tmp_path / "math.jsonl"), "mt-bench": str(folder)}
+    return Evaluate(
+        benchmarks=("gsm8k", "math", "mt-bench"), paths=paths, template="plain", max_new_tokens=8, batch_size=3, judge=None
+    )
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_answers_scores_and_counts(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "out"
+    results = stage.run(*llama, folder, said.append)
+    assert results == json.loads((folder / "results.json").read_text())
+    gsm8k, math, talks = (results[name] for name in stage.benchmarks)
+    assert (gsm8k["n"], gsm8k["paper_n"], math["n"], math["paper_n"]) == (9, 1319, 4, 4989)
+    assert gsm8k["score"] == 0.0
+    assert gsm8k["interval"]["low"] == 0.0 < gsm8k["interval"]["high"]
+    assert gsm8k["answers_unfinished"] == 9
+    assert gsm8k["new_tokens"] == 72
+    assert (talks["score"], talks["rated"], talks["failed"]) == (None, 0, 4)
+    answers = read(folder / "gsm8k.answers.jsonl")
+    assert sorted(record["id"] for record in answers) == list(range(9))
+    assert [record["prompt_tokens"] for record in answers] == sorted((r["prompt_tokens"] for r in answers), reverse=True)
+    assert [record["id"] for record in read(folder / "gsm8k.scores.jsonl")] == list(range(9))
+    assert "gsm8k: 9 of 9 answered" in said
+
+
+def test_the_prompt_is_the_question_and_the_instruction(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = llama
+    stage.run(model, tokenizer, tmp_path / "out")
+    text = "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.\n"
+    expected = tokenizer.decode(by_hand(model, tokenizer(text)["input_ids"], 8), skip_special_tokens=True).strip()
+    assert next(r for r in read(tmp_path / "out" / "gsm8k.answers.jsonl") if r["id"] == 0)["text"] == expected
+    # the second turn of a conversation follows the model's own first answer, which ends as in training
+    turns = {(r["id"], r["turn"]): r for r in read(tmp_path / "out" / "mt-bench.answers.jsonl")}
+    talk = [*tokenizer("writing?\n" + turns[0, 1]["text"])["input_ids"], 257, *tokenizer("And why?\n")["input_ids"]]
+    assert turns[0, 2]["prompt_tokens"] == len(talk)
+    assert turns[0, 2]["text"] == tokenizer.decode(by_hand(model, talk, 8), skip_special_tokens=True).strip()
+
+
+def test_right_answers_are_found_right(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = llama
+    folder = tmp_path / "out"
+    stage.run(model, tokenizer, folder)
+    # the model's answers replaced by right ones, a wrong one and none
+    rows = read(folder / "gsm8k.answers.jsonl")
+    for row in rows:
+        row["text"] = {3: "I give up", 4: r"It is \boxed{900}"}.get(row["id"], rf"Thus \boxed{{{2 * row['id'] + 1}}} in all")
+    lines(folder / "gsm8k.answers.jsonl", rows)
+    monkeypatch.setattr(model, "generate", None)  # nothing is asked again
+    result = stage.run(model, tokenizer, folder)["gsm8k"]
+    assert (result["correct"], result["no_answer"]) == (7, 1)
+    assert result["score"] == pytest.approx(100 * 7 / 9)
+
+
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = llama
+    whole = stage.run(model, tokenizer, tmp_path / "whole")
+
+    def interrupt(text: str) -> None:
+        if text == "math: 3 of 4 answered":
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(model, tokenizer, folder, interrupt)
+    path = folder / "math.answers.jsonl"
+    assert len(read(path)) == 3
+    text = path.read_text()
+    path.write_text(text[:-20])  # the last line was half written
+    generate, rows = model.generate, []
+
+    def counted(**inputs: Any) -> Any:
+        rows.append(len(inputs["input_ids"]))
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", counted)
+    assert stage.run(model, tokenizer, folder) == whole
+    assert rows == [2, 2, 2]  # two problems of MATH, two conversations of two turns
+    for name in stage.benchmarks:
+        key = lambda record: (record["id"], record["turn"])  # noqa: E731
+        assert sorted(read(folder / f"{name}.answers.jsonl"), key=key) == sorted(
+            read(tmp_path / "whole" / f"{name}.answers.jsonl"), key=key
+        )
+    assert (folder / "math.scores.jsonl").read_text() == (tmp_path / "whole" / "math.scores.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"instruction": ""}, "instruction"), ({"max_new_tokens": 9}, "max_new_tokens"), ({"template": "alpaca"}, "template")],
+)
+def test_answers_made_otherwise_are_not_taken(
+    changes: dict[str, Any], told: str, stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
+    stage.run(*llama, tmp_path / "out")
+    before = (tmp_path / "out" / "gsm8k.answers.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=rf"answers to gsm8k made with another {told}\n"):
+        attrs.evolve(stage, **changes).run(*llama, tmp_path / "out")
+    assert (tmp_path / "out" / "gsm8k.answers.jsonl").read_bytes() == before
+
+
+def test_another_models_answers_are_not_taken_and_a_higher_limit_goes_on(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
+    only = attrs.evolve(stage, benchmarks=("gsm8k",), limit=2)
+    assert only.run(*llama, tmp_path / "out")["gsm8k"]["n"] == 2
+    assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, tmp_path / "out")["gsm8k"]["n"] == 5
+    with pytest.raises(CheckpointError, match="made with another model"):
+        only.run(*made(seed=1), tmp_path / "out")
+
+
+def test_a_broken_line_between_others_is_named(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+    stage.run(*llama, tmp_path / "out")
+    path = tmp_path / "out" / "gsm8k.answers.jsonl"
+    path.write_text("{oops\n" + path.read_text())
+    with pytest.raises(CheckpointError, match=r"gsm8k\.answers\.jsonl, line 1: .*\n  remove that line"):
+        stage.run(*llama, tmp_path / "out")
+
+
+def test_missing_and_malformed_benchmarks_are_named(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = attrs.evolve(stage, benchmarks=("gsm8k",))
+    path = Path(stage.paths["gsm8k"])
+    for text, told in [
+        ('{"question": "?", "answer": "#### 1"}\n{"question": 5}\n', "line 2: no text in the field 'question'"),
+        ('{"question": "?", "answer": "#### 1"}\n\n{"question"\n', "line 3: Expecting"),
+        ('{"question": "?", "answer": "one"}\n', "line 1: the answer has no number after '####'"),
+        ("\n", "gsm8k.jsonl: no questions"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(DataError, match=told):
+            only.run(*llama, tmp_path / "out")
+    path.unlink()
+    with pytest.raises(DataError, match="gsm8k: there is no"):
+        only.run(*llama, tmp_path / "out")
+    monkeypatch.delenv("HGMS_DATA", raising=False)
+    with pytest.raises(DataError, match=r"Set HGMS_DATA .*\n  \[evaluate\.paths\]"):
+        attrs.evolve(only, paths={}).run(*llama, tmp_path / "out")
+
+
+def test_the_table_is_read_like_any_configuration() -> None:
+    converter = config.converter_for(registry.default())
+    table = {
+        "benchmarks": ["math"],
+        "judge": {"base_url": "http://localhost:1/v1", "model": "m"},
+        "limit": 3,
+        "paths": {"math": "x"},
+    }
+    assert converter.structure(table, Evaluate) == Evaluate(
+        benchmarks=("math",), judge=Judge(base_url="http://localhost:1/v1", model="m"), limit=3, paths={"math": "x"}
+    )
+    assert converter.structure({"judge": "none"}, Evaluate).judge is None
+    assert Evaluate().judge == Judge()
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"benchmarks": ("gsm8k", "aime")}, "unknown benchmark 'aime'"),
+        ({"benchmarks": ("math", "math")}, "names one twice"),
+        ({"paths": {"gsm": "x"}}, "unknown benchmark 'gsm'"),
+        ({"limit": 0}, "'limit' must be >= 1: 0"),
+        ({"engine": "tgi"}, "'engine' must be in"),
+    ],
+)
+def test_wrong_settings_are_refused(table: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Evaluate(**table)
+
+
+def test_vllm_where_it_is_not_installed(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+    if shutil.which("vllm"):
+        pytest.skip("vLLM is installed")
+    with pytest.raises(MissingExtra, match="pip install vllm"):
+        attrs.evolve(stage, engine="vllm").run(*llama, tmp_path / "out")
+
+
+def test_the_files_vllm_is_given_are_the_model_with_its_adapter(
+    stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
+    model, tokenizer = made()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted.double()
+    usual = attrs.evolve(stage, benchmarks=("gsm8k",)).run(adapted, tokenizer, tmp_path / "usual")
+    seen: dict[str, Any] = {}
+
+    class LLM:  # what vLLM's class of that name is called with, answered by transformers from the files
+        def __init__(self, model: str, max_model_len: int, seed: int) -> None:
+            seen["files"] = sorted(path.name for path in Path(model).iterdir())
+            seen["length"] = max_model_len
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+
+        def generate(self, prompts: list[dict[str, Any]], greedy: Any) -> list[Any]:
+            found = [
+                by_hand(self.model, one["prompt_token_ids"], greedy.max_tokens, tuple(greedy.stop_token_ids)) for one in prompts
+            ]
+            ended = [tokens[-1] in greedy.stop_token_ids for tokens in found]
+            return [
+                types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=t, finish_reason="stop" if e else "length")])
+                for t, e in zip(found, ended, strict=True)
+            ]
+
+    vllm = types.ModuleType("vllm")
+    vllm.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    vllm.__dict__.update(LLM=LLM, SamplingParams=lambda **given: types.SimpleNamespace(**given))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    before = fingerprint(adapted)
+    other = attrs.evolve(stage, benchmarks=("gsm8k",), engine="vllm")
+    assert other.run(adapted, tokenizer, tmp_path / "vllm") == usual
+    answers = [{r["id"]: r for r in read(tmp_path / name / "gsm8k.answers.jsonl")} for name in ("usual", "vllm")]
+    assert answers[0] == answers[1]
+    assert seen["length"] == 512
+    assert {"config.json", "model.safetensors"} <= set(seen["files"])
+    assert not list((tmp_path / "vllm").glob("vllm-*"))
+    assert fingerprint(adapted) == before
