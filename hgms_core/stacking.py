@@ -5,7 +5,8 @@ Stacking pays where a single candidate is too small to fill the processor. ``aut
 
 A loss may know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is
 then used instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints
-activations, which vmap cannot).
+activations, which vmap cannot). One with ``stacked = None`` is evaluated for one candidate after the other unless asked
+otherwise.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def groups(
     activations. A group's ``x`` are views: changing them in place changes the candidates.
     """
     count = next(iter(x.values())).shape[0]
-    own_form = getattr(loss, "stacked", None) is not None
-    if not (mode == "stacked" or (mode == "auto" and own_form and count > 1) or prefers_stack(x, rows, mode)):
+    if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
+        mode = "loop" if loss.stacked is None else "stacked"
+    if not prefers_stack(x, rows, mode):
         return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
     step = chunk or count
     parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]

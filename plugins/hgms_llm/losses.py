@@ -125,7 +125,7 @@ class Batches:
     def rows(self, index: Tensor) -> Batch:
         """The rows with these numbers; the numbers' axes lead every leaf."""
         index = index.cpu()
-        source = torch.bucketize(index, self._first[1:], right=True)
+        source = torch.bucketize(index.contiguous(), self._first[1:], right=True)
         tokens, mask = self._gathered(index, source)
         batch = {"tokens": tokens, "mask": mask, "source": source, "index": index}
         batch = {name: _moved(leaf, self.device) for name, leaf in batch.items()}

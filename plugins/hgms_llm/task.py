@@ -53,6 +53,13 @@ class SourceMixture:
 
     Metrics: ``test_loss`` and ``validation_loss`` (role stop) are means over tokens, as log-likelihoods usually are given.
 
+    >>> task = SourceMixture(
+    ...     sources={"sums": Source(path="sums.jsonl"), "poems": Source(path="poems.jsonl.gz")},
+    ...     validation={"sums": Source(path="held-out.jsonl")},
+    ...     model=BaseModel(config={"model_type": "gpt2", "n_layer": 2}, tokenizer="bytes"), adapter=Lora(rank=4))
+    >>> task.adapter.scaling
+    8.0
+
     Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et al. 2025).
     """
 
@@ -83,6 +90,13 @@ class SourceMixture:
             raise ValueError("a mixture has at least two sources")
         if self.reference is not None:
             self._given(self.reference, "reference")
+
+    @classmethod
+    def testing_instance(cls) -> SourceMixture:
+        """One to look at (its files are not there)."""
+        made = {name: Source(path=f"{name}.jsonl") for name in ("first", "second")}
+        model = BaseModel(config={"model_type": "gpt2", "n_layer": 1}, tokenizer="bytes")
+        return cls(sources=made, validation={"held-out": Source(path="held-out.jsonl")}, model=model)
 
     def tables(self, tokenizer: Any, which: Literal["sources", "validation", "test"] = "sources") -> dict[str, TokenTable]:
         """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""

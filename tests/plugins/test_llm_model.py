@@ -16,12 +16,19 @@ from hgms_llm.language import LanguageModel
 from hgms_llm.models import BaseModel, Lora
 
 VOCABULARY = 60
+LAYERS = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 SMALL: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32},
-    "llama": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen2": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "gemma2": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
-}  # fmt: skip
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64},
+    "llama": LAYERS,
+    "qwen2": LAYERS,
+    "gemma2": {**LAYERS, "head_dim": 8},
+}
 F64 = torch.float64
 CPU = torch.device("cpu")
 
