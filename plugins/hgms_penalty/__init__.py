@@ -83,6 +83,7 @@ def _best_of_n(base: Composition, count: int, noise: float) -> Composition:
         summary=f"{base.name} with best-of-N selection on top: N lower runs a step, of which the best moves θ.",
         source=f"{base.source.rstrip('.')}, with the selection of HG-MS.",
         parts={**base.parts, "generator": generator, "selector": {"name": "best-of-n"}},
+        on=base.on,
     )
 
 
