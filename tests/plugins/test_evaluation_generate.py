@@ -304,6 +304,25 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     assert (folder / "math.scores.jsonl").read_text() == (tmp_path / "whole" / "math.scores.jsonl").read_text()
 
 
+def test_a_judge_that_cannot_be_reached_costs_no_answers(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    judged = attrs.evolve(stage, judge=Judge(base_url="http://127.0.0.1:9/v1", retries=1, backoff=0.0, timeout=1.0))
+    with pytest.raises(HgmsError, match=r"the judge gpt-4o at http://127\.0\.0\.1:9/v1 does not answer"):
+        judged.run(*llama, folder)
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["gsm8k"]["n"], results["math"]["n"], results["mt-bench"]["score"]) == (9, 4, None)
+    assert len(read(folder / "mt-bench.answers.jsonl")) == 4
+
+
+def test_a_missing_key_is_said_before_anything_is_generated(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not set"):
+        attrs.evolve(stage, judge=Judge()).run(*llama, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [({"instruction": ""}, "instruction"), ({"max_new_tokens": 9}, "max_new_tokens"), ({"template": "alpaca"}, "template")],
