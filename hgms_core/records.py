@@ -105,7 +105,8 @@ class Candidates:
 
 @frozen(kw_only=True)
 class LastStep:
-    """How a branch came to where it is: x⁺ = (1 − rate·decay)·x − rate·∇_x g(θ, x; batch), linear in ∇_x g.
+    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay, less what momentum adds) does
+    not depend on this step's gradient.
 
     ``x`` is the state before that step, ``batch`` the lower batch it was taken on, ``rows`` how many rows that holds, ``cost``
     what it took to find all this again.

@@ -159,10 +159,10 @@ class Branches:
 
     def last_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor) -> LastStep:
         """The last step of branch ``index``: the K − 1 steps before it are run again, without a graph."""
-        if self.optimizer != "sgd" or self.momentum or self.clip is not None:
+        if self.optimizer != "sgd" or self.clip is not None:
             raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd", momentum = 0 and no clip, and this generator has '
-                f"optimizer = {self.optimizer!r}, momentum = {self.momentum}, clip = {self.clip}\n"
+                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
+                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
                 "  change these, or use the hypergradient 'unrolled' with last = 1"
             )
         hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, int(index))

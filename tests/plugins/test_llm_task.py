@@ -142,12 +142,12 @@ def test_the_one_step_hypergradient_is_exact(files: dict[str, Source], kind: str
 
 
 def test_the_last_of_several_steps(files: dict[str, Source]) -> None:
-    problem, generator = problem_of(files), one_step(steps=3, weight_decay=0.1)
+    problem, generator = problem_of(files), one_step(steps=3, weight_decay=0.1, momentum=0.5)
     exact, truncated = hypergradients(problem, generator, ThroughStep(derivative="exact"), Unrolled(last=1))
     torch.testing.assert_close(exact, truncated, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{"optimizer": "adamw"}, {"momentum": 0.5}, {"clip": 1.0}])
+@pytest.mark.parametrize("fields", [{"optimizer": "adamw"}, {"clip": 1.0}])
 def test_a_step_that_is_not_linear_is_refused(files: dict[str, Source], fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="linear in ∇g only"):
         hypergradients(problem_of(files), one_step(**fields), ThroughStep())
