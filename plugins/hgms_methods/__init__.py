@@ -191,7 +191,7 @@ UNIFORM = Composition(
         "outer": {"name": "sgd"},
         "keep": "best",
     },
-    on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed"}, "outer": {"name": "sgd"}}},
+    on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
 )
 
 FIXED = Composition(
