@@ -42,6 +42,10 @@ from hgms_core.protocols import Method, Task
 from hgms_core.registry import KINDS, Composition, Kind, Registry
 
 SCHEMA = 1
+
+LATER = ("sample", "finetune", "evaluate")
+"""The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
+
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
 
 Place = tuple[str | int, ...]
@@ -109,9 +113,10 @@ class RunConfig:
     ) -> RunConfig:
         """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it."""
         registry = registry if registry is not None else registries.default()
-        converter = converter_for(registry, _traits(registry, table.get("task")))
+        converter = converter_for(registry, traits_of(registry, table.get("task")))
+        known = {each.name for each in attrs.fields(cls)}
         try:
-            config: RunConfig = converter.structure(table, cls)
+            config: RunConfig = converter.structure({k: v for k, v in table.items() if k in known or k not in LATER}, cls)
         except Invalid as invalid:
             raise ConfigError(invalid.render(source, tuple(sets))) from None
         method = table["method"]
@@ -301,7 +306,7 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {one.alias or one.name: one for one in attrs.fields(cls) if one.init and one.metadata.get("toml", True)}
 
 
-def _traits(registry: Registry, task: object) -> frozenset[str]:
+def traits_of(registry: Registry, task: object) -> frozenset[str]:
     """What the task that a table names promises; nothing of one that does not exist (which is found wrong elsewhere)."""
     name = task.get("name") if isinstance(task, Mapping) else task
     found = registry.find("task", name) if isinstance(name, str) else None

@@ -58,6 +58,7 @@ UNIFORM = "uniform"
 """The method that does nothing: what differences are taken to where it is among the methods."""
 
 RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
+RESERVED |= set(config.LATER)
 
 
 def _whole(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -182,7 +183,9 @@ class Grid:
         table = entry.at(task)
         for key, value in values.items():
             config.put(table, key.split("."), value)
-        return attrs.evolve(base, method=_structure(table, Method, registry or registries.default()), method_name=entry.name)
+        traits = frozenset(getattr(base.task, "traits", ()))
+        made = _structure(table, Method, registry or registries.default(), traits)
+        return attrs.evolve(base, method=made, method_name=entry.name)
 
 
 def load(
@@ -204,8 +207,8 @@ def load(
     return _Loader(source, registry or registries.default()).load(scaled(table, scale, source), list(sets), tasks, methods)
 
 
-def _structure(table: object, protocol: Any, registry: Registry) -> Any:
-    return config.converter_for(registry).structure(table, protocol)
+def _structure(table: object, protocol: Any, registry: Registry, traits: frozenset[str] = frozenset()) -> Any:
+    return config.converter_for(registry, traits).structure(table, protocol)
 
 
 class _Loader:
@@ -223,10 +226,10 @@ class _Loader:
             shown = "\n".join("  " + one.replace("\n", "\n  ") for one in found)
             raise ConfigError(f"{len(found)} problems in {self.where}; nothing was run:\n{shown}")
 
-    def built(self, table: object, wanted: Any, place: str) -> Any:
-        """The object a table describes, or None with its errors among the problems."""
+    def built(self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()) -> Any:
+        """The object a table describes (a method for tasks with ``traits``), or None with its errors among the problems."""
         try:
-            return _structure(table, wanted, self.registry)
+            return _structure(table, wanted, self.registry, traits)
         except Invalid as invalid:
             self.problems += [Invalid(one).render(place) for one in invalid.errors]
         except HgmsError as error:
@@ -241,6 +244,8 @@ class _Loader:
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
             table["budget"] = "1 step"
+        for key in config.LATER:
+            table.pop(key, None)
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(every_task, every_method)
         built = {one.label: self.built(one.table, Task, f"{self.where}.task {one.label}") for one in tasks}
@@ -379,12 +384,17 @@ class _Loader:
         unfit: list[str] = []
         for other in methods:
             place = f"{self.where}.method {other.label}"
-            whole = None
-            if not tasks or any(one.label not in other.on for one in tasks):
-                whole = self.built(other.table, Method, place)
+            whole: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
+            if not tasks:
+                self.built(other.table, Method, place)
             for one in tasks:
-                special = one.label in other.on
-                method = self.built(other.at(one.label), Method, f"{place} on {one.label}") if special else whole
+                traits = config.traits_of(self.registry, one.table)
+                if one.label in other.on:
+                    method = self.built(other.at(one.label), Method, f"{place} on {one.label}", traits)
+                else:
+                    if traits not in whole:
+                        whole[traits] = self.built(other.table, Method, place, traits)
+                    method = whole[traits]
                 if method is None or built[one.label] is None:
                     continue
                 found[one.label, other.label] = method
@@ -461,11 +471,12 @@ class _Loader:
                 "add values, or lower trials"
             )
         for task in tasks:
+            traits = config.traits_of(self.registry, task.table)
             for key, one in found.items():
                 for value in one.ends:
                     trial = copy.deepcopy(method.at(task.label))
                     config.put(trial, key.split("."), value)
-                    self.built(trial, Method, f"{here} ({key} = {config.show(value)})")
+                    self.built(trial, Method, f"{here} ({key} = {config.show(value)})", traits)
 
 
 __all__ = ["Cell", "Entry", "Grid", "GridFile", "SweepSettings", "load"]

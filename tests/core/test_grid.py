@@ -47,6 +47,12 @@ def grid(text: str = TEXT, **changes: Any) -> Grid:
     return load({**tomllib.loads(text), **changes}, source="grid.toml", **names)
 
 
+def test_what_comes_after_the_runs_is_passed_over() -> None:
+    assert grid(sample={"size": 3}, finetune={}, evaluate={"benchmarks": ["gsm8k"]}) == grid()
+    with pytest.raises(ConfigError, match="did you mean"):
+        grid(sed=3)
+
+
 def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
     made = grid()
     cells = made.cells()
