@@ -204,6 +204,11 @@ def _detected(where: str, rows: list[Row]) -> Format:
 
 
 def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
+    for message in messages:
+        try:
+            message.text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow(f"half a surrogate pair ({message.text[error.start]!a}), which is no text") from None
     if completion is None:
         return messages
     return tuple(Message("assistant", completion) if message.role == "assistant" else message for message in messages)

@@ -249,8 +249,8 @@ class _Chat:
             through = whole if number == answers[-1] else self.render(messages[: number + 1])
             if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
                 raise DataError(
-                    "the model's chat template writes earlier turns differently once later ones follow, so that the answers\n"
-                    '  of a conversation of several turns cannot be found\n  take a named template (template = "chatml")'
+                    "the model's chat template writes earlier turns differently once later ones follow: answers cannot be\n"
+                    '  told from what surrounds them\n  take a named template (template = "chatml"), or rows of one turn'
                 )
             begin, stop = _answer(through, len(before), messages[number].text)
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]

@@ -1,0 +1,497 @@
+"""Rows of every format, file and fault, and the real sets under HGMS_DATA."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_llm.formats import FORMATS, BadRow, Message, detect
+from hgms_llm.sources import Example, Source, check_names, content, read, read_examples
+
+real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
+
+ALPACA = [
+    {"instruction": "Add them.", "input": "1, 2", "output": "3"},
+    {"instruction": "Say hi.", "input": "", "output": "Hi."},
+    {"instruction": "Name a colour.", "input": None, "output": "Red."},
+]
+REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    text = "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def said(example: Example) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in example.messages]
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+TURNS = [("user", "Q"), ("assistant", "A")]
+ROWS = [
+    ("alpaca", {"instruction": "Q", "input": "", "output": "A"}, TURNS),
+    ("alpaca", {"instruction": "Q", "input": "I", "output": "A"}, [("user", "Q\nI"), ("assistant", "A")]),
+    ("alpaca", {"instruction": "Q", "output": "A"}, TURNS),
+    ("alpaca", {"instruction": "Q", "input": "", "response": "A"}, TURNS),
+    ("sharegpt", {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}, TURNS),
+    ("sharegpt", {"items": [{"value": "Q", "from": "human"}, {"value": "A", "from": "gpt"}]}, TURNS),
+    ("sharegpt", {"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}}, TURNS),
+    (
+        "sharegpt",
+        {"system": "S", "items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
+        [("system", "S"), *TURNS],
+    ),
+    ("chat", {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}, TURNS),
+    (
+        "chat",
+        {
+            "messages": [
+                {"role": role, "content": text} for role, text in [("system", "S"), *TURNS, *TURNS, ("user", "unanswered")]
+            ]
+        },
+        [("system", "S"), *TURNS, *TURNS],
+    ),
+    ("gsm8k", {"question": "Q", "answer": "1+1=<<1+1=2>>2\n#### 2"}, [("user", "Q"), ("assistant", "1+1=<<1+1=2>>2\n#### 2")]),
+    ("math", {"problem": "Q", "solution": "A", "level": 5}, TURNS),
+    ("prompt-completion", {"prompt": "Q", "completion": "A"}, TURNS),
+    ("prompt-completion", {"question": "Q", "answer": "A"}, TURNS),
+    ("prompt-completion", {"query": "Q", "response": "A"}, TURNS),
+    ("prompt-completion", {"input": "Q", "output": "A"}, TURNS),
+    ("prompt-completion", {"system_prompt": "S", "question": "Q", "response": "A"}, [("system", "S"), *TURNS]),
+    (
+        "prompt-completion",
+        {"prompt": [{"role": "user", "content": "Q"}], "completion": [{"role": "assistant", "content": "A"}]},
+        TURNS,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "expected"), ROWS)
+def test_every_format_is_detected_and_read(name: str, row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    found = detect([row])
+    assert found is not None
+    assert found.name == name
+    assert [(message.role, message.text) for message in FORMATS[name].read(row)] == expected
+
+
+BAD = [
+    (
+        "alpaca",
+        {"instrution": "Q", "output": "A"},
+        "no 'instruction' (is 'instrution' meant to be it?); it has: instrution, output",
+    ),
+    ("alpaca", {"instruction": "Q", "Output": "A"}, "no 'output' or 'response' (is 'Output' meant to be it?)"),
+    ("alpaca", {"instruction": "  ", "output": "A"}, "'instruction' is empty"),
+    ("alpaca", {"instruction": "Q", "output": 7}, "'output' is an int, not text"),
+    ("alpaca", {"instruction": "Q", "output": None}, "'output' is null, not text"),
+    ("alpaca", {"instruction": "Q", "input": ["x"], "output": "A"}, "'input' is a list, not text"),
+    ("gsm8k", {"question": "Q", "answer": "2"}, "no '#### ' line"),
+    ("gsm8k", {"question": "Q"}, "no 'answer'"),
+    ("math", {}, "no 'problem'; it has: nothing"),
+    ("prompt-completion", {"promt": "Q"}, "is 'promt' meant to be it?"),
+    ("sharegpt", {"items": "text"}, "'items' is a str, not a list of turns"),
+    ("sharegpt", {"items": []}, "no turn of 'items' is an answer"),
+    ("sharegpt", {"items": [{"from": "human", "value": "Q"}]}, "no turn of 'items' is an answer"),
+    ("sharegpt", {"items": [{"from": "gpt", "value": "A"}]}, "begins with an answer, to nothing"),
+    ("sharegpt", {"items": ["Q", "A"]}, "turn 1 is a str, not an object"),
+    ("sharegpt", {"items": [{"from": "alien", "value": "Q"}]}, "turn 1 is by 'alien'; known: system, user, human"),
+    ("sharegpt", {"items": [{"from": "human", "value": 3}]}, "the text of turn 1 is an int, not text"),
+    ("chat", {"messages": [{"role": "user", "content": " "}, {"role": "assistant", "content": "A"}]}, "turn 1 asks nothing"),
+    ("chat", {"message": []}, "no 'messages' (is 'message' meant to be it?)"),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "why"), BAD)
+def test_a_bad_row_says_what_is_wrong_with_it(name: str, row: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadRow) as caught:
+        FORMATS[name].read(row)
+    assert why in str(caught.value)
+
+
+def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:
+    user, _ = FORMATS["alpaca"].read(ALPACA[0])
+    assert (user.text, user.instruction, user.context) == ("Add them.\n1, 2", "Add them.", "1, 2")
+    assert Message("user", "alone").instruction == "alone"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def array(path: Path, rows: list[Any]) -> Path:
+    data = json.dumps(rows, indent=1).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def parquet(path: Path, rows: list[Any]) -> Path:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow.parquet as pq
+
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    pq.write_table(pa.Table.from_pylist(rows), plain)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(lines, "a.jsonl"), (lines, "a.json"), (array, "a.json"), (array, "a.jsonl"), (parquet, "a.parquet")],
+)
+def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
+    tmp_path: Path, write: Callable[[Path, list[Any]], Path], name: str, ending: str
+) -> None:
+    path = write(tmp_path / (name + ending), ALPACA)
+    reading = read("s", Source(path=str(path)))
+    assert [example.row for example in reading.examples] == [0, 1, 2]
+    assert [said(example)[0][1] for example in reading.examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
+    assert (reading.format, reading.total, reading.bad) == ("alpaca", 3, 0)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("key", ["data", "items", "instances", "rows"])
+def test_rows_in_an_object_around_them_are_found(tmp_path: Path, key: str, indent: int | None) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"type": "text2text", key: ALPACA}, indent=indent))
+    assert len(read_examples("s", Source(path=str(path)))) == 3
+
+
+def test_one_row_whose_turns_are_items_is_a_row_and_not_a_wrapper(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.json", [{"items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}])
+    assert [said(example) for example in read_examples("s", Source(path=str(path)))] == [TURNS]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [json.dumps(row) for row in ALPACA]
+    path.write_bytes(b"\xef\xbb\xbf" + f"{rows[0]}\n\n{rows[1]}\r\n  \n{{oops\n{rows[2]}".encode())
+    assert [example.row for example in read("s", Source(path=str(path), max_bad_rows=1)).examples] == [0, 1, 3]
+    with pytest.raises(DataError, match="line 5: malformed JSON"):
+        read("s", Source(path=str(path)))
+
+
+def test_variables_and_the_home_folder_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(tmp_path / "a.jsonl", ALPACA)
+    monkeypatch.setenv("HGMS_TEST_ROOT", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("$HGMS_TEST_ROOT/a.jsonl", "${HGMS_TEST_ROOT}/a.jsonl", "~/a.jsonl"):
+        assert len(read_examples("s", Source(path=path))) == 3
+    with pytest.raises(ConfigError) as caught:
+        read_examples("s", Source(path="$HGMS_TEST_ROT/a.jsonl"))
+    assert "source 's' ($HGMS_TEST_ROT/a.jsonl): the environment variable HGMS_TEST_ROT is not set" in str(caught.value)
+    assert "(did you mean $HGMS_TEST_ROOT?)\n  export HGMS_TEST_ROT=FOLDER" in str(caught.value)
+
+
+def test_content_is_of_the_file_and_not_of_its_name(tmp_path: Path) -> None:
+    first, second = lines(tmp_path / "a.jsonl", ALPACA), lines(tmp_path / "b.jsonl", ALPACA)
+    third = lines(tmp_path / "c.jsonl", ALPACA[:2])
+    one, two, three = (content("s", Source(path=str(path))) for path in (first, second, third))
+    assert one == two != three
+    assert content("s", Source(hub="a/b", revision=REVISION)) == f"hub:a/b@{REVISION} train"
+
+
+# -- which rows -------------------------------------------------------------------------------------------------------
+
+
+def numbered(tmp_path: Path, count: int = 20) -> str:
+    return str(lines(tmp_path / "n.jsonl", [{"prompt": f"Q{i}", "completion": f"A{i}"} for i in range(count)]))
+
+
+def test_skip_and_rows_take_a_stretch_of_the_file(tmp_path: Path) -> None:
+    path = numbered(tmp_path)
+    assert [e.row for e in read_examples("s", Source(path=path, skip=3, rows=4))] == [3, 4, 5, 6]
+    assert [e.row for e in read_examples("s", Source(path=path, skip=18))] == [18, 19]
+
+
+def test_a_shuffled_choice_is_seeded_and_disjoint_from_what_is_skipped(tmp_path: Path) -> None:
+    path = numbered(tmp_path)
+
+    def rows(**choice: int) -> list[int]:
+        return [e.row for e in read_examples("s", Source(path=path, **choice))]  # type: ignore[arg-type]
+
+    whole = rows(shuffle_seed=7)
+    assert sorted(whole) == list(range(20))
+    assert whole != list(range(20))
+    assert whole == rows(shuffle_seed=7)
+    assert whole != rows(shuffle_seed=8)
+    assert rows(shuffle_seed=7, rows=8) + rows(shuffle_seed=7, skip=8) == whole
+
+
+def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": text} for role, text in [*TURNS, ("user", "Q2"), ("assistant", "A2")]]
+    path = lines(tmp_path / "a.jsonl", [{"messages": turns}])
+    (example,) = read_examples("s", Source(path=str(path), completion="."))
+    assert said(example) == [("user", "Q"), ("assistant", "."), ("user", "Q2"), ("assistant", ".")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (
+            {"rows": 21},
+            "21 rows after the first 0, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out",
+        ),
+        ({"rows": 10, "skip": 11}, "10 rows after the first 11, but it has 20 good rows\n  rows = 9 is the most there is"),
+        ({"skip": 20}, "rows after the first 20, but it has 20 good rows\n  skip can be at most 19"),
+        ({"skip": 30, "rows": 2}, "2 rows after the first 30, but it has 20 good rows\n  skip can be at most 19"),
+    ],
+)
+def test_a_source_shorter_than_asked_says_how_much_there_is(tmp_path: Path, choice: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_examples("s", Source(path=numbered(tmp_path), **choice))  # type: ignore[arg-type]
+    assert "is shorter than asked: " + message in str(caught.value)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_rows_are_counted_and_the_first_few_listed(tmp_path: Path) -> None:
+    rows: list[Any] = [*ALPACA, '{"instruction": "x", ', {"instruction": "Q", "ouput": "A"}, '["a"]', *[{"text": "t"}] * 5]
+    path = lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError) as caught:
+        read_examples("noisy", Source(path=str(path)))
+    message = str(caught.value)
+    for part in (
+        f"source 'noisy' ({path}): 8 of 11 rows cannot be read as 'alpaca' (max_bad_rows = 0)\n"
+        "  alpaca: instruction, input (may be empty or absent), output (or response)\n",
+        "line 4: malformed JSON: Expecting property name enclosed in double quotes at column ",
+        "line 5: no 'output' or 'response' (is 'ouput' meant to be it?); it has: instruction, ouput",
+        "line 6: it is a list, not an object",
+        "line 8: no 'instruction'; it has: text",
+        "… and 3 more",
+        "mend these rows, or leave them out with max_bad_rows = 8 or more",
+    ):
+        assert part in message
+    assert "line 9" not in message
+    with pytest.raises(DataError, match=r"max_bad_rows = 7\)"):
+        read_examples("noisy", Source(path=str(path), max_bad_rows=7))
+    reading = read("noisy", Source(path=str(path), max_bad_rows=8))
+    assert (len(reading.examples), reading.total, reading.bad) == (3, 11, 8)
+
+
+def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ALPACA)
+    path.write_bytes(path.read_bytes() + b'{"instruction": "caf\xe9", "output": "A"}\n')
+    with pytest.raises(DataError, match=r"1 of 4 rows .*\n.*\n  line 4: it is not UTF-8 \(byte "):
+        read_examples("s", Source(path=str(path)))
+
+
+def test_half_a_surrogate_pair_is_one_bad_row(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [*ALPACA, '{"instruction": "Q", "output": "\\ud83d"}'])
+    with pytest.raises(DataError, match=r"line 4: half a surrogate pair \('\\ud83d'\), which is no text"):
+        read_examples("s", Source(path=str(path)))
+
+
+def test_the_wrong_format_named_points_to_the_right_one(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ALPACA)
+    with pytest.raises(DataError, match="the rows look like 'alpaca': set format = \"alpaca\""):
+        read_examples("s", Source(path=str(path), format="sharegpt", max_bad_rows=99))
+
+
+def test_no_good_row_is_an_error_whatever_the_limit(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ["{", "nonsense"])
+    with pytest.raises(DataError, match=r"(?s)2 of 2 rows cannot be read.*line 1: malformed.*no row is left"):
+        read_examples("s", Source(path=str(path), max_bad_rows=99))
+
+
+def test_rows_of_no_known_format_list_their_fields_and_the_formats(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"promptt": "Q", "text": "A"}])
+    with pytest.raises(DataError) as caught:
+        read_examples("s", Source(path=str(path)))
+    for part in ("look like no known format (they have: promptt, text); is 'promptt' meant to be 'prompt'?", "gsm8k: question"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"prompt": "Q",\n "completion": }]', "malformed JSON on line 2, column 16: Expecting value"),
+        ('[{"prompt": "Q"}', "malformed JSON on line 1, column 17"),
+        ('{"nothing": 1}', "one object that holds no rows (it has: nothing)\n  rows are looked for in: data, items"),
+        ("", "is empty: it has no rows"),
+        ("\n \n", "is empty: it has no rows"),
+        ("[]", "is empty: it has no rows"),
+        ('{"data": []}', "is empty: it has no rows"),
+    ],
+)
+def test_a_json_file_without_rows_says_why(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_examples("s", Source(path=str(path)))
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl.gz", ALPACA)
+    with pytest.raises(DataError, match=r"there is no such file; did you mean 'train\.jsonl\.gz'\?\n  available there: train"):
+        read_examples("s", Source(path=str(tmp_path / "trian.jsonl.gz")))
+    with pytest.raises(DataError, match=r"is a folder, not a file\n  available there: train\.jsonl\.gz"):
+        read_examples("s", Source(path=str(tmp_path)))
+    with pytest.raises(DataError, match="there is no such file, and no folder"):
+        read_examples("s", Source(path=str(tmp_path / "none" / "a.jsonl")))
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(DataError, match=r"cannot tell what kind of file .*a\.csv is\n  known: \.json, \.jsonl"):
+        read_examples("s", Source(path=str(tmp_path / "a.csv")))
+
+
+@pytest.mark.parametrize("keep", [4, 40, -6])
+def test_a_truncated_gzip_file_is_named(tmp_path: Path, keep: int) -> None:
+    path = lines(tmp_path / "a.jsonl.gz", ALPACA)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz\): the gzip stream is truncated or damaged .*\n  fetch the file again"):
+        read_examples("s", Source(path=str(path)))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", ALPACA)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="it is not a whole Parquet file"):
+        read_examples("s", Source(path=str(path)))
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet(tmp_path / "a.parquet", ALPACA)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"Parquet needs pyarrow, which is not installed\n  pip install 'hgms\[llm\]'"):
+        read_examples("s", Source(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({}, ConfigError, "either a path or a hub data set (neither given)"),
+        ({"path": "a.jsonl", "hub": "a/b", "revision": REVISION}, ConfigError, "(both given)"),
+        ({"hub": "a/b"}, ConfigError, "needs a revision"),
+        ({"hub": "a/b", "revision": "main"}, ValueError, "'revision' must be a commit (hex digits"),
+        ({"path": "a.jsonl", "split": "train"}, ConfigError, "split go with hub, not with a path (a.jsonl)"),
+        (
+            {"path": "a.jsonl", "format": "alpacca"},
+            ValueError,
+            "unknown format 'alpacca'; did you mean 'alpaca'?\n  available: ",
+        ),
+        ({"path": "a.jsonl", "rows": 0}, ValueError, "'rows' must be >= 1: 0"),
+        ({"path": "a.jsonl", "skip": -1}, ValueError, "'skip' must be >= 0: -1"),
+        ({"path": "a.jsonl", "max_bad_rows": -1}, ValueError, "'max_bad_rows' must be >= 0: -1"),
+        ({"path": ""}, ValueError, "'path'"),
+    ],
+)
+def test_fields_that_make_no_source_are_refused(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        Source(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["clean", "Clean"], "the sources 'clean' and 'Clean' differ by case only"),
+        (["a", "b", "a"], "two sources are called 'a'"),
+        (["a", " "], "a source has an empty name"),
+    ],
+)
+def test_names_that_can_be_mixed_up_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_names(iter(names))
+    assert message in str(caught.value)
+    check_names(["a", "b"])
+
+
+# -- the Hub ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A stand-in for the Hub's loader, which answers with a real data set or raises."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    asked = types.SimpleNamespace(calls=[], answer=datasets.Dataset.from_list(ALPACA))
+
+    def load(name: str, subset: str | None, *, split: str, revision: str) -> Any:
+        asked.calls.append((name, subset, split, revision))
+        if isinstance(asked.answer, Exception):
+            raise asked.answer
+        return asked.answer
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+def test_a_hub_set_is_read_at_its_pinned_revision(hub: types.SimpleNamespace) -> None:
+    examples = read_examples("s", Source(hub="a/b", revision=REVISION))
+    assert [example.messages[-1].text for example in examples] == ["3", "Hi.", "Red."]
+    read_examples("s", Source(hub="a/b", revision=REVISION, subset="main", split="test", rows=1))
+    assert hub.calls == [("a/b", None, "train", REVISION), ("a/b", "main", "test", REVISION)]
+
+
+def test_a_hub_set_that_cannot_be_had_says_what_to_check(hub: types.SimpleNamespace) -> None:
+    hub.answer = ConnectionError("no route to host")
+    with pytest.raises(
+        DataError, match=r"hub:a/b@77f.* train\): could not be loaded .*ConnectionError: no route to host\)\n  check"
+    ):
+        read_examples("s", Source(hub="a/b", revision=REVISION))
+
+
+def test_a_hub_set_without_datasets_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[llm\]', or download the file"):
+        read_examples("s", Source(hub="a/b", revision=REVISION))
+
+
+# -- real rows --------------------------------------------------------------------------------------------------------
+
+REAL = [
+    ("alpaca/alpaca_52002.jsonl.gz", "alpaca", 52002, 28),
+    ("alpaca_gpt4_en/alpaca_gpt4_en_6000.jsonl.gz", "alpaca", 6000, 0),
+    ("alpaca_zh/alpaca_zh_6000.jsonl.gz", "alpaca", 6000, 1),
+    ("code_alpaca/code_alpaca_2000.jsonl.gz", "alpaca", 2000, 2),
+    ("dart_math_uniform/dart_math_uniform_2000.jsonl.gz", "sharegpt", 2000, 0),
+    ("gpt4_llm_cleaned/gpt4_llm_cleaned_2000.jsonl.gz", "sharegpt", 2000, 0),
+    ("gpteacher_general_instruct/gpteacher_general_instruct_2000.jsonl.gz", "sharegpt", 2000, 0),
+    ("gpteacher_roleplay/gpteacher_roleplay_1923.jsonl.gz", "alpaca", 1923, 0),
+    ("gsm8k/train.jsonl.gz", "gsm8k", 7473, 0),
+    ("gsm8k/test.jsonl.gz", "gsm8k", 1319, 0),
+    ("math/train.jsonl.gz", "math", 7500, 0),
+    ("math/test.jsonl.gz", "math", 5000, 0),
+    ("math/math500.jsonl.gz", "math", 500, 0),
+    ("mathinstruct/mathinstruct_2000.jsonl.gz", "sharegpt", 2000, 0),
+    ("orca_math/orca_math_2000.jsonl.gz", "sharegpt", 2000, 0),
+    ("scalebio_data_tiny/train_alpaca.jsonl.gz", "alpaca", 9000, 7),
+    ("scalebio_data_tiny/train_gpt4_alpaca.jsonl.gz", "alpaca", 1000, 0),
+    ("scalebio_data_tiny/val.jsonl.gz", "alpaca", 1000, 0),
+    ("scalebio_data_tiny/test.jsonl.gz", "alpaca", 1000, 0),
+    ("scalebio_math_valtest/val.jsonl.gz", "sharegpt", 1400, 0),
+    ("scalebio_math_valtest/test.jsonl.gz", "sharegpt", 280, 0),
+]
+
+
+@real
+@pytest.mark.parametrize(("file", "form", "rows", "blank"), REAL, ids=[file for file, *_ in REAL])
+def test_every_real_set_is_read_whole(file: str, form: str, rows: int, blank: int) -> None:
+    reading = read("real", Source(path=f"$HGMS_DATA/{file}"))
+    assert (reading.format, reading.total, reading.bad, len(reading.examples)) == (form, rows, 0, rows)
+    assert sum(example.blank for example in reading.examples) == blank
+    assert all(example.messages[-1].role == "assistant" and example.key for example in reading.examples)
+    assert [example.row for example in reading.examples] == list(range(rows))
+
+
+@real
+def test_the_corrupted_source_of_the_denoising_experiment_has_all_9000_rows() -> None:
+    source = Source(path="$HGMS_DATA/scalebio_data_tiny/train_alpaca.jsonl.gz", completion=".")
+    examples = read_examples("noisy", source)
+    assert len(examples) == 9000
+    assert {example.messages[-1].text for example in examples} == {"."}
+    assert not any(example.blank for example in examples)

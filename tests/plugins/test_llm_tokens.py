@@ -1,0 +1,490 @@
+"""Token tables: what is kept, cut and dropped; gathering; the cache; overlaps."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hgms_llm.tokens
+from hgms_core import ConfigError, DataError
+from hgms_llm.formats import Message
+from hgms_llm.overlaps import Overlap, overlap_warning, overlaps
+from hgms_llm.sources import Example, Source, read_examples
+from hgms_llm.tokenizers import byte_tokenizer
+from hgms_llm.tokens import TokenTable, cache_folder, fingerprint, join, token_table
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
+
+
+@functools.cache
+def tokenizer() -> Any:
+    return byte_tokenizer()
+
+
+def source(tmp_path: Path, rows: list[tuple[str, str]], name: str = "a.jsonl", **fields: Any) -> Source:
+    path = tmp_path / name
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
+    return Source(path=str(path), **fields)
+
+
+def table_of(source: Source, **options: Any) -> TokenTable:
+    return token_table("s", source, tokenizer(), **{"template": "plain", "max_length": 64, **options})
+
+
+def rows_of(table: TokenTable) -> list[tuple[list[int], list[bool]]]:
+    return [(table.tokens[a:b].tolist(), table.mask[a:b].tolist()) for a, b in pairwise(table.offsets.tolist())]
+
+
+ROWS = [("Q", "A"), ("What is it?", "It is a rather long answer, to be cut."), ("R", " "), ("A" * 70, "B"), ("Z", "")]
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_too_long_or_have_no_answer_are_dropped_and_counted(tmp_path: Path) -> None:
+    table = table_of(source(tmp_path, ROWS), max_length=30)
+    assert rows_of(table) == [([*b"Q\nA", 257], [False, False, True, True])]
+    assert table.rows.tolist() == [0]
+    report = table.report
+    assert (report.total, report.examples, report.blank, report.too_long, report.truncated, report.kept) == (5, 5, 2, 2, 0, 1)
+    assert (report.shortest, report.longest, report.bad, report.format) == (4, 73, 0, "prompt-completion")
+    assert (table.name, table.size, table.pad_id) == ("s", 1, 258)
+    assert [leaf.dtype for leaf in (table.tokens, table.mask, table.offsets, table.rows)] == [
+        torch.int32, torch.bool, torch.int64, torch.int64,
+    ]  # fmt: skip
+
+
+def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Path) -> None:
+    table = table_of(source(tmp_path, ROWS), max_length=30, too_long="truncate")
+    assert table.rows.tolist() == [0, 1]
+    tokens, mask = rows_of(table)[1]
+    assert bytes(tokens).decode() == "What is it?\nIt is a rather long answer"[:30]
+    assert mask == [False] * 12 + [True] * 18
+    assert (table.report.too_long, table.report.truncated, table.report.kept) == (1, 1, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.text("xyz", min_size=1, max_size=12), st.text("abc", max_size=12)), min_size=1, max_size=6),
+    st.integers(2, 20),
+    st.sampled_from(["drop", "truncate"]),
+)
+def test_no_row_is_ever_without_an_answer_or_too_long(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], max_length: int, too_long: str
+) -> None:
+    asked = source(tmp_path_factory.mktemp("rows"), rows)
+    fit = [len(q) + 1 + len(a) + 1 <= max_length or (too_long == "truncate" and len(q) + 1 < max_length) for q, a in rows]
+    kept = [number for number, (_, answer) in enumerate(rows) if answer and fit[number]]
+    if not kept:
+        with pytest.raises(DataError):
+            table_of(asked, max_length=max_length, too_long=too_long)
+        return
+    table = table_of(asked, max_length=max_length, too_long=too_long)
+    assert table.rows.tolist() == kept
+    for (tokens, mask), number in zip(rows_of(table), kept, strict=True):
+        question, answer = rows[number]
+        whole = [*question.encode(), 10, *answer.encode(), 257]
+        assert tokens == whole[:max_length]
+        assert mask == ([False] * (len(question) + 1) + [True] * (len(answer) + 1))[:max_length]
+        assert any(mask[1:])
+
+
+def test_where_no_row_is_left_the_lengths_are_told(tmp_path: Path) -> None:
+    rows = [("a question", "an answer"), ("a longer question", "an answer"), ("Q", "")]
+    with pytest.raises(DataError) as caught:
+        table_of(source(tmp_path, rows), max_length=8)
+    assert str(caught.value).endswith(
+        "no row is left: 2 of 3 rows have more than max_length = 8 tokens, and 1 have empty answers\n"
+        '  the shortest row has 21 tokens: raise max_length to 21 or more (all fit into 28), or set too_long = "truncate"'
+    )
+    with pytest.raises(DataError, match=r"2 of 3 rows have no answer within max_length = 8 tokens.*\n.*fit into 28\)$"):
+        table_of(source(tmp_path, rows), max_length=8, too_long="truncate")
+    with pytest.raises(DataError, match="all 1 rows have empty answers, so there is nothing to learn"):
+        table_of(source(tmp_path, [("Q", "")]))
+    assert table_of(source(tmp_path, [("Q", "")], completion=".")).size == 1
+
+
+def test_options_that_make_no_table_are_refused(tmp_path: Path) -> None:
+    asked = source(tmp_path, ROWS)
+    with pytest.raises(ConfigError, match="unknown value of too_long 'trunc'; did you mean 'truncate'"):
+        table_of(asked, too_long="trunc")
+    with pytest.raises(ConfigError, match="max_length must hold a prompt and an answer, at least 2 tokens: 1"):
+        table_of(asked, max_length=1)
+    bare = byte_tokenizer()
+    bare.pad_token = None
+    with pytest.raises(ConfigError, match="the tokenizer has no padding token"):
+        token_table("s", asked, bare, template="plain", max_length=64)
+
+
+def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
+    own = byte_tokenizer()
+    own.chat_template = "{% for m in messages %}{% if m['content'] == 'R' %}{{ raise_exception('no R') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    with pytest.raises(DataError, match=r"source 's' \(.*a\.jsonl\), row 1: the model's chat template refuses .*: no R"):
+        token_table("s", source(tmp_path, [("Q", "A"), ("R", "B")]), own, template="model", max_length=64)
+
+
+# -- gathering --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TokenTable:
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))
+    total = sum(lengths)
+    tokens = draw(st.lists(st.integers(0, 9), min_size=total, max_size=total))
+    mask = draw(st.lists(st.booleans(), min_size=total, max_size=total))
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    rows = 10 * torch.arange(len(lengths))
+    return TokenTable(
+        "t",
+        torch.tensor(tokens, dtype=torch.int32),
+        torch.tensor(mask),
+        offsets,
+        rows,
+        "d",
+        7 * rows,
+        pad_id=draw(st.integers(10, 12)),
+    )
+
+
+def naive(table: TokenTable, numbers: list[int]) -> tuple[list[list[int]], list[list[bool]]]:
+    rows = [rows_of(table)[number] for number in numbers]
+    longest = max((len(tokens) for tokens, _ in rows), default=0)
+    return (
+        [tokens + [table.pad_id] * (longest - len(tokens)) for tokens, _ in rows],
+        [mask + [False] * (longest - len(mask)) for _, mask in rows],
+    )
+
+
+def indices(table: TokenTable, **sizes: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, table.size - 1), **sizes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), tables(), st.sampled_from([(-1,), (2, -1), (1, 2, -1), (-1, 1)]))
+def test_gather_is_the_rows_one_by_one_padded_to_the_longest(
+    data: st.DataObject, table: TokenTable, shape: tuple[int, ...]
+) -> None:
+    numbers = 2 * data.draw(indices(table, min_size=1, max_size=6))
+    index = torch.tensor(numbers).reshape(shape)
+    tokens, mask = table.gather(index)
+    expected_tokens, expected_mask = naive(table, numbers)
+    assert tokens.dtype == torch.int64
+    assert tokens.shape == mask.shape == (*index.shape, len(expected_tokens[0]))
+    assert tokens.reshape(len(numbers), -1).tolist() == expected_tokens
+    assert mask.reshape(len(numbers), -1).tolist() == expected_mask
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), tables())
+def test_take_is_the_table_of_the_chosen_rows(data: st.DataObject, table: TokenTable) -> None:
+    numbers = data.draw(indices(table, max_size=6))
+    taken = table.take(torch.tensor(numbers, dtype=torch.int64))
+    assert rows_of(taken) == [rows_of(table)[number] for number in numbers]
+    assert taken.rows.tolist() == [10 * number for number in numbers]
+    assert taken.keys.tolist() == [70 * number for number in numbers]
+    assert (taken.name, taken.pad_id, taken.size) == ("t", table.pad_id, len(numbers))
+    assert taken.digest == table.take(torch.tensor(numbers, dtype=torch.int32)).digest != table.digest
+    assert taken.digest != table.take(torch.tensor([*numbers, 0])).digest
+
+
+@settings(max_examples=50, deadline=None)
+@given(tables(), tables())
+def test_join_is_one_table_after_the_other(first: TokenTable, second: TokenTable) -> None:
+    if first.pad_id != second.pad_id:
+        with pytest.raises(ConfigError, match="different padding tokens"):
+            join("j", [first, second])
+        second = evolve(second, pad_id=first.pad_id)
+    joined = join("j", [first, second])
+    assert rows_of(joined) == rows_of(first) + rows_of(second)
+    assert joined.rows.tolist() == first.rows.tolist() + second.rows.tolist()
+    assert joined.keys.tolist() == first.keys.tolist() + second.keys.tolist()
+
+
+def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
+    table = TokenTable(
+        "t", torch.tensor([1, 2], dtype=torch.int32), torch.tensor([False, True]), torch.tensor([0, 2]), torch.tensor([0]), "d"
+    )
+    for index in ([1], [-1]):
+        with pytest.raises(IndexError, match="of a table of 1"):
+            table.gather(torch.tensor(index))
+    tokens, mask = table.gather(torch.zeros(3, 0, dtype=torch.int64))
+    assert tokens.shape == mask.shape == (3, 0, 0)
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the sources that were read while tables were made."""
+    seen: list[str] = []
+    original: Callable[..., Any] = hgms_llm.tokens.read
+
+    def reading(name: str, source: Source) -> Any:
+        seen.append(name)
+        return original(name, source)
+
+    monkeypatch.setattr(hgms_llm.tokens, "read", reading)
+    return seen
+
+
+def same(first: TokenTable, second: TokenTable) -> bool:
+    leaves = ("tokens", "mask", "offsets", "rows", "keys")
+    return all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves) and first.report == second.report
+
+
+def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, made: list[str]) -> None:
+    asked, cache = source(tmp_path, ROWS), tmp_path / "cache"
+    plain = table_of(asked)
+    first, second = table_of(asked, cache_dir=cache), table_of(asked, cache_dir=cache)
+    assert made == ["s", "s"]  # without the cache, and the first time with it
+    assert same(plain, first)
+    assert same(first, second)
+    assert first.digest == second.digest == plain.digest
+    assert (second.name, second.pad_id) == ("s", 258)
+    (file,) = cache.glob("*.safetensors")
+    assert file.stem == first.digest
+    if sys.platform == "linux":
+        assert str(file) in Path("/proc/self/maps").read_text()
+    assert not list(cache.glob("*.part"))
+
+
+def test_what_makes_a_table_is_its_content_and_not_its_name_or_place(tmp_path: Path, made: list[str]) -> None:
+    cache = tmp_path / "cache"
+    table_of(source(tmp_path, ROWS), cache_dir=cache)
+    moved = source(tmp_path, ROWS, name="moved.jsonl")
+    assert token_table("other", moved, tokenizer(), template="plain", max_length=64, cache_dir=cache).name == "other"
+    assert made == ["s"]
+
+
+def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None:
+    asked = source(tmp_path, ROWS)
+    longer = source(tmp_path, [*ROWS, ("Q2", "A2")], name="b.jsonl")
+    larger = byte_tokenizer()
+    larger.add_tokens(["<extra>"])
+    chatty = byte_tokenizer()
+    chatty.chat_template = "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+    other_chat = byte_tokenizer()
+    other_chat.chat_template = "{% for m in messages %}{{ m['content'] }}|<eos>{% endfor %}"
+    digests = [
+        table_of(asked).digest,
+        table_of(longer).digest,
+        table_of(evolve(asked, rows=2)).digest,
+        table_of(evolve(asked, completion=".")).digest,
+        table_of(evolve(asked, shuffle_seed=1)).digest,
+        table_of(asked, max_length=65).digest,
+        table_of(asked, too_long="truncate").digest,
+        table_of(asked, template="chatml").digest,
+        token_table("s", asked, larger, template="plain", max_length=64).digest,
+        token_table("s", asked, chatty, template="model", max_length=64).digest,
+        token_table("s", asked, other_chat, template="model", max_length=64).digest,
+    ]
+    assert len(set(digests)) == len(digests)
+    assert table_of(asked).digest == digests[0]
+
+
+def test_a_tokenizer_is_the_same_after_it_has_been_used() -> None:
+    fresh, used = byte_tokenizer(), byte_tokenizer()
+    used(["a", "bcd"], padding=True, truncation=True, max_length=2)
+    assert fingerprint(fresh) == fingerprint(used)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda data: data[:-9], "damaged"),
+        (lambda data: data[:5], "damaged"),
+        (lambda data: b"", "damaged"),
+        (lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "do not match the recorded sha256"),
+    ],
+    ids=["shorter", "headless", "empty", "one bit"],
+)
+def test_a_damaged_entry_is_named_and_made_anew(
+    tmp_path: Path, made: list[str], damage: Callable[[bytes], bytes], why: str
+) -> None:
+    asked, cache = source(tmp_path, ROWS), tmp_path / "cache"
+    first = evolve(table_of(asked))
+    table_of(asked, cache_dir=cache)
+    (file,) = cache.glob("*.safetensors")
+    file.write_bytes(damage(file.read_bytes()))
+    made.clear()
+    with pytest.warns(RuntimeWarning, match=why) as warned:
+        again = table_of(asked, cache_dir=cache)
+    assert str(file) in str(warned[0].message)
+    assert "is damaged" in str(warned[0].message)
+    assert made == ["s"]
+    assert same(first, again)
+    assert same(first, table_of(asked, cache_dir=cache))
+    assert made == ["s"]
+
+
+def test_an_entry_of_another_table_is_not_believed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    one, other = source(tmp_path, ROWS), source(tmp_path, [("Q", "B")], name="b.jsonl")
+    first, second = table_of(one, cache_dir=cache), table_of(other, cache_dir=cache)
+    (cache / f"{first.digest}.safetensors").write_bytes((cache / f"{second.digest}.safetensors").read_bytes())
+    with pytest.warns(RuntimeWarning, match="it is of another table"):
+        assert same(table_of(one, cache_dir=cache), table_of(one))
+
+
+def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) -> None:
+    asked, cache = source(tmp_path, ROWS, max_bad_rows=1), tmp_path / "cache"
+    assert asked.path is not None
+    with Path(asked.path).open("a") as stream:
+        stream.write("{oops\n")
+    assert table_of(asked, cache_dir=cache).report.bad == 1
+    with pytest.raises(DataError, match="line 6: malformed JSON"):
+        table_of(evolve(asked, max_bad_rows=0), cache_dir=cache)
+
+
+def test_a_cache_that_cannot_be_written_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"cannot write the token cache .*file/cache: .*\n.*HGMS_CACHE"):
+        table_of(source(tmp_path, ROWS), cache_dir=tmp_path / "file" / "cache")
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HGMS_CACHE", "/x")
+    assert cache_folder() == Path("/x/tokens")
+    monkeypatch.delenv("HGMS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/y")
+    assert cache_folder() == Path("/y/hgms/tokens")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import hgms_llm.tokens
+from hgms_llm.sources import Source
+from hgms_llm.tokenizers import byte_tokenizer
+path, cache, log = sys.argv[1:]
+reading = hgms_llm.tokens.read
+def slow(name, source):
+    with open(log, "a") as stream:
+        stream.write("made\\n")
+    time.sleep(1)
+    return reading(name, source)
+hgms_llm.tokens.read = slow
+tokenizer = byte_tokenizer()
+print("ready", flush=True)
+sys.stdin.readline()
+table = hgms_llm.tokens.token_table("s", Source(path=path), tokenizer, template="plain", max_length=64, cache_dir=cache)
+print(table.size, table.tokens.sum().item())
+"""
+
+
+def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
+    asked = source(tmp_path, ROWS)
+    arguments = [sys.executable, "-c", SCRIPT, str(asked.path), str(tmp_path / "cache"), str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0] for process in running]
+    table = table_of(asked)
+    assert answers == 2 * [f"{table.size} {int(table.tokens.sum())}\n"]
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+# -- overlaps ---------------------------------------------------------------------------------------------------------
+
+
+def examples(*prompts: str) -> list[Example]:
+    return [Example((Message("user", prompt), Message("assistant", "a")), row) for row, prompt in enumerate(prompts)]
+
+
+def test_overlaps_are_counted_between_the_parts_and_told() -> None:
+    found = overlaps(
+        {"clean": examples("one", "Two  words", "three"), "other": examples("four")},
+        {"val": examples("two\nWORDS", "five", "five")},
+        {"test": examples("FIVE", "four", "six", "one "), "far": examples("seven")},
+    )
+    assert found == (
+        Overlap("validation", "val", "train", "clean", 1, 3, (0,)),
+        Overlap("test", "test", "train", "clean", 1, 4, (3,)),
+        Overlap("test", "test", "train", "other", 1, 4, (1,)),
+        Overlap("test", "test", "validation", "val", 1, 4, (0,)),
+    )
+    text = overlap_warning(found)
+    assert "validation 'val' and train 'clean': 1 of 3 (33.3%); rows 0 of 'val'" in text
+    assert "test 'test' and validation 'val': 1 of 4 (25.0%); rows 0 of 'test'" in text
+    assert "take the rows out of one of the two sets" in text
+    assert overlap_warning(overlaps({"a": examples("x")}, {"b": examples("y")})) == ""
+
+
+def test_only_what_the_user_said_counts_as_the_prompt() -> None:
+    turns = (Message("system", "Be brief."), Message("user", "Is it?"), Message("assistant", "Yes."))
+    with_system, longer = Example(turns, 4), Example((*turns, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
+    assert with_system.key == "is it?"
+    assert [one.count for one in overlaps({"t": examples("is  it?")}, {"v": [with_system, longer]})] == [1]
+
+
+def test_tables_and_examples_overlap_alike(tmp_path: Path) -> None:
+    asked = source(tmp_path, [("One", "1"), ("Two", "2"), ("Three", "3")])
+    table = table_of(asked)
+    by_examples = overlaps({"t": read_examples("t", asked)}, {"v": examples("two", "THREE", "x")})
+    assert overlaps({"t": table}, {"v": examples("two", "THREE", "x")}) == by_examples
+    assert by_examples[0].count == 2
+    assert [one.rows for one in overlaps({"t": examples("two")}, {"v": table.take(torch.tensor([2, 1]))})] == [(1,)]
+
+
+@real
+def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
+    def load(file: str) -> list[Example]:
+        return read_examples(file, Source(path=f"$HGMS_DATA/{file}.jsonl.gz"))
+
+    train = {"clean": load("alpaca_gpt4_en/alpaca_gpt4_en_6000"), "alpaca": load("scalebio_data_tiny/train_alpaca")}
+    judged = {part: load(f"scalebio_data_tiny/{part}") for part in ("val", "test")}
+    found = overlaps(train, {"val": judged["val"]}, {"test": judged["test"]})
+    assert [(one.name, one.other, one.count) for one in found] == [
+        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160),
+    ]  # fmt: skip
+    mathematics = ["mathinstruct/mathinstruct_2000", "orca_math/orca_math_2000", "dart_math_uniform/dart_math_uniform_2000"]
+    test = {"gsm8k": load("gsm8k/test"), "math": load("math/test")}
+    assert overlaps({file: load(file) for file in mathematics}, {"val": load("scalebio_math_valtest/val")}, test) == ()
+    (whole,) = overlaps({"math": test["math"]}, {}, {"math500": load("math/math500")})
+    assert (whole.count, whole.size) == (500, 500)
+
+
+@real
+@pytest.mark.parametrize("template", ["plain", "alpaca", "chatml"])
+def test_the_learned_tokens_of_real_rows_read_as_their_answers(template: str) -> None:
+    for file in (
+        "alpaca_zh/alpaca_zh_6000",
+        "math/math500",
+        "mathinstruct/mathinstruct_2000",
+        "gpteacher_roleplay/gpteacher_roleplay_1923",
+    ):
+        asked = Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=100, shuffle_seed=3)
+        table = token_table("real", asked, tokenizer(), template=template, max_length=100_000)
+        answers = {example.row: example.messages[-1].text for example in read_examples("real", asked)}
+        index = torch.arange(table.size)
+        tokens, mask = table.gather(index)
+        for number, row in enumerate(table.rows.tolist()):
+            learned: Tensor = tokens[number][mask[number]]
+            assert learned[-1] == 257
+            assert bytes(learned[:-1].tolist()).decode() == answers[row]
