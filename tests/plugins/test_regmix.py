@@ -1,0 +1,209 @@
+"""RegMix: the mixtures drawn, the proxy runs, the regression, and the best mixture of a problem where it is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, assert_same, counted, network_problem
+from source_problems import convex_sources, network_sources
+from torch import Tensor
+
+from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Problem, State, Tree
+from hgms_core.folder import pack, unpack
+from hgms_regmix import RegMix
+from hgms_regmix.regression import Mixtures, best, fit
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_sources()
+BEST = {"first": 0.6, "second": 0.3, "third": 0.1}
+CONVEX = convex_sources(BEST)
+
+
+def regmix(**options: Any) -> RegMix:
+    settings = {"runs": 4, "steps": 7, "updates": 3, "lr": 0.02, "batch_size": 6, "simulated": 200, "top": 10, "chunk": 5}
+    return RegMix(**(settings | options))
+
+
+def through(method: RegMix, problem: Problem) -> Iterator[tuple[State, dict[str, Any]]]:
+    """Every state and row until the method says that it has finished."""
+    state = method.init(problem, 3)
+    for _ in range(1000):
+        if method.finished(state):
+            return
+        state, row = method.step(problem, state)
+        yield state, row
+    raise AssertionError("it does not finish")
+
+
+def weights(problem: Problem, theta: Tree) -> Tensor:
+    assert problem.sources is not None
+    return problem.sources.weights(theta)
+
+
+@pytest.mark.parametrize(("regressor", "within"), [("quadratic", 0.05), ("boosting", 0.3)])
+def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
+    # The lower solution at ω is ω itself and f = ½‖ω − best‖² up to a constant: a quadratic.
+    method = RegMix(
+        runs=40, steps=60, updates=60, lr=0.05, batch_size=None, regressor=regressor, simulated=20_000, top=20
+    )  # fmt: skip
+    *_, (state, row) = through(method, CONVEX)
+    found = weights(CONVEX, method.result(state)[0])
+    assert float((found - torch.tensor(list(BEST.values()), dtype=F64)).abs().sum()) < within
+    if regressor == "quadratic":
+        assert row["regression_error"] < 1e-2
+        # The constant is half the spread of the validation rows; no mixture can do better.
+        data = CONVEX.upper_data["select"].whole["a"]
+        floor = 0.5 * (data - data.mean(0)).square().sum(1).mean()
+        assert row["predicted_loss"] == pytest.approx(float(floor), abs=5e-3)
+
+
+def test_a_line_has_its_minimum_in_a_corner() -> None:
+    mixtures = Mixtures(prior=(1 / 3,) * 3, low=0.1, high=5.0).draw(Key(0), 50)
+    losses = mixtures @ torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    found = fit(mixtures, losses, "linear", 0)
+    assert found.error < 1e-5
+    omega, predicted = best(found, mixtures, top=3)
+    assert_same(omega, mixtures[losses.argsort()[:3]].mean(0))
+    assert predicted == pytest.approx(float(losses.sort().values[:3].mean()), abs=1e-4)
+
+
+def test_quadratic_features_fit_a_quadratic() -> None:
+    draw = Mixtures(prior=(0.25,) * 4, low=0.5, high=5.0).draw
+    matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    train, test = draw(Key(0), 60), draw(Key(1), 60)
+    loss = lambda omega: ((omega @ matrix) * omega).sum(1)  # noqa: E731
+    found = fit(train, loss(train), "quadratic", 0)
+    assert_same(found.predict(test), loss(test), atol=1e-3)
+    assert (fit(train, loss(train), "linear", 0).predict(test) - loss(test)).abs().max() > 0.05
+
+
+def test_mixtures_are_dirichlet_draws() -> None:
+    draw = Mixtures(prior=(0.7, 0.2, 0.1), low=0.1, high=5.0).draw(Key(1), 4000)
+    assert_same(draw.sum(1), torch.ones(4000, dtype=F64), rtol=1e-12)
+    assert_same(draw.mean(0), torch.tensor([0.7, 0.2, 0.1], dtype=F64), atol=0.02)
+    assert float((draw[:, 0] > 0.99).double().mean()) > 0.1  # some hold one source only
+    assert_same(Mixtures(prior=(0.7, 0.2, 0.1), low=0.1, high=5.0).draw(Key(1), 4000), draw)
+    # Var ω_s = p(1 − p)/(1 + c·S) at one c.
+    one = Mixtures(prior=(0.5, 0.5), low=3.0, high=3.0).draw(Key(2), 4000)
+    assert float(one[:, 0].var()) == pytest.approx(0.25 / 7, rel=0.1)
+
+
+def test_mixtures_too_small_for_numbers() -> None:
+    draw = Mixtures(prior=(0.5, 0.5), low=1e-5, high=1e-5).draw(Key(0), 100)
+    assert bool(torch.isfinite(draw).all())
+    assert_same(draw.sum(1), torch.ones(100, dtype=F64))
+
+
+def test_the_prior_is_of_sources_or_of_rows() -> None:
+    for prior, expected in (("uniform", [1 / 3] * 3), ("rows", [0.5, 0.3, 0.2])):
+        mixtures = regmix(runs=3000, prior=prior).init(PROBLEM, 0)["mixtures"]
+        assert_same(mixtures.mean(0), torch.tensor(expected, dtype=F64), atol=0.03)
+
+
+def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
+    seen: list[Tensor] = []
+
+    def rows(index: Tensor) -> Tree:
+        seen.append(index)
+        return PROBLEM.lower_data.rows(index)
+
+    problem = evolve(PROBLEM, lower_data=evolve(PROBLEM.lower_data, rows=rows))
+    method = regmix(weight_decay=0.1)
+    steps = list(through(method, problem))
+    ends = [row for _, row in steps if "upper_loss" in row]
+    assert [row["run"] for _, row in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]  # 3 + 3 + 1 updates
+    assert len(seen) == 4 * 7
+    assert PROBLEM.sources is not None
+    found = []
+    for run in range(4):
+        assert_same(seen[7 * run : 7 * run + 7], seen[:7])  # the same batches for all
+        theta = PROBLEM.sources.theta(dict(zip(PROBLEM.sources.names, steps[0][0]["mixtures"][run].tolist(), strict=True)))
+        x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+        optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
+        for index in seen[:7]:
+            optimizer.zero_grad()
+            PROBLEM.g(theta, x, PROBLEM.lower_data.rows(index)).backward()
+            optimizer.step()
+        found.append(({name: leaf.detach() for name, leaf in x.items()}, PROBLEM.upper_data["select"].whole))
+        loss = PROBLEM.sources.examples(*found[-1]).mean()
+        assert float(ends[run]["upper_loss"]) == pytest.approx(float(loss), rel=1e-9)
+    state, row = steps[-1]
+    lowest = int(state["losses"].argmin())
+    assert_same(method.result(state)[1], found[lowest][0], rtol=1e-9, atol=1e-12)
+    assert float(row["lowest_run_loss"]) == float(ends[lowest]["upper_loss"])
+    assert all(len(index.unique()) == 6 for index in seen)
+
+
+def test_before_the_mixture_is_known() -> None:
+    method = regmix()
+    states = [method.init(PROBLEM, 3), *(state for state, _ in through(method, PROBLEM))]
+    for state in states[:-1]:
+        assert_same(weights(PROBLEM, method.result(state)[0]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+    assert_same(method.result(states[0])[1], PROBLEM.x0)
+    assert float((weights(PROBLEM, method.result(states[-1])[0]) - 1 / 3).abs().max()) > 1e-3
+
+
+def test_training_at_the_mixture_found() -> None:
+    method = regmix(train_steps=7)
+    *_, (state, row) = through(method, PROBLEM)
+    assert row["phase"] == "train"
+    assert row["cost_lower_gradients"] == 4 * 7 + 7
+    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+    optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.0)
+    for at, count in ((0, 3), (3, 3), (6, 1)):
+        index = PROBLEM.lower_data.draw(Key(3).fold("train", at), 6, count)
+        assert index is not None
+        for batch in index:
+            optimizer.zero_grad()
+            PROBLEM.g(state["theta"], x, PROBLEM.lower_data.rows(batch)).backward()
+            optimizer.step()
+    assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"regressor": "boosting", "train_steps": 4}])
+def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
+    method = regmix(**options)
+    state = method.init(PROBLEM, 3)
+    for expected, row in through(method, PROBLEM):
+        structure, tensors = pack(state)
+        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
+        assert_same(again, row)
+        assert_same(state, expected)
+    assert method.finished(state)
+
+
+def test_costs_are_what_was_called() -> None:
+    problem, calls = counted(PROBLEM)
+    *_, (_, row) = through(regmix(), problem)
+    assert row["cost_lower_gradients"] == calls["g"] == 28
+    assert row["cost_upper_values"] == 4
+    assert row["cost_rows"] == 28 * 6 + 4 * 8
+    assert row["oracle_calls"] == 32
+
+
+def test_losses_that_are_not_finite_stop_the_run() -> None:
+    nan = Data.of({"a": torch.full((2, 3), torch.nan, dtype=F64), "source": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(NumericalError, match="step 3: the validation loss of a proxy run is nan"):
+        list(through(regmix(), evolve(CONVEX, upper_data={**CONVEX.upper_data, "select": nan})))
+    with pytest.raises(NumericalError, match="step 1: the training loss is nan"):
+        list(through(regmix(), evolve(CONVEX, g=lambda theta, x, batch: x["x"].sum() * torch.nan)))
+
+
+def test_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="mixes data sources, and this problem has none"):
+        regmix().init(network_problem(), 0)
+    with pytest.raises(ConfigError, match="rows of the role 'select', and there are none"):
+        regmix().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "select": Data.none()}), 0)
+    for options in ({"runs": 2}, {"concentration": (2.0, 1.0)}, {"top": 201, "simulated": 200}, {"regressor": "forest"}):
+        with pytest.raises(ValueError, match=f"'{next(iter(options))}'"):
+            RegMix(**options)
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[sklearn\]'"):
+        regmix().init(PROBLEM, 0)
