@@ -75,10 +75,13 @@ def numbers(text: str) -> list[str]:
 
 
 def extract(response: str, *, number: bool) -> Extracted:
-    """The answer of a response: the last balanced box; else what follows the last "answer is", to the end of its sentence;
-    else, for questions whose answer is a ``number`` (GSM8K), the last number; else the whole response (MATH: math-verify looks
-    for an expression in it). For such questions a box or sentence that holds exactly one number is that number: "18
-    dollars" is 18. No other rewriting, and in particular no comparison with the hundredfold.
+    """The answer of a response: the content of the last balanced box. Without one,
+
+    - for questions whose answer is a ``number`` (GSM8K): what follows the last "answer is", to the end of its sentence; else
+      the last number. A box or sentence that holds exactly one number is that number: "18 dollars" is 18;
+    - else (MATH): the whole response, in which math-verify finds the answer by its own rules.
+
+    No other rewriting, and in particular no comparison with the hundredfold.
 
     >>> extract("3 + 4 = 7. The answer is $7.50 per day. 12 is not.", number=True)
     Extracted(text='7.50', by='answer is')
@@ -87,12 +90,12 @@ def extract(response: str, *, number: bool) -> Extracted:
     """
     if (content := boxed(response)) is not None:
         return Extracted(_sole(content) if number else content, "boxed")
+    if not number:
+        return Extracted(response, "whole response") if response.strip() else Extracted(None, "nothing")
     if sentences := list(_ANSWER_IS.finditer(response)):
         rest = re.split(r"\n|[.!?](?=\s|$)", response[sentences[-1].end() :], maxsplit=1)[0].strip(" *$")
         if rest:
-            return Extracted(_sole(rest) if number else rest, "answer is")
-    if not number:
-        return Extracted(response, "whole response") if response.strip() else Extracted(None, "nothing")
+            return Extracted(_sole(rest), "answer is")
     found = numbers(response)
     return Extracted(found[-1], "last number") if found else Extracted(None, "nothing")
 

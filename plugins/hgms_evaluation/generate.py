@@ -134,13 +134,15 @@ def _reply(tokenizer: PreTrainedTokenizerBase, tokens: list[int], stops: Sequenc
 @contextlib.contextmanager
 def _answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
     """The model without dropout and without generation settings of its own, which would fill what ours leave open."""
-    own, training = model.generation_config, model.training
-    model.generation_config = settings
+    adapted: Any = model
+    inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model  # peft hands its own settings down
+    own, training = inner.generation_config, model.training
+    adapted.generation_config = inner.generation_config = settings
     model.eval()
     try:
         yield
     finally:
-        model.generation_config = own
+        adapted.generation_config = inner.generation_config = own
         model.train(training)
 
 
@@ -197,7 +199,7 @@ def _tokens(output: Any, stops: Sequence[int]) -> list[int]:
 
 def require_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
-        raise MissingExtra('evaluate.engine = "vllm" needs vLLM, which is not installed\n  pip install vllm')
+        raise MissingExtra("evaluate.engine = \"vllm\" needs vLLM, which is not installed\n  pip install 'hgms[vllm]'")
 
 
 def _save_merged(model: PreTrainedModel, folder: Path) -> None:

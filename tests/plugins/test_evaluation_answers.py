@@ -78,9 +78,10 @@ def test_the_answer_of_a_question_with_a_number(response: str, text: str | None,
 
 def test_without_a_box_math_verify_reads_the_whole_response(verifier: Verifier) -> None:
     response = r"Adding up, the final answer is $\frac{3}{4}$. I hope it is correct."
-    assert extract(response, number=False).by == "answer is"
     prose = r"Therefore $x = \frac{3}{4}$."
     assert extract(prose, number=False) == Extracted(prose, "whole response")
+    either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
+    assert score(verifier, "math", Question(0, ("?",), "(1,2)"), either)["by"] == "whole response"
     for text in (response, prose):
         assert score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
     assert extract("  ", number=False) == Extracted(None, "nothing")

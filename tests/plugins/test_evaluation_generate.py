@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import importlib.util
 import json
-import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -127,20 +127,22 @@ def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
         prompt_cap(model, 1024, 512)
 
 
-def test_the_models_own_generation_settings_take_no_part_and_stay(llama: tuple[Any, Any]) -> None:
-    model, tokenizer = llama
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_models_own_generation_settings_take_no_part_and_stay(adapter: bool) -> None:
+    inner, tokenizer = made()
+    model = inner
+    if adapter:
+        peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
+        model = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"])).double()
     asked = prompts(tokenizer)
     plain = answer(model, tokenizer, asked)
     own = transformers.GenerationConfig(do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3)
-    before, model.generation_config = model.generation_config, own
+    inner.generation_config = own
     model.train()
-    try:
-        assert answer(model, tokenizer, asked) == plain
-        assert model.generation_config is own
-        assert model.training
-    finally:
-        model.generation_config = before
-        model.eval()
+    assert answer(model, tokenizer, asked) == plain
+    assert inner.generation_config is own
+    assert model.generation_config is own
+    assert model.training
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,9 +410,9 @@ def test_wrong_settings_are_refused(table: dict[str, Any], told: str) -> None:
 
 
 def test_vllm_where_it_is_not_installed(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
-    if shutil.which("vllm"):
+    if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    with pytest.raises(MissingExtra, match="pip install vllm"):
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[vllm\]'"):
         attrs.evolve(stage, engine="vllm").run(*llama, tmp_path / "out")
 
 
