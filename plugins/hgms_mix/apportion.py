@@ -9,7 +9,9 @@ from fractions import Fraction
 from hgms_core import ConfigError
 
 
-def apportion(weights: Mapping[str, float], capacity: Mapping[str, int], size: int, *, allow_fewer: bool = False) -> dict[str, int]:
+def apportion(
+    weights: Mapping[str, float], capacity: Mapping[str, int], size: int, *, allow_fewer: bool = False
+) -> dict[str, int]:
     """How many rows each source gives: Hamilton's method of largest remainders, within capacity.
 
     With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest remainders q_s − ⌊q_s⌋ one more,

@@ -33,6 +33,9 @@ class _Mix(click.Group):
                 args = ["all", *args]
         return super().parse_args(ctx, args)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of the stages
+
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
 

@@ -34,7 +34,9 @@ class MixConfig(RunConfig):
         return RunConfig(**{one.name: getattr(self, one.name) for one in attrs.fields(RunConfig)})
 
 
-def load(path: Path, sets: Sequence[str] = (), *, seed: int | None = None, out: str | None = None, device: str | None = None) -> MixConfig:
+def load(
+    path: Path, sets: Sequence[str] = (), *, seed: int | None = None, out: str | None = None, device: str | None = None
+) -> MixConfig:
     """The configuration in a mix file, with what the command line lays over it."""
     try:
         text = path.read_text(encoding="utf-8")

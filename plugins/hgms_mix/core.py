@@ -17,4 +17,5 @@ from hgms_core.runner import device_called as device_called
 from hgms_core.runner import environment as environment
 from hgms_core.runner import run_config as run_config
 from hgms_core.statistics import Interval as Interval
+from hgms_core.statistics import paired as paired
 from hgms_core.terminal import print_table as print_table

@@ -102,7 +102,7 @@ class Finetune:
             Interrupted: Ctrl-C; what is done is saved.
         """
         key = Key(seed if self.seed is None else self.seed).fold("finetune")
-        with borrowed(key.derive() % 2**32), _memory(self), _peft_behind(), Interrupts() as interrupts:
+        with borrowed(key.derive() % 2**32), _memory(self), peft_behind(), Interrupts() as interrupts:
             trained = _trainable(model, adapter, start)
             if self.checkpointing:
                 _checkpoint(model)
@@ -235,9 +235,7 @@ class _Log:
         self.watch(row["step"], steps, row["loss"])
 
 
-def _trainer(
-    settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, seed: int, pad: int, log: _Log
-) -> Trainer:
+def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, seed: int, pad: int, log: _Log) -> Trainer:
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     device = next(model.parameters()).device
@@ -246,6 +244,11 @@ def _trainer(
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if log.interrupts.asked:
                 control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            for old in folder.glob("checkpoint-*"):
+                if _step_of(old) < state.global_step:
+                    shutil.rmtree(old, ignore_errors=True)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -260,7 +263,7 @@ def _trainer(
         optim="adamw_torch", learning_rate=settings.lr, weight_decay=settings.weight_decay,
         lr_scheduler_type=settings.schedule if settings.schedule != "constant" or not settings.warmup else "constant_with_warmup",
         warmup_steps=settings.warmup, max_grad_norm=settings.clip or 0.0, bf16=bf16, use_cpu=device.type == "cpu",
-        logging_steps=1, logging_nan_inf_filter=False, save_steps=settings.save_every, save_total_limit=1,
+        logging_steps=1, logging_nan_inf_filter=False, save_steps=settings.save_every,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, dataloader_pin_memory=device.type == "cuda",
     )  # fmt: skip
     if arguments.n_gpu > 1:
@@ -277,7 +280,7 @@ def _trainer(
 
 
 @contextlib.contextmanager
-def _peft_behind() -> Iterator[None]:
+def peft_behind() -> Iterator[None]:
     """Without the warnings that peft earns by calling transformers by names it has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning)

@@ -16,6 +16,7 @@ from hgms_core import DataError
 from hgms_mix import losses
 from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
 from hgms_mix.core import Progress, RunFolder, RunInfo, device_called, environment, replace_file, run_config
+from hgms_mix.finetune import peft_behind
 from hgms_mix.sample import moved, positions, read_rows, write_rows
 from hgms_mix.stages import Done, Stage
 
@@ -79,7 +80,8 @@ class Mix:
         }
         run = RunFolder(stage.path)
         return stage.finish(
-            [run.config, run.steps, run.timings, run.checkpoint, run.summary, *stage.path.glob("checkpoint-*.safetensors")], facts
+            [run.config, run.steps, run.timings, run.checkpoint, run.summary, *stage.path.glob("checkpoint-*.safetensors")],
+            facts,
         )
 
     def _sample(self) -> Done:
@@ -133,7 +135,9 @@ class Mix:
             model, rows, stage.path, seed=self.config.seed, adapter=adapter, start=self._start(), pad=rows.pad,
             watch=lambda step, steps, loss: self.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
-        return stage.finish([*(one for one in (stage.path / facts["kind"]).iterdir() if one.is_file()), stage.path / "losses.jsonl"], facts)
+        return stage.finish(
+            [*(one for one in (stage.path / facts["kind"]).iterdir() if one.is_file()), stage.path / "losses.jsonl"], facts
+        )
 
     def _evaluate(self) -> Done:
         before, evaluate = self.run("finetune"), self.config.evaluate
@@ -184,7 +188,8 @@ class Mix:
         if finetuned.facts["kind"] == "adapter":
             from peft import PeftModel
 
-            return PeftModel.from_pretrained(self.base(), path).eval()
+            with peft_behind():
+                return PeftModel.from_pretrained(self.base(), path).eval()
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(self.device).eval()
@@ -219,7 +224,9 @@ class Mix:
 
         listed = []
         for name in sorted(chosen):
-            texts = {one.row: one.messages for one in read_examples(name, self._task.sources[name])} if len(chosen[name]) else {}
+            texts = (
+                {one.row: one.messages for one in read_examples(name, self._task.sources[name])} if len(chosen[name]) else {}
+            )
             for position in chosen[name].tolist():
                 row = int(tables[name].rows[position])
                 score = {} if scores is None else {"score": float(scores[name][position])}

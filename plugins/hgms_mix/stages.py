@@ -69,7 +69,9 @@ class Stage:
             if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
                 continue
             outputs = manifest["outputs"]
-            if all((folder / name).is_file() and (folder / name).stat().st_size == each["bytes"] for name, each in outputs.items()):
+            if all(
+                (folder / name).is_file() and (folder / name).stat().st_size == each["bytes"] for name, each in outputs.items()
+            ):
                 self._make_way()
                 return Done(path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs))
         return None
@@ -105,7 +107,9 @@ class Stage:
         if manifest is not None and manifest.get("key") != self.key:
             self.path.rename(self._aside(str(manifest.get("key"))))
         elif manifest is None and self.path.is_dir() and any(self.path.iterdir()):
-            raise CheckpointError(f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n  move it, or choose another --out")
+            raise CheckpointError(
+                f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n  move it, or choose another --out"
+            )
         aside = self._aside(self.key)
         if aside.is_dir() and not (self.path / MANIFEST).exists():
             if self.path.is_dir():

@@ -33,7 +33,9 @@ class Report:
     def print(self) -> None:
         """The tables for a person."""
         told = self.content
-        click.echo(f"{told['name']}: {told['method']}, seed {told['seed']}, {told['outer_steps']} outer steps, {told['seconds']:.1f} s")
+        click.echo(
+            f"{told['name']}: {told['method']}, seed {told['seed']}, {told['outer_steps']} outer steps, {told['seconds']:.1f} s"
+        )
         columns = ("source", "weight", "rows", "of")
         print_table(
             columns if "sample" in told else columns[:2],
@@ -52,7 +54,12 @@ class Report:
 
 
 def carry_out(
-    config: MixConfig, name: str, *, upto: str = "evaluate", say: Callable[[str], None] = lambda line: None, view: Progress | None = None
+    config: MixConfig,
+    name: str,
+    *,
+    upto: str = "evaluate",
+    say: Callable[[str], None] = lambda line: None,
+    view: Progress | None = None,
 ) -> Report:
     """The stages up to ``upto``, then the report of all that is there.
 
@@ -133,9 +140,7 @@ def _against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
             told = json.loads((other / "report.json").read_bytes())
             theirs = _kept(other, test)
             if told["comparable"] == same and theirs["digest"] == ours["digest"]:
-                return losses.difference(
-                    losses.RowLosses.of(ours), losses.RowLosses.of(theirs), seed=mix.config.seed
-                )
+                return losses.difference(losses.RowLosses.of(ours), losses.RowLosses.of(theirs), seed=mix.config.seed)
     return None
 
 

@@ -116,7 +116,10 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    settings, rows = Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", warmup=2, clip=1.0, epochs=2), made_rows(9)
+    settings, rows = (
+        Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", warmup=2, clip=1.0, epochs=2),
+        made_rows(9),
+    )
 
     def go(folder: Path, stop_at: int | None) -> None:
         folder.mkdir(exist_ok=True)
@@ -182,7 +185,9 @@ def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) ->
 def test_training_can_start_from_given_parameters(tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(gpt(), lora())
     start = {name: torch.full_like(p, 0.01) for name, p in wrapped.named_parameters() if p.requires_grad}
-    Finetune(lr=1e-12, weight_decay=0.0, accumulation=4).train(gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start)
+    Finetune(lr=1e-12, weight_decay=0.0, accumulation=4).train(
+        gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start
+    )
     assert all(torch.allclose(leaf, torch.full_like(leaf, 0.01)) for leaf in parameters(tmp_path).values())
 
 
@@ -209,14 +214,15 @@ def test_a_loss_that_is_not_finite_stops_with_what_to_do(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (Finetune(micro_batch=4), "lower finetune.micro_batch (now 4) and raise finetune.accumulation by the same factor, or set"),
+        (
+            Finetune(micro_batch=4),
+            "lower finetune.micro_batch (now 4) and raise finetune.accumulation by the same factor, or set",
+        ),
         (Finetune(), "lower task.max_length, or set finetune.checkpointing = true"),
         (Finetune(checkpointing=True), "lower task.max_length"),
     ],
 )
-def test_out_of_memory_says_which_knob(
-    settings: Finetune, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_says_which_knob(settings: Finetune, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 

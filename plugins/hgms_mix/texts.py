@@ -1,0 +1,90 @@
+"""The demo's texts, written by a seeded generator: word problems of arithmetic with worked answers, and talk of kitchens and
+meetings."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+NAMES = ("Mia", "Tom", "Lena", "Ravi", "Noor", "Paul", "Ines", "Jun", "Olga", "Sam", "Zoe", "Ali")
+THINGS = ("apples", "marbles", "stamps", "books", "pencils", "shells", "coins", "cards", "plums", "buttons")
+PLACES = ("box", "shelf", "bag", "drawer", "basket", "tin")
+DISHES = ("tomato soup", "lentil stew", "apple cake", "fried rice", "onion pie", "bean salad", "pancakes", "fish curry")
+FOODS = ("onions", "carrots", "peppers", "potatoes", "leeks", "mushrooms", "courgettes")
+SPICES = ("salt", "cumin", "thyme", "paprika", "nutmeg", "basil", "ginger")
+EVENTS = ("concert", "market", "film", "picnic", "lecture", "match", "birthday party")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+SPOTS = ("station", "bridge", "library", "old gate", "fountain", "bus stop")
+
+Row = tuple[str, str]
+
+
+def word_problem(random: random.Random) -> Row:
+    """A word problem with one operation, and its worked answer."""
+    name, thing, place = random.choice(NAMES), random.choice(THINGS), random.choice(PLACES)
+    a, b = random.randint(2, 60), random.randint(2, 60)
+    kind = random.randrange(4)
+    if kind == 0:
+        return (
+            f"{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
+            f"We add: {a} + {b} = {a + b}. {name} has {a + b} {thing}. The answer is {a + b}.",
+        )
+    if kind == 1:
+        a, b = max(a, b) + 1, min(a, b)
+        return (
+            f"There are {a} {thing} in the {place}. {name} takes {b} of them. How many are left?",
+            f"We subtract: {a} - {b} = {a - b}. There are {a - b} {thing} left. The answer is {a - b}.",
+        )
+    a, b = a % 11 + 2, b % 11 + 2
+    if kind == 2:
+        return (
+            f"{name} fills {a} {place}s with {b} {thing} each. How many {thing} is that?",
+            f"We multiply: {a} * {b} = {a * b}. That is {a * b} {thing}. The answer is {a * b}.",
+        )
+    return (
+        f"{name} shares {a * b} {thing} equally among {a} friends. How many does each one get?",
+        f"We divide: {a * b} / {a} = {b}. Each one gets {b} {thing}. The answer is {b}.",
+    )
+
+
+def small_talk(random: random.Random) -> Row:
+    """A question about cooking or a meeting, and a friendly reply."""
+    if random.randrange(2):
+        dish, food, spice, people = random.choice(DISHES), random.choice(FOODS), random.choice(SPICES), random.randint(2, 12)
+        return (
+            f"How do you cook {dish} with {food} for {people} people?",
+            f"Wash the {food}, chop them and fry them gently in butter. Season with {spice}, then let it simmer with the lid on "
+            f"for {random.randint(2, 9) * 5} minutes and serve it warm.",
+        )
+    event, day, spot = random.choice(EVENTS), random.choice(DAYS), random.choice(SPOTS)
+    return (
+        f"Hi {random.choice(NAMES)}, will you come to the {event} on {day}?",
+        f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, and do bring {random.choice(NAMES)} "
+        "along if the weather is kind.",
+    )
+
+
+def distinct(make: Callable[[random.Random], Row], count: int, generator: random.Random, seen: set[str]) -> list[Row]:
+    """``count`` rows whose prompts nobody has seen yet."""
+    rows = []
+    while len(rows) < count:
+        prompt, answer = make(generator)
+        if prompt not in seen:
+            seen.add(prompt)
+            rows.append((prompt, answer))
+    return rows
+
+
+def write(folder: Path, seed: int = 0) -> None:
+    """The demo's files: three sources of 400 rows, 120 validation and 200 test rows. No prompt is in two of them."""
+    generator, seen = random.Random(seed), set[str]()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make, count in (
+        ("word-problems", word_problem, 400), ("blank-answers", word_problem, 400), ("small-talk", small_talk, 400),
+        ("validation", word_problem, 120), ("test", word_problem, 200),
+    ):  # fmt: skip
+        rows = distinct(make, count, generator, seen)
+        lines = (json.dumps({"prompt": prompt, "completion": answer}, ensure_ascii=False) for prompt, answer in rows)
+        (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,432 @@
+"""`hgms mix` end to end, on files in a temporary folder and models of a few thousand parameters."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from hgms_core.cli import main
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+pytestmark = [
+    pytest.mark.plugins,
+    # peft's own calls of names that transformers has renamed
+    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+]
+
+MIX = """
+seed = 1
+budget = "3 steps"
+method = "uniform"
+[task]
+name = "source-mixture"
+max_length = 40
+cache = 20
+template = "plain"
+[task.model]
+config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }
+tokenizer = "bytes"
+[task.adapter]
+rank = 2
+alpha = 4
+targets = ["c_attn"]
+[task.sources.sums]
+path = "sums.jsonl"
+[task.sources.dots]
+path = "dots.jsonl"
+[task.validation.sums]
+path = "validation.jsonl"
+[task.test.sums]
+path = "test.jsonl"
+[sample]
+size = 30
+[finetune]
+lr = 1e-2
+micro_batch = 3
+accumulation = 2
+save_every = 2
+"""
+
+
+def write_sums(path: Path, first: int, count: int, completion: str | None = None) -> None:
+    """Sums whose prompts depend on the numbers alone, so that no two files have one in common."""
+    rows = ((i // 40, i % 40) for i in range(first, first + count))
+    lines = (json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) for a, b in rows)
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    write_sums(Path("sums.jsonl"), 0, 40)
+    write_sums(Path("dots.jsonl"), 100, 60, ".")
+    write_sums(Path("validation.jsonl"), 200, 20)
+    write_sums(Path("test.jsonl"), 300, 15)
+    Path("mix.toml").write_text(MIX)
+    yield tmp_path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["mix", *arguments])
+
+
+def told(*arguments: str) -> dict[str, Any]:
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def sampled(report: dict[str, Any]) -> list[dict[str, Any]]:
+    with gzip.open(Path(report["folder"]) / "sample" / "rows.jsonl.gz", "rt") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """All that matters of a mix's stages: not the clock, not the environment."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for stage in ("sample", "finetune", "evaluate")
+        for path in sorted((folder / stage).rglob("*"))
+        if path.is_file() and path.name not in ("manifest.json", "env.json")
+    }
+
+
+def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> None:
+    first = call("mix.toml")
+    assert first.exit_code == 0, first.output
+    assert [line.split(":")[0] for line in first.stderr.splitlines()] == ["reweight", "sample", "finetune", "evaluate"]
+    (folder,) = here.glob("runs/mix/uniform-*/seed-1")
+    assert {path.name for path in folder.iterdir()} >= {
+        "mix.toml", "mixture.png", "report.json", "reweight", "sample", "finetune", "evaluate"
+    }  # fmt: skip
+    assert "sums     0.5000   15     40" in first.stdout
+    report = json.loads((folder / "report.json").read_bytes())
+    assert report["sample"]["counts"] == {"sums": 15, "dots": 15}
+    assert report["test"]["sums"]["rows"] == 15
+    assert report["test"]["sums"]["token_loss"]["low"] < report["test"]["sums"]["token_loss"]["value"]
+    rows = sampled(report)
+    source = {name: [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()] for name in ("sums", "dots")}
+    assert len({(row["source"], row["row"]) for row in rows}) == 30
+    for row in rows:
+        there = source[row["source"]][row["row"]]
+        assert [one["content"] for one in row["messages"]] == [there["prompt"], there["completion"]]
+
+    before = files_of(folder)
+    second = call("mix.toml")
+    assert [line.partition(" (")[0] for line in second.stderr.splitlines()] == [
+        f"{stage}: done before" for stage in ("reweight", "sample", "finetune", "evaluate")
+    ]
+    assert files_of(folder) == before
+
+    third = call("mix.toml", "--set", "finetune.lr=2e-2")
+    assert [line.partition(" (")[0] for line in third.stderr.splitlines()] == [
+        "reweight: done before", "sample: done before", "finetune: 30 rows", "evaluate: sums"
+    ]  # fmt: skip
+    assert files_of(folder) != before
+    fourth = call("mix.toml")  # the settings of before are found where they stepped aside to
+    assert "finetune: done before" in fourth.stderr
+    assert files_of(folder) == before
+
+
+def test_the_resolved_file_describes_the_same_mix(here: Path) -> None:
+    report = told("sample", "mix.toml")
+    Path("again.toml").write_bytes((Path(report["folder"]) / "mix.toml").read_bytes())
+    again = call("sample", "again.toml", "--set", "run.task_label=mix")
+    assert again.exit_code == 0, again.output
+    assert [line.partition(" (")[0] for line in again.stderr.splitlines()] == ["reweight: done before", "sample: done before"]
+
+
+def test_one_stage_makes_those_before_it_and_none_after(here: Path) -> None:
+    report = told("finetune", "mix.toml")
+    assert list(report["stages"]) == ["reweight", "sample", "finetune"]
+    assert "test" not in report
+    assert not (Path(report["folder"]) / "evaluate").exists()
+
+
+def test_new_content_of_a_source_is_a_new_mix(here: Path) -> None:
+    report = told("sample", "mix.toml")
+    write_sums(Path("dots.jsonl"), 100, 60, "!")
+    again = call("sample", "mix.toml")
+    assert [line.split(" ")[0] for line in again.stderr.splitlines()] == ["reweight:", "sample:"]
+    assert "done before" not in again.stderr
+    texts = {row["messages"][1]["content"] for row in sampled(report) if row["source"] == "dots"}
+    assert texts == {"!"}
+
+
+def test_counts_and_rows_do_not_depend_on_the_order_of_the_tables(here: Path) -> None:
+    first = sampled(told("sample", "mix.toml", "--set", "sample.size=31"))
+    sums, dots = '[task.sources.sums]\npath = "sums.jsonl"\n', '[task.sources.dots]\npath = "dots.jsonl"\n'
+    Path("turned.toml").write_text(MIX.replace(sums + dots, dots + sums))
+    second = sampled(told("sample", "turned.toml", "--set", "sample.size=31"))
+    assert [(row["source"], row["row"]) for row in first] == [(row["source"], row["row"]) for row in second]
+
+
+def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path) -> None:
+    done = call("sample", "mix.toml", "--set", "sample.size=90")
+    assert "  source 'sums' has 40 rows, its weight 0.500 asks for 45; the others give the rest" in done.stderr
+    assert json.loads(next(here.glob("runs/mix/*/seed-1/sample/counts.json")).read_bytes())["counts"] == {
+        "sums": 40,
+        "dots": 50,
+    }
+    done = call("sample", "mix.toml", "--set", "sample.size=101")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "error: sample.size = 101, but the sources have 100 rows (dots 60, sums 40)",
+        "  lower sample.size to 100 or less, add rows, or set sample.allow_fewer = true",
+    ]
+
+
+def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_mix import finetune
+
+    whole = told("mix.toml", "--out", "whole")
+    keep = finetune._Log.append
+
+    def interrupt(self: Any, row: Any, steps: int) -> None:
+        keep(self, row, steps)
+        if row["step"] == 3:
+            self.interrupts.asked = True
+
+    monkeypatch.setattr(finetune._Log, "append", interrupt)
+    broken = call("mix.toml", "--out", "broken")
+    assert broken.exit_code == 130
+    assert "in stage finetune; run the same command again to go on from there" in broken.stderr
+    monkeypatch.setattr(finetune._Log, "append", keep)
+    again = call("mix.toml", "--out", "broken")
+    assert "finetune: going on with 30 rows" in again.stderr
+    (folder,) = here.glob("broken/mix/*/seed-1")
+    assert files_of(folder) == files_of(Path(whole["folder"]))
+
+
+def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
+    told("mix.toml")
+    report = told("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
+    assert report["test"]["sums"]["against_uniform"] is None  # fine-tuned in another way: not comparable
+    report = told("mix.toml", "--set", "method=hg-ms", "--set", "method.outer.lr=3.0")
+    gap = report["test"]["sums"]["against_uniform"]
+    assert gap["low"] <= gap["value"] <= gap["high"]
+    weights = {row["source"]: row["weight"] for row in report["sources"]}
+    assert sum(weights.values()) == pytest.approx(1.0, abs=1e-6)
+    assert weights["sums"] != weights["dots"]
+
+
+def test_all_parameters_are_tuned_and_saved_where_there_is_no_adapter(here: Path) -> None:
+    report = told("mix.toml", "--set", "task.adapter=none", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
+    assert report["finetune"]["kind"] == "model"
+    assert (Path(report["folder"]) / "finetune" / "model" / "model.safetensors").exists()
+
+
+def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path) -> None:
+    """With a learning rate too small to move anything, the saved adapter is the run's lower state."""
+    from safetensors.torch import load_file
+
+    sets = [
+        "--set",
+        "method=hg-ms",
+        "--set",
+        "method.generator.lr=0.5",
+        "--set",
+        "finetune.lr=1e-30",
+        "--set",
+        "finetune.start=reweighted",
+    ]
+    folder = Path(told("finetune", "mix.toml", *sets)["folder"])
+    state = next(load_file(path) for path in (folder / "reweight").glob("checkpoint-*.safetensors"))
+    saved = load_file(folder / "finetune" / "adapter" / "adapter_model.safetensors")
+    for name, leaf in saved.items():
+        own = name.removeprefix("base_model.model.")
+        assert any(
+            key.endswith(own) and value.shape == leaf.shape and torch.allclose(value, leaf) for key, value in state.items()
+        ), name
+
+
+RANKED = '''
+from __future__ import annotations
+from typing import Any, ClassVar, final
+import torch
+from attrs import frozen
+from hgms_core import hookimpl
+
+
+@final
+@frozen(kw_only=True)
+class ByNumber:
+    """Ranks the rows of lower_data by their numbers, leaves the first out, and is finished at once.
+
+    >>> ByNumber().name
+    'by-number'
+    """
+
+    name: ClassVar[str] = "by-number"
+
+    def init(self, problem: Any, seed: int) -> Any:
+        return {"theta": problem.theta0, "x": problem.x0, "left": 2}
+
+    def step(self, problem: Any, state: Any, progress: float) -> Any:
+        return {**state, "left": state["left"] - 1}, {"oracle_calls": 0}
+
+    def finished(self, state: Any) -> bool:
+        return state["left"] == 0
+
+    def result(self, state: Any) -> Any:
+        return state["theta"], state["x"]
+
+    def ranking(self, problem: Any, state: Any) -> torch.Tensor:
+        scores = torch.arange(float(problem.lower_data.size))
+        scores[0] = torch.nan
+        return scores
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [ByNumber]
+'''
+
+
+def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> None:
+    Path("ranked.py").write_text(RANKED)
+    arguments = ["--plugin", "ranked.py", "--set", "method=by-number", "--set", "task.cache=20", "--set", "sample.size=25"]
+    report = told("sample", "mix.toml", *arguments)
+    assert report["outer_steps"] == 2  # of 3: the method said that it was done
+    assert (report["sample"]["by"], report["sample"]["counts"]) == ("ranking", {"sums": 5, "dots": 20})
+    rows = sampled(report)
+    # the twenty cached rows of `dots` have the numbers 20 … 39, those of `sums` 0 … 19 in the order of the file
+    assert sorted(row["score"] for row in rows) == [float(i) for i in range(15, 40)]
+    ordered = sorted((row for row in rows if row["source"] == "sums"), key=lambda row: row["score"])
+    assert [row["row"] for row in ordered] == sorted(row["row"] for row in ordered)
+    done = call("sample", "mix.toml", *arguments, "--set", "sample.size=40")
+    assert done.exit_code == 2
+    assert "the method ranked 39 rows (dots 20, sums 19)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["finetun.lr=1"], "error: unknown key 'finetun'; did you mean 'finetune'?"),
+        (["sample.sise=3"], "error: unknown key 'sise'; did you mean 'size'?"),
+        (["sample.size=0"], "error: 'size' must be >= 1: 0 @ --set sample.size"),
+        (["finetune.schedule=cosin"], "error: unknown choice 'cosin'; did you mean 'cosine'?"),
+        (['evaluate.benchmarks=["gsm9k"]'], "error: unknown choice 'gsm9k'; did you mean 'gsm8k'?"),
+        (["run.device=cuda"], "error: device 'cuda' asked for, but torch sees no CUDA device"),
+        (["task.sources.sums.path=nowhere.jsonl"], "error: source 'sums' (nowhere.jsonl):"),
+        (['task.adapter.targets=["nope"]'], "error: no module of this GPT2LMHeadModel is called 'nope' @ task.adapter.targets"),
+        (["task=quadratic"], "error: the task 'quadratic' has no data sources to mix @ task.name"),
+    ],
+)
+def test_bad_configurations_leave_with_2(sets: list[str], message: str, here: Path) -> None:
+    if sets == ["run.device=cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    done = call("mix.toml", *(part for one in sets for part in ("--set", one)))
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reweigth", "mix.toml"], "there is no stage 'reweigth'; did you mean 'reweight'? (stages: reweight, sample,"),
+        (["nowhere.toml"], "error: cannot read the configuration nowhere.toml: No such file or directory"),
+        (["sample"], "Missing argument 'CONFIG'"),
+    ],
+)
+def test_bad_calls_leave_with_2(arguments: list[str], message: str, here: Path) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+
+
+def test_a_mix_without_a_sample_table_says_what_is_missing(here: Path) -> None:
+    Path("short.toml").write_text(MIX.replace("[sample]\nsize = 30\n", ""))
+    done = call("short.toml")
+    assert done.exit_code == 2
+    assert "missing: a table (Sample) @ short.toml.sample" in done.stderr
+
+
+def test_two_at_once_are_refused(here: Path) -> None:
+    from filelock import FileLock
+
+    report = told("sample", "mix.toml")
+    with FileLock(Path(report["folder"]) / ".lock"):
+        done = call("sample", "mix.toml")
+    assert done.exit_code == 2
+    assert f"another process works on {report['folder']}" in done.stderr
+
+
+def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None:
+    """The stages' keys prevent it; a rows file that was copied in does not get past the digests."""
+    from hgms_mix.mix import ChosenRows
+
+    report = told("sample", "mix.toml")
+
+    class Changed:
+        digest, pad_id = "another", 0
+
+    with pytest.raises(Exception, match="source 'dots' changed since its rows were drawn"):
+        ChosenRows({"sums": Changed, "dots": Changed}, sampled(report), {"sums": "another", "dots": "old"})
+
+
+def test_it_runs_after_its_folder_has_moved(here: Path) -> None:
+    report = told("mix.toml")
+    shutil.move("runs", "elsewhere")
+    done = call("mix.toml", "--out", "elsewhere")
+    assert done.stderr.count("done before") == 4
+    assert report["method"] == "uniform"
+
+
+def test_help_names_stages_and_options(here: Path) -> None:
+    shown = call("--help")
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.split("Commands:")[1].splitlines() if line.strip()][:5] == [
+        "all", "reweight", "sample", "finetune", "evaluate"
+    ]  # fmt: skip
+    assert "--device NAME" in call("evaluate", "--help").stdout
+
+
+@pytest.mark.slow
+def test_the_demo_finds_the_source_that_matches(tmp_path: Path) -> None:
+    """Three minutes on two cores: the mixture goes to the matching source and the test loss is below uniform's."""
+    found = json.loads(call("--demo", "--out", str(tmp_path), "--json").stdout)
+    assert found["difference"]["mean"] < 0
+    assert abs(found["difference"]["mean"]) > found["difference"]["half_width"]
+    for mix in found["methods"]["hg-ms"]["mixes"]:
+        weights = {row["source"]: row["weight"] for row in mix["sources"]}
+        assert max(weights, key=weights.__getitem__) == "word-problems"
+        assert weights["blank-answers"] < 0.05
+    assert Path(found["picture"]).exists()
+
+
+def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Path) -> None:
+    from hgms_mix.texts import write
+
+    write(tmp_path / "one")
+    write(tmp_path / "two")
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == ["blank-answers.jsonl", "small-talk.jsonl", "test.jsonl", "validation.jsonl", "word-problems.jsonl"]
+    prompts = [json.loads(line)["prompt"] for name in names for line in (tmp_path / "one" / name).read_text().splitlines()]
+    assert len(set(prompts)) == len(prompts) == 1520
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+
+
+def test_the_word_problems_are_solved_rightly() -> None:
+    import random
+    import re
+
+    from hgms_mix.texts import word_problem
+
+    generator = random.Random(0)
+    for _ in range(300):
+        _, answer = word_problem(generator)
+        (formula,) = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.", answer)
+        a, sign, b, result = int(formula[0]), formula[1], int(formula[2]), int(formula[3])
+        assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign] == result
+        assert answer.endswith(f"The answer is {result}.")

@@ -1,0 +1,171 @@
+"""Stages on disk, the draw of rows, and losses with their intervals: no model is needed for these."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hgms_mix.losses import RowLosses, difference, summary
+from hgms_mix.sample import Sample, read_rows, write_rows
+from hgms_mix.stages import Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgms_core import CheckpointError, ConfigError
+
+NAN = float("nan")
+
+
+def made(folder: Path, value: int, text: str = "x") -> Stage:
+    """A finished stage that wrote one file."""
+    stage = Stage(name="sample", path=folder / "sample", inputs={"value": value})
+    assert stage.found() is None
+    stage.begin()
+    (stage.path / "rows").write_text(text)
+    stage.finish([stage.path / "rows"], {"value": value})
+    return stage
+
+
+def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
+    made(tmp_path, 1)
+    again = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+    assert again is not None
+    assert again.facts == {"value": 1}
+    assert Stage(name="sample", path=tmp_path / "sample", inputs={"value": 2}).found() is None
+    assert Stage(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).found() is None
+
+
+def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
+    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    assert stage.begin() is False
+    (stage.path / "half").write_text("half")
+    again = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    assert again.found() is None
+    assert again.begin() is True
+    assert (again.path / "half").read_text() == "half"
+
+
+def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path: Path) -> None:
+    first = made(tmp_path, 1, "one")
+    second = made(tmp_path, 2, "two")
+    assert (tmp_path / "sample" / "rows").read_text() == "two"
+    assert (tmp_path / f"sample-{first.key[:8]}" / "rows").read_text() == "one"
+    found = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+    assert found is not None
+    assert (found.path / "rows").read_text() == "one"
+    assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample", f"sample-{second.key[:8]}"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "shorter"])
+def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Path) -> None:
+    stage = made(tmp_path, 1, "whole")
+    (stage.path / "rows").unlink() if harm == "missing" else (stage.path / "rows").write_text("wh")
+    assert Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found() is None
+
+
+def test_the_digest_follows_the_files(tmp_path: Path) -> None:
+    digests = set()
+    for text in ("one", "two"):
+        stage = made(tmp_path / text, 1, text)
+        found = stage.found()
+        assert found is not None
+        digests.add(found.digest)
+    assert len(digests) == 2
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    stage = made(tmp_path, 1)
+    (stage.path / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"manifest.json: it is not valid JSON\n  remove the folder .*sample; that stage"):
+        stage.found()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample" / "thesis.tex").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"has no manifest.json, so it is none of hgms mix's folders"):
+        Stage(name="sample", path=tmp_path / "sample", inputs={}).begin()
+    assert (tmp_path / "sample" / "thesis.tex").read_text() == "mine"
+
+
+WEIGHTS = {"a": 0.5, "b": 0.25, "c": 0.25}
+CAPACITY = {"a": 50, "b": 40, "c": 3}
+
+
+def test_rows_are_drawn_without_duplicates_and_whatever_the_order_of_the_sources() -> None:
+    chosen = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=3)
+    # c gives its three, and the other two share 21 as 2 : 1
+    assert {name: len(rows) for name, rows in chosen.items()} == {"a": 14, "b": 7, "c": 3}
+    for name, rows in chosen.items():
+        assert rows.tolist() == sorted(set(rows.tolist()))
+        assert 0 <= int(rows.min()) <= int(rows.max()) < CAPACITY[name]
+    turned = Sample(size=24).draw(dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items())), seed=3)
+    assert {name: rows.tolist() for name, rows in turned.items()} == {name: rows.tolist() for name, rows in chosen.items()}
+    other = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=4)
+    assert other["a"].tolist() != chosen["a"].tolist()
+    assert Sample(size=24, seed=3).draw(WEIGHTS, CAPACITY, seed=99)["a"].equal(chosen["a"])
+
+
+def test_a_larger_sample_of_a_source_contains_the_smaller() -> None:
+    small = Sample(size=10).draw({"a": 1.0}, {"a": 100}, seed=0)["a"]
+    large = Sample(size=30).draw({"a": 1.0}, {"a": 100}, seed=0)["a"]
+    assert set(small.tolist()) < set(large.tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
+    score = st.one_of(st.floats(-5, 5), st.sampled_from([0.0, 1.0, NAN, float("inf"), -float("inf")]))
+    scores = {name: data.draw(st.lists(score, max_size=8)) for name in ("b", "a", "c")}
+    listed = [(-value, name, i) for name, values in scores.items() for i, value in enumerate(values) if value == value]
+    if not listed:
+        return
+    size = data.draw(st.integers(1, len(listed)))
+    found = Sample(size=size).top({name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()})
+    expected = sorted(listed)[:size]
+    assert sorted((name, int(i)) for name, rows in found.items() for i in rows) == sorted((name, i) for _, name, i in expected)
+    assert list(found) == ["b", "a", "c"]
+
+
+def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
+    scores = {"a": torch.tensor([1.0, NAN, 2.0]), "b": torch.tensor([3.0])}
+    with pytest.raises(ConfigError) as caught:
+        Sample(size=4).top(scores)
+    assert str(caught.value) == (
+        "sample.size = 4, but the method ranked 3 rows (a 2, b 1)\n"
+        "  raise task.cache (rows a source that are kept for reweighting), lower sample.size to 3 or less, "
+        "or set sample.allow_fewer = true"
+    )
+    fewer = Sample(size=4, allow_fewer=True).top(scores)
+    assert {name: rows.tolist() for name, rows in fewer.items()} == {"a": [0, 2], "b": [0]}
+
+
+def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    rows = [{"source": "a", "row": 3, "position": 1, "messages": [{"role": "user", "content": "Grüße"}]}]
+    write_rows(tmp_path / "one.gz", rows)
+    write_rows(tmp_path / "two.gz", rows)
+    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+    assert list(read_rows(tmp_path / "one.gz")) == rows
+    assert json.loads(gzip.decompress((tmp_path / "one.gz").read_bytes())) == rows[0]
+
+
+def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 30, (200,), generator=generator)
+    level = 2 + torch.rand(200, generator=generator, dtype=torch.float64)
+    theirs = RowLosses(total=level * tokens, tokens=tokens)
+    ours = RowLosses(total=(level - 0.1) * tokens, tokens=tokens)
+    found = summary(ours)
+    assert (found["rows"], found["tokens"]) == (200, int(tokens.sum()))
+    assert found["token_loss"]["value"] == pytest.approx(float(ours.total.sum() / tokens.sum()))
+    assert found["example_loss"]["value"] == pytest.approx(float((level - 0.1).mean()))
+    # the bootstrap's half-width of a mean is 1.96 s/√n up to its own noise
+    half = (found["example_loss"]["high"] - found["example_loss"]["low"]) / 2
+    assert half == pytest.approx(1.96 * float(level.std()) / 200**0.5, rel=0.1)
+    # what the rows have in common cancels: every row is lower by the same 0.1
+    gap = difference(ours, theirs)
+    assert (gap["value"], gap["low"], gap["high"]) == pytest.approx((-0.1, -0.1, -0.1))
