@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -122,22 +122,6 @@ class TokenTable:
         )
 
 
-def join(name: str, tables: Sequence[TokenTable]) -> TokenTable:
-    """One table of all rows of ``tables``, one after the other."""
-    if len({table.pad_id for table in tables}) > 1:
-        raise ConfigError("tables of different padding tokens do not go together\n  make them with one tokenizer")
-    return TokenTable(
-        name,
-        torch.cat([table.tokens for table in tables]),
-        torch.cat([table.mask for table in tables]),
-        _offsets(torch.cat([table.lengths for table in tables])),
-        torch.cat([table.rows for table in tables]),
-        hashlib.sha256("\n".join(table.digest for table in tables).encode()).hexdigest(),
-        torch.cat([table.keys for table in tables]),
-        tables[0].pad_id,
-    )
-
-
 def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
@@ -162,7 +146,8 @@ def token_table(
     memory when read; two processes that want one table make it once. A damaged entry is named in a warning and made anew.
 
     Errors: those of :func:`~hgms_llm.sources.read` and :func:`~hgms_llm.templates.template_for`; DataError where no row is
-    left, or the cache cannot be written. Cost: see the README (tens of thousands of rows take seconds).
+    left, or the cache cannot be written. Cost: one pass over the file and about 0.3 ms of a core a row; from the cache, a
+    checksum of the entry.
     """
     if too_long not in ("drop", "truncate"):
         raise ConfigError(unknown("value of too_long", str(too_long), ["drop", "truncate"]))

@@ -25,7 +25,7 @@ from hgms_llm.formats import Message
 from hgms_llm.overlaps import Overlap, overlap_warning, overlaps
 from hgms_llm.sources import Example, Source, read_examples
 from hgms_llm.tokenizers import byte_tokenizer
-from hgms_llm.tokens import TokenTable, cache_folder, fingerprint, join, token_table
+from hgms_llm.tokens import TokenTable, cache_folder, fingerprint, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -134,8 +134,8 @@ def test_options_that_make_no_table_are_refused(tmp_path: Path) -> None:
 
 def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
     own = byte_tokenizer()
-    own.chat_template = "{% for m in messages %}{% if m['content'] == 'R' %}{{ raise_exception('no R') }}{% endif %}"
-        "{{ m['content'] }}{% endfor %}"
+    refuse = "{% if m['content'] == 'R' %}{{ raise_exception('no R') }}{% endif %}"
+    own.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
     with pytest.raises(DataError, match=r"source 's' \(.*a\.jsonl\), row 1: the model's chat template refuses .*: no R"):
         token_table("s", source(tmp_path, [("Q", "A"), ("R", "B")]), own, template="model", max_length=64)
 
@@ -202,19 +202,6 @@ def test_take_is_the_table_of_the_chosen_rows(data: st.DataObject, table: TokenT
     assert (taken.name, taken.pad_id, taken.size) == ("t", table.pad_id, len(numbers))
     assert taken.digest == table.take(torch.tensor(numbers, dtype=torch.int32)).digest != table.digest
     assert taken.digest != table.take(torch.tensor([*numbers, 0])).digest
-
-
-@settings(max_examples=50, deadline=None)
-@given(tables(), tables())
-def test_join_is_one_table_after_the_other(first: TokenTable, second: TokenTable) -> None:
-    if first.pad_id != second.pad_id:
-        with pytest.raises(ConfigError, match="different padding tokens"):
-            join("j", [first, second])
-        second = evolve(second, pad_id=first.pad_id)
-    joined = join("j", [first, second])
-    assert rows_of(joined) == rows_of(first) + rows_of(second)
-    assert joined.rows.tolist() == first.rows.tolist() + second.rows.tolist()
-    assert joined.keys.tolist() == first.keys.tolist() + second.keys.tolist()
 
 
 def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
