@@ -121,7 +121,10 @@ class Evaluate:
                     self._write(folder, name, self._score(verifier, name, loaded[name][0], folder, report))
         if "mt-bench" in self.benchmarks:
             self._write(folder, "mt-bench", self._rated(folder, report, ask=False))
-        return self._results(folder) if self.judge is None or "mt-bench" not in self.benchmarks else self.rate(folder, report)
+            if self.judge is not None:
+                self.rate(folder, report)
+        found = self._results(folder)
+        return {name: found[name] for name in self.benchmarks}
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
         """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up to date and returns it.
@@ -232,6 +235,10 @@ class Evaluate:
             **made_with,
         }
         path = folder / f"{name}.settings.json"
+        for other in sorted(folder.glob("*.settings.json")):
+            if other != path and json.loads(other.read_text(encoding="utf-8")).get("model") != now["model"]:
+                which = other.name.removesuffix(".settings.json")
+                raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
         if not (folder / f"{name}.answers.jsonl").exists() or not path.exists():
             records.replace(path, records.to_json(now))
             return

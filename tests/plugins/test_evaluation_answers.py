@@ -145,6 +145,16 @@ HARD = [
     ("i", "-i", False),
     ("-5", "5", False),
     ("10", "ten", False),
+    (r"\text{east}", r"\text{seat}", False),
+    ("1,2,3", "1,2", False),
+    (r"3\frac12 \text{ hours}", "3.5", True),
+    ("x^2", "y^2", False),
+    ("18", "", False),
+    ("5", "}", False),
+    # where it is generous: units, bases and times of day
+    (r"5\text{ cm}", r"5\text{ km}", True),
+    ("12_8", "12_9", True),
+    ("11:30", "22:60", True),
 ]
 
 

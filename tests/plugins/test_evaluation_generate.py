@@ -347,6 +347,11 @@ def test_another_models_answers_are_not_taken_and_a_higher_limit_goes_on(
     assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, tmp_path / "out")["gsm8k"]["n"] == 5
     with pytest.raises(CheckpointError, match="made with another model"):
         only.run(*made(seed=1), tmp_path / "out")
+    other = attrs.evolve(stage, benchmarks=("math",))
+    with pytest.raises(CheckpointError, match=r"holds answers of another model \(gsm8k\)"):
+        other.run(*made(seed=1), tmp_path / "out")
+    assert set(other.run(*llama, tmp_path / "out")) == {"math"}
+    assert set(json.loads((tmp_path / "out" / "results.json").read_text())) == {"gsm8k", "math"}
 
 
 def test_a_broken_line_between_others_is_named(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
