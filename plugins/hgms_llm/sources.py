@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -163,36 +164,45 @@ def read_examples(name: str, source: Source) -> list[Example]:
 def read(name: str, source: Source) -> Reading:
     """The rows of ``source`` as conversations, and the counts of what was read."""
     where = f"source {name!r} ({source.where})"
-    records = list(_records(where, source))
-    if not records:
+    records = _records(where, source)
+    first = _first(records)
+    if not first:
         raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
-    whole = [record for _, record in records if not isinstance(record, BadRow)]
-    if source.format != "auto":
-        form = FORMATS[source.format]
-    elif whole:
-        form = _detected(where, whole)
-    else:  # nothing that could be looked at: every row goes into the list of bad ones
-        form = next(iter(FORMATS.values()))
+    whole = [record for _, record in first if not isinstance(record, BadRow)]
+    # a file without a single object has no format: all its rows go into the list of bad ones
+    form = FORMATS[source.format] if source.format != "auto" else _detected(where, whole) if whole else None
     examples: list[Example] = []
     bad: list[str] = []
-    for number, (line, record) in enumerate(records):
+    total = 0
+    for line, record in itertools.chain(first, records):
         try:
-            if isinstance(record, BadRow):
-                raise record
-            examples.append(Example(_replaced(form.read(record), source.completion), number))
+            if form is None or isinstance(record, BadRow):
+                raise record if isinstance(record, BadRow) else BadRow("of no known format")
+            examples.append(Example(_replaced(form.read(record), source.completion), total))
         except BadRow as error:
             bad.append(f"{line}: {error}")
+        total += 1
     if len(bad) > source.max_bad_rows or not examples:
-        raise DataError(_bad(where, form, bad, records, source))
-    total = len(records)
-    del records, whole
-    return Reading(_chosen(where, examples, source), total, len(bad), form.name)
+        raise DataError(_bad(where, form, bad, total, detect(whole), source))
+    return Reading(_chosen(where, examples, source), total, len(bad), form.name if form else "")
+
+
+def _first(records: Iterator[tuple[str, Row | BadRow]]) -> list[tuple[str, Row | BadRow]]:
+    """Enough rows to tell the format by."""
+    first: list[tuple[str, Row | BadRow]] = []
+    whole = 0
+    for record in records:
+        first.append(record)
+        whole += not isinstance(record[1], BadRow)
+        if whole == PROBED:
+            break
+    return first
 
 
 def _detected(where: str, rows: list[Row]) -> Format:
-    form = detect(rows[:PROBED])
+    form = detect(rows)
     if form is None:
-        keys = list(dict.fromkeys(str(key) for row in rows[:PROBED] for key in row))
+        keys = list(dict.fromkeys(str(key) for row in rows for key in row))
         wanted = ("instruction", "output", "messages", "conversations", "prompt", "completion", "question", "answer", "problem")
         near = [(key, m) for key in keys for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)]
         hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
@@ -214,23 +224,22 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
     return tuple(Message("assistant", completion) if message.role == "assistant" else message for message in messages)
 
 
-def _bad(where: str, form: Format, bad: list[str], records: list[tuple[str, Row | BadRow]], source: Source) -> str:
+def _bad(where: str, form: Format | None, bad: list[str], total: int, better: Format | None, source: Source) -> str:
     count = len(bad)
+    shape = f" as {form.name!r}" if form else ""
     lines = [
-        f"{where}: {count} of {len(records)} rows cannot be read as {form.name!r}"
-        f" (max_bad_rows = {source.max_bad_rows})\n  {form.name}: {form.looks}",
+        f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = {source.max_bad_rows})",
+        *([f"  {form.name}: {form.looks}"] if form else []),
         *(f"  {line}" for line in bad[:SHOWN]),
     ]
     if count > SHOWN:
         lines.append(f"  … and {count - SHOWN} more")
-    better = detect([record for _, record in records[:PROBED] if not isinstance(record, BadRow)])
-    if count == len(records):
-        if better is not None and better.name != form.name:
-            lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
-        else:
-            lines.append("  no row is left: mend or replace the file")
-    else:
+    if count < total:
         lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
+    elif better is not None and better is not form:
+        lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
+    else:
+        lines.append("  no row is left: mend or replace the file")
     return "\n".join(lines)
 
 
@@ -385,7 +394,7 @@ def _array(where: str, data: bytes) -> Iterator[tuple[str, Row | BadRow]]:
         raise DataError(f"{where}: malformed JSON: nested too deeply\n  mend the file") from None
     if isinstance(value, dict):
         value = _unwrapped(where, value)
-    for number, row in enumerate(value, start=1):
+    for number, row in enumerate(value):
         yield f"row {number}", row if isinstance(row, dict) else BadRow(f"it is a {type(row).__name__}, not an object")
 
 
@@ -413,8 +422,8 @@ def _parquet(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]
     try:
         for batch in pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches():
             for row in batch.to_pylist():
-                number += 1
                 yield f"row {number}", row
+                number += 1
     except pa.ArrowException as error:
         raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
 
@@ -439,5 +448,5 @@ def _hub(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:
     for batch in table.iter(batch_size=1000):
         columns: Mapping[str, list[Any]] = batch
         for values in zip(*columns.values(), strict=True):
-            number += 1
             yield f"row {number}", dict(zip(columns, values, strict=True))
+            number += 1

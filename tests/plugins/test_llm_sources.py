@@ -304,8 +304,25 @@ def test_the_wrong_format_named_points_to_the_right_one(tmp_path: Path) -> None:
 
 def test_no_good_row_is_an_error_whatever_the_limit(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", ["{", "nonsense"])
-    with pytest.raises(DataError, match=r"(?s)2 of 2 rows cannot be read.*line 1: malformed.*no row is left"):
+    with pytest.raises(
+        DataError, match=r"2 of 2 rows cannot be read \(max_bad_rows = 99\)\n  line 1: malformed.*\n.*\n  no row is left"
+    ):
         read_examples("s", Source(path=str(path), max_bad_rows=99))
+
+
+def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(tmp_path: Path) -> None:
+    rows = [*ALPACA[:2], {"instruction": "Q", "input": "", "output": None}, ALPACA[2]]
+    for path in (array(tmp_path / "a.json", rows), parquet(tmp_path / "a.parquet", rows)):
+        with pytest.raises(DataError, match=r"1 of 4 rows .*\n.*\n  row 2: 'output' is null, not text\n"):
+            read_examples("s", Source(path=str(path)))
+        assert [example.row for example in read_examples("s", Source(path=str(path), max_bad_rows=1))] == [0, 1, 3]
+
+
+def test_the_format_is_told_from_the_first_whole_rows_however_late_they_come(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", ["{"] * 300 + ALPACA * 100)
+    reading = read("s", Source(path=str(path), max_bad_rows=300))
+    assert (reading.format, reading.total, reading.bad, len(reading.examples)) == ("alpaca", 600, 300, 300)
+    assert reading.examples[0].row == 300
 
 
 def test_rows_of_no_known_format_list_their_fields_and_the_formats(tmp_path: Path) -> None:
