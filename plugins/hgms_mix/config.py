@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from attrs import frozen
@@ -22,7 +22,7 @@ TABLES = ("sample", "finetune", "evaluate")
 
 @frozen(kw_only=True)
 class MixConfig(RunConfig):
-    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and the stages after it."""
+    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and what comes after."""
 
     sample: Sample
     finetune: Finetune = Finetune()
@@ -49,18 +49,28 @@ def load(
     for key, value in (("out", out), ("device", device)):
         if value is not None and isinstance(table.setdefault("run", {}), dict):
             table["run"][key] = value
-    config = MixConfig.from_dict(table, source=path.name, sets=places)
-    check_task(config)
-    return config
+    return read(table, path.name, places)
 
 
-def check_task(config: MixConfig) -> None:
-    """A mix is of sources: any other task has nothing to sample."""
+def read(table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = ()) -> MixConfig:
+    """The configuration that a mix file's table describes; ``source`` is its name in messages."""
+    task, evaluate = table.get("task"), table.get("evaluate", {})
+    if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
+        # Questions are asked the way the model was trained, unless the file says otherwise.
+        table = {**table, "evaluate": {"template": task["template"], **evaluate}}
+    config = cast("MixConfig", MixConfig.from_dict(table, source=source, sets=places))
+    # A mix is of sources: any other task has nothing to sample.
     if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
         raise ConfigError(
             f"the task {config.task.name!r} has no data sources to mix @ task.name\n"
             '  write name = "source-mixture", or use hgms run'
         )
+    if config.run.device.partition(":")[2] not in ("", "0"):
+        raise ConfigError(
+            f"fine-tuning runs on the first GPU it sees, not on {config.run.device!r} @ run.device\n"
+            f'  write device = "cuda" and set the environment variable CUDA_VISIBLE_DEVICES={config.run.device[5:]}'
+        )
+    return config
 
 
 def held(config: RunConfig) -> dict[str, Any]:

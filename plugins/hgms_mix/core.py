@@ -12,7 +12,7 @@ from hgms_core.plots import COLOURS as COLOURS
 from hgms_core.progress import Progress as Progress
 from hgms_core.runner import Interrupted as Interrupted
 from hgms_core.runner import RunInfo as RunInfo
-from hgms_core.runner import _Interrupts as Interrupts
+from hgms_core.runner import _Interrupts as Interrupts  # noqa: F401
 from hgms_core.runner import device_called as device_called
 from hgms_core.runner import environment as environment
 from hgms_core.runner import run_config as run_config

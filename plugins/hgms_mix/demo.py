@@ -1,4 +1,4 @@
-"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one budget, in under three minutes."""
+"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one budget, in three minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from attrs import frozen
 
 from hgms_mix import pictures, texts
-from hgms_mix.config import MixConfig
+from hgms_mix.config import MixConfig, read
 from hgms_mix.core import Interval, Progress, RunFolder, paired, print_table, read_toml, replace_file
 from hgms_mix.summary import Report, carry_out
 
@@ -55,15 +55,16 @@ class Demo:
         def spread(interval: Interval) -> dict[str, float | int]:
             return {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
 
+        methods = {}
+        for method, reports in self.reports.items():
+            losses = Interval.of(list(self.losses(method).values()))
+            methods[method] = {"test_loss": spread(losses), "mixes": [dict(one.content) for one in reports.values()]}
         return {
-            "methods": {
-                method: {"test_loss": spread(Interval.of(list(self.losses(method).values()))), "mixes": [dict(one.content) for one in each.values()]}
-                for method, each in self.reports.items()
-            },
+            "methods": methods,
             "difference": spread(self.difference),
             "picture": None if self.picture is None else str(self.picture),
             "folder": str(self.folder),
-        }  # fmt: skip
+        }
 
     def print(self) -> None:
         budget = next(iter(self.reports[METHOD].values())).content["budget"]
@@ -97,7 +98,7 @@ def configs(out: Path, seeds: int) -> list[MixConfig]:
             if name == REFERENCE:
                 generator = table["method"]["generator"]
                 table["method"] = {"name": name, "generator": {key: generator[key] for key in ("lr", "batch_size", "mode")}}
-            found.append(MixConfig.from_dict(table, source="demo.toml"))
+            found.append(read(table, "demo.toml"))
     return found
 
 

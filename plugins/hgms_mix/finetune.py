@@ -93,7 +93,7 @@ class Finetune:
         pad: int = 0,
         watch: Watch = lambda step, steps, loss: None,
     ) -> dict[str, Any]:
-        """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from its last checkpoint if
+        """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from a checkpoint if
         ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names.
 
         Raises:
@@ -119,9 +119,13 @@ class Finetune:
         _save(trained, folder / kind)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return {
-            "kind": kind, "rows": len(rows), "optimizer_steps": steps,
-            "first_loss": losses[0], "last_loss": losses[-1], "parameters": sum(p.numel() for p in trained.parameters() if p.requires_grad),
-        }  # fmt: skip
+            "kind": kind,
+            "rows": len(rows),
+            "optimizer_steps": steps,
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+            "parameters": sum(one.numel() for one in trained.parameters() if one.requires_grad),
+        }
 
 
 def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
@@ -261,7 +265,7 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
         output_dir=str(folder), seed=seed, num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.micro_batch, gradient_accumulation_steps=settings.accumulation,
         optim="adamw_torch", learning_rate=settings.lr, weight_decay=settings.weight_decay,
-        lr_scheduler_type=settings.schedule if settings.schedule != "constant" or not settings.warmup else "constant_with_warmup",
+        lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" and settings.warmup else settings.schedule,
         warmup_steps=settings.warmup, max_grad_norm=settings.clip or 0.0, bf16=bf16, use_cpu=device.type == "cpu",
         logging_steps=1, logging_nan_inf_filter=False, save_steps=settings.save_every,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, dataloader_pin_memory=device.type == "cuda",
@@ -269,7 +273,7 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # several visible GPUs would be used at once, each with a micro-batch of its own
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=rows, data_collator=lambda batch: collate(batch, pad),  # type: ignore[arg-type]
+        model=model, args=arguments, train_dataset=rows, data_collator=lambda batch: collate(batch, pad),
         compute_loss_func=lambda outputs, labels, num_items_in_batch=None: completion_loss(
             outputs["logits"], labels, num_items_in_batch
         ),

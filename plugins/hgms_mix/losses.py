@@ -59,8 +59,8 @@ def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
 
 
 def summary(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means), each with its 95 % percentile
-    bootstrap interval over rows.
+    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means), each with its 95 %
+    percentile bootstrap interval over rows.
 
     >>> flat = RowLosses(total=torch.tensor([2.0, 3.0]).double(), tokens=torch.tensor([2, 3]))
     >>> summary(flat)["token_loss"]
@@ -77,7 +77,7 @@ def summary(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
 
 
 def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (paired: a row is drawn for both)."""
+    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (a row is drawn for both)."""
     gap, tokens = ours.total - theirs.total, ours.tokens.double()
     total, count = _resampled(torch.stack([gap, tokens], 1), seed).unbind(1)
     return _interval(float(gap.sum() / tokens.sum()), total / count)

@@ -87,8 +87,11 @@ class Mix:
     def _sample(self) -> Done:
         before, sample = self.run("reweight"), self.config.sample
         inputs = {
-            "version": sample.version, "settings": settings(sample), "seed": self.config.seed, "reweight": [before.key, before.digest]
-        }  # fmt: skip
+            "version": sample.version,
+            "settings": settings(sample),
+            "seed": self.config.seed,
+            "reweight": [before.key, before.digest],
+        }
         stage = Stage(name="sample", path=self.folder / "sample", inputs=inputs)
         if (found := self._found(stage)) is not None:
             return found
@@ -96,10 +99,7 @@ class Mix:
         tables, weights = self.tables("sources"), before.facts["weights"]
         capacity = {name: table.size for name, table in tables.items()}
         scores = self._scores(tables)
-        if scores is None:
-            chosen = sample.draw(weights, capacity, seed=self.config.seed)
-        else:
-            chosen = sample.top(scores)
+        chosen = sample.draw(weights, capacity, seed=self.config.seed) if scores is None else sample.top(scores)
         counts = {name: len(rows) for name, rows in chosen.items()}
         short = [] if scores is not None else moved(weights, counts, sample.size)
         for line in short:
@@ -120,8 +120,11 @@ class Mix:
     def _finetune(self) -> Done:
         before, finetune = self.run("sample"), self.config.finetune
         inputs = {
-            "version": finetune.version, "settings": settings(finetune), "seed": self.config.seed, "sample": [before.key, before.digest]
-        }  # fmt: skip
+            "version": finetune.version,
+            "settings": settings(finetune),
+            "seed": self.config.seed,
+            "sample": [before.key, before.digest],
+        }
         stage = Stage(name="finetune", path=self.folder / "finetune", inputs=inputs)
         if (found := self._found(stage)) is not None:
             return found

@@ -62,7 +62,7 @@ def against_uniform(runs: Sequence[Records], losses: Mapping[str, Sequence[float
     """Left: the mixture over time, a line a seed. Right: each method's test losses, a point a seed, with their mean."""
     figure, (left, right) = _figure(2)
     _weights(left, runs)
-    for i, (method, values) in enumerate(losses.items()):
+    for i, values in enumerate(losses.values()):
         colour = COLOURS[i % len(COLOURS)]
         right.scatter([i] * len(values), values, color=colour, alpha=0.7, s=28)
         mean = sum(values) / len(values)

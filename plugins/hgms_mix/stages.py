@@ -1,11 +1,11 @@
 """A stage on disk: a folder whose manifest says what it was made from, so that it is made once.
 
-``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its settings, the contents of the files
-it reads, the outputs of the stage before, the version of its code), and at the end the size and sha256 of each file it wrote. A
-stage with the same key that is finished is not made again; one that was interrupted goes on.
+``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its settings, the contents of the
+files it reads, the outputs of the stage before, the version of its code), and at the end the size and sha256 of each file it
+wrote. A stage with the same key that is finished is not made again; one that was interrupted goes on.
 
-A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its key>``, and renamed back when its
-settings come back.
+A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its key>``, and renamed back when
+its settings come back.
 """
 
 from __future__ import annotations

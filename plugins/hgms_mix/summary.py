@@ -131,7 +131,7 @@ def report(mix: Mix, name: str) -> Report:
 
 
 def _against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
-    """Our loss − that of uniform weights on the same rows, where the same mix was made with them: same file, seed and folder."""
+    """Our loss − that of uniform weights on the same rows, where the same mix was made with them: same file, seed, folder."""
     if mix.config.method_name == UNIFORM:
         return None
     ours = _kept(mix.folder, test)
@@ -170,10 +170,15 @@ def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _benchmark(found: Any) -> str:
-    if not isinstance(found, Mapping):
-        return str(found)
-    return ", ".join(f"{key} {value}" for key, value in found.items() if isinstance(value, int | float | str))
+def _benchmark(found: Mapping[str, Any]) -> str:
+    """A score with its interval, as hgms_evaluation gives them.
+
+    >>> _benchmark({"score": 62.5, "interval": {"low": 59.85, "high": 65.07, "kind": "wilson"}, "questions": 1319})
+    '62.50 [59.85, 65.07]'
+    """
+    interval = found.get("interval") or {}
+    spread = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if {"low", "high"} <= set(interval) else ""
+    return "not scored" if found.get("score") is None else f"{found['score']:.2f}{spread}"
 
 
 @contextlib.contextmanager

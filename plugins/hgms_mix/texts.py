@@ -55,20 +55,20 @@ def small_talk(random: random.Random) -> Row:
         dish, food, spice, people = random.choice(DISHES), random.choice(FOODS), random.choice(SPICES), random.randint(2, 12)
         return (
             f"How do you cook {dish} with {food} for {people} people?",
-            f"Wash the {food}, chop them and fry them gently in butter. Season with {spice}, then let it simmer with the lid on "
-            f"for {random.randint(2, 9) * 5} minutes and serve it warm.",
+            f"Wash the {food}, chop them and fry them gently in butter. Season with {spice}, then let it simmer with the lid "
+            f"on for {random.randint(2, 9) * 5} minutes and serve it warm.",
         )
     event, day, spot = random.choice(EVENTS), random.choice(DAYS), random.choice(SPOTS)
     return (
         f"Hi {random.choice(NAMES)}, will you come to the {event} on {day}?",
-        f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, and do bring {random.choice(NAMES)} "
-        "along if the weather is kind.",
+        f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, and do bring "
+        f"{random.choice(NAMES)} along if the weather is kind.",
     )
 
 
 def distinct(make: Callable[[random.Random], Row], count: int, generator: random.Random, seen: set[str]) -> list[Row]:
     """``count`` rows whose prompts nobody has seen yet."""
-    rows = []
+    rows: list[Row] = []
     while len(rows) < count:
         prompt, answer = make(generator)
         if prompt not in seen:

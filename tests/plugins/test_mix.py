@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,14 @@ def write_sums(path: Path, first: int, count: int, completion: str | None = None
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_sums(Path("sums.jsonl"), 0, 40)
     write_sums(Path("dots.jsonl"), 100, 60, ".")
     write_sums(Path("validation.jsonl"), 200, 20)
     write_sums(Path("test.jsonl"), 300, 15)
     Path("mix.toml").write_text(MIX)
-    yield tmp_path
+    return tmp_path
 
 
 def call(*arguments: str) -> Result:
@@ -250,6 +249,21 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path)
         ), name
 
 
+def test_benchmarks_are_answered_and_shown(here: Path) -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'hgms[llm]'")
+    questions = [{"question": f"{i} + 1 =", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(3)]
+    Path("gsm8k.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    sets = ["evaluate.benchmarks=['gsm8k']", "evaluate.paths.gsm8k=gsm8k.jsonl", "evaluate.max_new_tokens=4",
+            "evaluate.max_prompt_tokens=30", "evaluate.instruction=''"]  # fmt: skip
+    done = call("mix.toml", *(part for one in sets for part in ("--set", one)))
+    assert done.exit_code == 0, done.output
+    assert "evaluate: sums, gsm8k" in done.stderr
+    assert any(line.startswith("  gsm8k: 0.00 [0.00, ") for line in done.stdout.splitlines()), done.stdout
+    report = json.loads(next(here.glob("runs/mix/*/seed-1/report.json")).read_bytes())
+    assert report["benchmarks"]["gsm8k"]["score"] == 0.0  # four random bytes are no answer
+    assert len((here / report["folder"] / "evaluate/benchmarks/gsm8k.answers.jsonl").read_text().splitlines()) == 3
+
+
 RANKED = '''
 from __future__ import annotations
 from typing import Any, ClassVar, final
@@ -320,6 +334,7 @@ def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> No
         (["run.device=cuda"], "error: device 'cuda' asked for, but torch sees no CUDA device"),
         (["task.sources.sums.path=nowhere.jsonl"], "error: source 'sums' (nowhere.jsonl):"),
         (['task.adapter.targets=["nope"]'], "error: no module of this GPT2LMHeadModel is called 'nope' @ task.adapter.targets"),
+        (["run.device=cuda:1"], "error: fine-tuning runs on the first GPU it sees, not on 'cuda:1' @ run.device"),
         (["task=quadratic"], "error: the task 'quadratic' has no data sources to mix @ task.name"),
     ],
 )

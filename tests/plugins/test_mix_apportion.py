@@ -6,11 +6,11 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from hgms_mix.apportion import apportion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import ConfigError
+from hgms_mix.apportion import apportion
 
 NAMES = tuple("abcdefgh")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from hgms_mix.core import Interrupted
-from hgms_mix.finetune import Finetune, OutOfMemory, collate, completion_loss, newest_checkpoint
 
 from hgms_core import NumericalError
+from hgms_mix.core import Interrupted
+from hgms_mix.finetune import Finetune, OutOfMemory, collate, completion_loss, newest_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -54,9 +54,8 @@ def by_hand(model: Any, rows: Rows) -> float:
     for tokens, mask in rows:
         with torch.no_grad():
             logits = model(input_ids=tokens.long()[None]).logits[0].double()
-        for i in range(1, len(tokens)):
-            if mask[i]:
-                terms.append(float(logits[i - 1].logsumexp(0) - logits[i - 1][int(tokens[i])]))
+        scored = [i for i in range(1, len(tokens)) if mask[i]]
+        terms += [float(logits[i - 1].logsumexp(0) - logits[i - 1][int(tokens[i])]) for i in scored]
     return sum(terms) / len(terms)
 
 

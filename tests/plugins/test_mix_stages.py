@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hgms_mix.losses import RowLosses, difference, summary
-from hgms_mix.sample import Sample, read_rows, write_rows
-from hgms_mix.stages import Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import CheckpointError, ConfigError
+from hgms_mix.losses import RowLosses, difference, summary
+from hgms_mix.sample import Sample, read_rows, write_rows
+from hgms_mix.stages import Stage
 
 NAN = float("nan")
 
