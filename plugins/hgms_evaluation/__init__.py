@@ -6,7 +6,6 @@ Nothing heavy is loaded by importing this package: transformers, math-verify, op
 from __future__ import annotations
 
 from hgms_evaluation.answers import Extracted as Extracted
-from hgms_evaluation.answers import Verifier as Verifier
 from hgms_evaluation.answers import boxed as boxed
 from hgms_evaluation.answers import extract as extract
 from hgms_evaluation.evaluate import Evaluate as Evaluate
@@ -16,3 +15,4 @@ from hgms_evaluation.intervals import half_widths as half_widths
 from hgms_evaluation.intervals import wilson as wilson
 from hgms_evaluation.judge import Judge as Judge
 from hgms_evaluation.judge import rating as rating
+from hgms_evaluation.verifier import Verifier as Verifier

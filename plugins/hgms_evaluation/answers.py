@@ -6,30 +6,16 @@ Whether two answers are equal is math-verify's decision.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import json
-import queue
 import re
-import subprocess
-import sys
-import threading
-from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from attrs import frozen
 
-from hgms_core import DataError, MissingExtra
-
-Verdict = Literal["right", "wrong", "undecided"]
+from hgms_core import DataError
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
-
-
-PATIENCE = 6
-"""Two parses and four comparisons are limited to some seconds each; what outlasts them all no signal can stop."""
 
 
 @frozen
@@ -119,108 +105,3 @@ def math_gold(solution: str, where: str) -> str:
     if gold is None:
         raise DataError(f"{where}: the solution has no balanced \\boxed{{}}: …{solution[-60:]!r}")
     return gold
-
-
-class Verifier:
-    """Compares answers with math-verify in a process of its own, which is ended and started again when a comparison takes too
-    long or all memory. May be called from any thread.
-
-    ``verdict`` is "undecided" where math-verify ran out of time: the answer is then not counted as right, and the results say
-    how often that was. The arguments are not interchangeable: the known answer comes first.
-
-    >>> with Verifier() as verifier:
-    ...     verifier.verdict("0.5", r"\\frac{1}{2}"), verifier.verdict("2", "3")
-    ('right', 'wrong')
-
-    Raises:
-        MissingExtra: math-verify is not installed.
-    """
-
-    def __init__(self, seconds: int = 5) -> None:
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str] = queue.Queue()
-
-    def verdict(self, gold: str, answer: str, *, whole: bool = False) -> Verdict:
-        """Whether ``answer`` equals ``gold``; with ``whole`` it is a text in which math-verify looks for the answer itself."""
-        pair = [_box(gold), answer if whole else _box(answer), self._seconds]
-        with self._lock:
-            process = self._process or self._start()
-            try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(pair) + "\n")
-                process.stdin.flush()
-                line = self._lines.get(timeout=PATIENCE * self._seconds)
-            except (queue.Empty, BrokenPipeError):
-                line = ""
-            if not line:
-                self._stop()
-                return "undecided"
-        return "right" if line == "right" else "wrong" if line == "wrong" else "undecided"
-
-    def _start(self) -> subprocess.Popen[str]:
-        require_math_verify()
-        script = Path(__file__).with_name("worker.py")
-        # -P: the script's folder is not put on the path, where its neighbours could hide modules of other names
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True).start()
-        self._process, self._lines = process, lines
-        try:
-            ready = lines.get(timeout=120)
-        except queue.Empty:
-            ready = ""
-        if ready != "ready":
-            self._stop()
-            raise MissingExtra(
-                "math-verify cannot be used: its process ended before the first comparison\n  pip install 'hgms[llm]'"
-            )
-        return process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    _close(stream)
-
-    def __enter__(self) -> Verifier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._stop()
-
-
-def require_math_verify() -> None:
-    if importlib.util.find_spec("math_verify") is None:
-        raise MissingExtra("scoring GSM8K and MATH needs math-verify, which is not installed\n  pip install 'hgms[llm]'")
-
-
-def _box(text: str) -> str:
-    return "\\boxed{" + text + "}"
-
-
-def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
-    try:
-        for line in stream:
-            lines.put(line.strip())
-    except ValueError:
-        pass  # closed while it was being read
-    lines.put("")
-
-
-def _close(stream: IO[str]) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):
-        stream.close()

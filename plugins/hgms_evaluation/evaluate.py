@@ -11,12 +11,10 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_evaluation import intervals, questions, records
-from hgms_evaluation.answers import Verifier, extract, require_math_verify
+from hgms_evaluation import asking, questions, records, scores
 from hgms_evaluation.judge import Asked, Judge, messages
-from hgms_evaluation.judge import rate as ask_judge
-from hgms_evaluation.judge import stored as stored_ratings
 from hgms_evaluation.questions import Benchmark, Question
+from hgms_evaluation.verifier import Verifier, require_math_verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 BENCHMARKS: Final = ("gsm8k", "math", "mt-bench")
 NEW_TOKENS: Final[Mapping[Benchmark, int]] = {"gsm8k": 1024, "math": 1024, "mt-bench": 512}
-PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench": 80}
 INSTRUCTION: Final = "Please reason step by step, and put your final answer within \\boxed{}."
 
 Answers = dict[tuple[int, int], dict[str, Any]]
@@ -147,9 +144,9 @@ class Evaluate:
         if {"gsm8k", "math"} & set(self.benchmarks):
             require_math_verify()
         if self.engine == "vllm":
-            from hgms_evaluation.generate import require_vllm
+            from hgms_evaluation import vllm_engine
 
-            require_vllm()
+            vllm_engine.require()
 
     def _generate(
         self,
@@ -184,7 +181,7 @@ class Evaluate:
         folder: Path,
         report: Report,
     ) -> None:
-        from hgms_evaluation import generate
+        from hgms_evaluation import generate, vllm_engine
 
         new = self.new_tokens(name)
         cap = generate.prompt_cap(model, self.max_prompt_tokens, new)
@@ -192,7 +189,7 @@ class Evaluate:
         which = f"{name}, turn {turn}" if name == "mt-bench" else name
         report(f"{which}: {len(todo)} questions" + (f", {cut} of them cut to their last {cap} tokens" if cut else ""))
         if self.engine == "vllm":
-            batches = generate.vllm_replies(
+            batches = vllm_engine.replies(
                 model, tokenizer, prompts.tokens, stops=prompts.stops, max_new_tokens=new, cap=cap, folder=folder
             )
         else:
@@ -255,22 +252,11 @@ class Evaluate:
     ) -> dict[str, Any]:
         answers = _answers(folder, name)
         report(f"{name}: scoring {len(asked)} answers")
-        rows = [score(verifier, name, question, answers[question.id, 1]["text"]) for question in asked]
+        rows = [scores.score(verifier, name, question, answers[question.id, 1]["text"]) for question in asked]
         records.replace(folder / f"{name}.scores.jsonl", "".join(records.line(row) for row in rows))
-        correct = sum(row["verdict"] == "right" for row in rows)
-        found = intervals.wilson(correct, len(rows))
-        result = {
-            "score": 100 * correct / len(rows),
-            "unit": "percent",
-            "correct": correct,
-            "n": len(rows),
-            "paper_n": PAPER_COUNTS[name],
-            "interval": _interval(found, 100, {"method": "wilson", "level": 0.95}),
-            "no_answer": sum(row["by"] == "nothing" for row in rows),
-            "undecided": sum(row["verdict"] == "undecided" for row in rows),
-            **_lengths([answers[question.id, 1] for question in asked]),
-        }
-        report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({100 * found.low:.2f} to {100 * found.high:.2f})")
+        result = scores.accuracy(name, rows, [answers[question.id, 1] for question in asked])
+        low, high = result["interval"]["low"], result["interval"]["high"]
+        report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
         return result
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
@@ -290,14 +276,14 @@ class Evaluate:
         if self.judge is None:
             ratings = {}
         else:
-            ratings = ask_judge(self.judge, folder, wanted, report) if ask else stored_ratings(self.judge, folder, wanted)
-        result = summary(wanted, ratings, self.resamples, self.seed)
+            ratings = asking.rate(self.judge, folder, wanted, report) if ask else asking.stored(self.judge, folder, wanted)
+        result = scores.summary(wanted, ratings, self.resamples, self.seed)
         if ask:
             report(f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, {result['failed']} without a rating")
         return {
             **result,
             "judge": None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature},
-            **_lengths(made),
+            **scores.lengths(made),
         }
 
     def _write(self, folder: Path, name: Benchmark, result: Mapping[str, Any]) -> None:
@@ -309,63 +295,5 @@ class Evaluate:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
-    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule, and the verdict."""
-    assert question.gold is not None
-    found = extract(response, number=name == "gsm8k")
-    whole = found.by == "whole response"
-    verdict = "wrong" if found.text is None else verifier.verdict(question.gold, found.text, whole=whole)
-    return {
-        "id": question.id,
-        "gold": question.gold,
-        "answer": None if whole else found.text,
-        "by": found.by,
-        "verdict": verdict,
-    }
-
-
-def summary(
-    asked: Sequence[Asked], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
-) -> dict[str, Any]:
-    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted; ``if_failed`` is what the score would be
-    had each of them got the least or the most."""
-    known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
-    by_question: dict[int, list[float]] = {}
-    for one in asked:
-        if (one.id, one.turn) in known:
-            by_question.setdefault(one.id, []).append(known[one.id, one.turn])
-    means = [sum(values) / len(values) for values in by_question.values()]
-    values = [value for one in by_question.values() for value in one]
-    failed = len(asked) - len(values)
-    made = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
-    return {
-        "score": sum(values) / len(values) if values else None,
-        "unit": "points of 10",
-        "n": len({one.id for one in asked}),
-        "paper_n": PAPER_COUNTS["mt-bench"],
-        "turns": [_mean([known[key] for key in known if key[1] == turn]) for turn in (1, 2)],
-        "rated": len(values),
-        "failed": failed,
-        "if_failed": [(sum(values) + failed * bound) / len(asked) for bound in (0, 10)],
-        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, made) if means else None,
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _answers(folder: Path, name: Benchmark) -> Answers:
     return {(record["id"], record["turn"]): record for record in records.read(folder / f"{name}.answers.jsonl")}
-
-
-def _interval(found: intervals.Range, scale: float, made: Mapping[str, Any]) -> dict[str, Any]:
-    return {"low": scale * found.low, "high": scale * found.high, "half_width": scale * found.half_width, **made}
-
-
-def _lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "prompts_truncated": sum(answer["truncated"] for answer in answers),
-        "answers_unfinished": sum(not answer["finished"] for answer in answers),
-        "new_tokens": sum(answer["new_tokens"] for answer in answers),
-    }

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from hgms_core import DataError, MissingExtra
-from hgms_evaluation import Extracted, Verifier, answers, boxed, extract
+from hgms_evaluation import Extracted, Verifier, boxed, extract
+from hgms_evaluation import verifier as verifying
 from hgms_evaluation.answers import gsm8k_gold, math_gold, numbers
-from hgms_evaluation.evaluate import score
 from hgms_evaluation.questions import Question, load
+from hgms_evaluation.scores import score
 
 data = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score")
 
@@ -170,7 +171,7 @@ def test_what_takes_too_long_is_undecided_and_the_next_is_not(verifier: Verifier
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_that_dies_or_hangs_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "PATIENCE", 0.5)
+    monkeypatch.setattr(verifying, "PATIENCE", 0.5)
     with Verifier(seconds=4) as verifier:
         assert verifier.verdict("1", "1") == "right"
         process = verifier._process

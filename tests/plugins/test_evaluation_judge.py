@@ -24,7 +24,8 @@ import pytest
 
 from hgms_core import CheckpointError, ConfigError, HgmsError
 from hgms_evaluation import Evaluate, Judge, bootstrap, rating
-from hgms_evaluation.judge import messages, ratings_path
+from hgms_evaluation.asking import ratings_path
+from hgms_evaluation.judge import messages
 from hgms_evaluation.questions import Question, judge_prompts, load, place
 
 pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")

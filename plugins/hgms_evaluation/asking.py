@@ -1,0 +1,212 @@
+"""Asking the judge: which turns, how fast, how often again, and what is kept of its replies."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgms_core import HgmsError
+from hgms_evaluation import records
+from hgms_evaluation.judge import Asked, Judge, rating
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+_LONGEST_WAIT: Final = 60.0
+
+
+def ratings_path(judge: Judge, folder: Path) -> Path:
+    """Each judge has its own file."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
+    return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
+
+
+def stored(judge: Judge, folder: Path, asked: Sequence[Asked]) -> dict[tuple[int, int], dict[str, Any]]:
+    """The records this judge has of exactly these answers; the last one counts."""
+    wanted = {(one.id, one.turn): one.digest for one in asked}
+    found = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder))}
+    return {key: record for key, record in found.items() if wanted.get(key) == record["asked"]}
+
+
+def rate(
+    judge: Judge, folder: Path, asked: Sequence[Asked], report: Callable[[str], None]
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
+
+    Raises:
+        HgmsError: the judge cannot be reached, does not answer or refuses; what was rated is kept.
+    """
+    judge.require()
+    done = stored(judge, folder, asked)
+    todo = [one for one in asked if done.get((one.id, one.turn), {}).get("rating") is None]
+    if not todo:
+        return done
+    path = ratings_path(judge, folder)
+    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(asked)} turns")
+    kept = len(asked) - len(todo)
+    with records.Journal(path) as journal, _client(judge) as client:
+        pace = _Pace(judge.requests_per_minute)
+        try:
+            for record in _each(todo, judge.concurrency, lambda one, stop: _rate_one(judge, client, pace, one, stop)):
+                journal.write(record)
+                done[record["id"], record["turn"]] = record
+                kept += record["rating"] is not None
+        except HgmsError as error:
+            raise HgmsError(
+                f"{error}\n  {kept} of {len(asked)} ratings are kept in {path}; the same command goes on from there"
+            ) from None
+    if not kept:
+        reason = next(record["reason"] for record in done.values())
+        raise HgmsError(f"no reply of the judge {judge.where} holds a rating: {reason}\n  the replies are in {path}")
+    return done
+
+
+def _each(
+    todo: Sequence[Asked], concurrency: int, work: Callable[[Asked, threading.Event], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Results as they come. After the first failure nothing new is begun; what was under way is handed on."""
+    stop, failure = threading.Event(), None
+    waiting = iter(todo)
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            under_way: set[Future[dict[str, Any]]] = {
+                pool.submit(work, one, stop) for one in itertools.islice(waiting, concurrency)
+            }
+            while under_way:
+                ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    error = future.exception()
+                    if error is None:
+                        yield future.result()
+                    else:
+                        failure = failure or error
+                        stop.set()
+                    following = None if stop.is_set() else next(waiting, None)
+                    if following is not None:
+                        under_way.add(pool.submit(work, following, stop))
+        finally:
+            stop.set()  # also where the caller is interrupted: nobody sleeps on
+    if failure is not None:
+        raise failure
+
+
+class _Pace:
+    """Starts of requests, a fixed time apart; none before a time that a server named."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> None:
+        with self._lock:
+            start = max(self._next, time.monotonic())
+            self._next = start + self._gap
+        stop.wait(max(0.0, start - time.monotonic()))
+
+    def hold(self, seconds: float) -> None:
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+
+def _client(judge: Judge) -> OpenAI:
+    from openai import OpenAI
+
+    # retries are ours: they keep to the pace, and a Retry-After holds for all threads
+    return OpenAI(base_url=judge.base_url, api_key=judge.key(), timeout=judge.timeout, max_retries=0)
+
+
+def _rate_one(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> dict[str, Any]:
+    record: dict[str, Any] = {"id": one.id, "turn": one.turn, "judge": judge.where, "asked": one.digest}
+    for attempt in range(1, judge.attempts + 1):
+        text, reason = _ask(judge, client, pace, one, stop)
+        value = None if text is None else rating(text)
+        record |= {"rating": value, "attempts": attempt, "reply": text}
+        if value is not None:
+            break
+        record["reason"] = reason or "no rating in the reply"
+    else:
+        return record
+    record.pop("reason", None)
+    return record
+
+
+def _ask(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> tuple[str | None, str]:
+    """The judge's reply, or None and why it is of no use."""
+    import openai
+
+    try:
+        reply = _answered(judge, client, pace, one, stop)
+        text = reply.choices[0].message.content
+    except openai.BadRequestError as error:
+        return None, f"refused: {_told(error)}"
+    except openai.APIStatusError as error:
+        raise HgmsError(f"the judge {judge.where} refuses: {_told(error)}") from None
+    except (openai.APIResponseValidationError, AttributeError, IndexError, TypeError, ValueError) as error:
+        return None, f"malformed: {_told(error)}"
+    return (text, "") if isinstance(text, str) and text.strip() else (None, "malformed: no text")
+
+
+def _answered(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> Any:
+    """What the endpoint sends, with as many retries as it takes."""
+    from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
+
+    doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
+
+    def pause(state: Any) -> float:
+        named = _retry_after(state.outcome.exception())
+        if named is None:
+            return float(doubling(state))
+        pace.hold(named)  # for every thread; this one waits there too
+        return 0.0
+
+    def send() -> Any:
+        pace.wait(stop)
+        if stop.is_set():
+            raise HgmsError("stopped")
+        calls: Any = client.chat.completions
+        return calls.create(
+            model=judge.model, messages=one.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
+        )
+
+    def sleep(seconds: float) -> None:
+        stop.wait(seconds)
+
+    limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(stop)
+    try:
+        return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
+    except RetryError as error:
+        last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
+        raise HgmsError(f"the judge {judge.where} does not answer: {_told(last)} ({tries} tries)") from None
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    import openai
+
+    if isinstance(error, openai.RateLimitError):
+        return getattr(error, "code", None) != "insufficient_quota"  # waiting does not pay the bill
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in (408, 409) or error.status_code >= 500
+    return isinstance(error, openai.APIConnectionError)
+
+
+def _retry_after(error: BaseException | None) -> float | None:
+    """The seconds a server asks to wait, at most ten minutes."""
+    response = getattr(error, "response", None)
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.0), 600.0) if response is not None else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _told(error: BaseException | None) -> str:
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said[:200]}"

@@ -1,0 +1,88 @@
+"""From answers and ratings to the numbers in results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hgms_evaluation import intervals
+from hgms_evaluation.answers import extract
+from hgms_evaluation.judge import Asked
+from hgms_evaluation.questions import Benchmark, Question
+from hgms_evaluation.verifier import Verifier
+
+PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench": 80}
+
+
+def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
+    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule, and the verdict."""
+    assert question.gold is not None
+    found = extract(response, number=name == "gsm8k")
+    whole = found.by == "whole response"
+    verdict = "wrong" if found.text is None else verifier.verdict(question.gold, found.text, whole=whole)
+    return {
+        "id": question.id,
+        "gold": question.gold,
+        "answer": None if whole else found.text,
+        "by": found.by,
+        "verdict": verdict,
+    }
+
+
+def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The share of right answers in percent, with Wilson's interval; what was not decided or not found is counted."""
+    correct = sum(row["verdict"] == "right" for row in rows)
+    return {
+        "score": 100 * correct / len(rows),
+        "unit": "percent",
+        "correct": correct,
+        "n": len(rows),
+        "paper_n": PAPER_COUNTS[name],
+        "interval": interval(intervals.wilson(correct, len(rows)), 100, {"method": "wilson", "level": 0.95}),
+        "no_answer": sum(row["by"] == "nothing" for row in rows),
+        "undecided": sum(row["verdict"] == "undecided" for row in rows),
+        **lengths(answers),
+    }
+
+
+def summary(
+    asked: Sequence[Asked], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
+) -> dict[str, Any]:
+    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted; ``if_failed`` is what the score would be
+    had each of them got the least or the most."""
+    known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
+    by_question: dict[int, list[float]] = {}
+    for one in asked:
+        if (one.id, one.turn) in known:
+            by_question.setdefault(one.id, []).append(known[one.id, one.turn])
+    means = [sum(values) / len(values) for values in by_question.values()]
+    values = [value for one in by_question.values() for value in one]
+    failed = len(asked) - len(values)
+    made = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
+    return {
+        "score": sum(values) / len(values) if values else None,
+        "unit": "points of 10",
+        "n": len({one.id for one in asked}),
+        "paper_n": PAPER_COUNTS["mt-bench"],
+        "turns": [_mean([known[key] for key in known if key[1] == turn]) for turn in (1, 2)],
+        "rated": len(values),
+        "failed": failed,
+        "if_failed": [(sum(values) + failed * bound) / len(asked) for bound in (0, 10)],
+        "interval": interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, made) if means else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def interval(found: intervals.Range, scale: float, made: Mapping[str, Any]) -> dict[str, Any]:
+    return {"low": scale * found.low, "high": scale * found.high, "half_width": scale * found.half_width, **made}
+
+
+def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "prompts_truncated": sum(answer["truncated"] for answer in answers),
+        "answers_unfinished": sum(not answer["finished"] for answer in answers),
+        "new_tokens": sum(answer["new_tokens"] for answer in answers),
+    }
