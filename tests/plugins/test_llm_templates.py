@@ -199,7 +199,7 @@ def test_a_tokenizer_without_chat_template_names_the_built_in_ones() -> None:
 texts = st.text(min_size=1, max_size=40).filter(lambda text: text.strip())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0),
     st.sampled_from(["plain", "alpaca", "chatml"]),
@@ -213,7 +213,7 @@ def test_what_is_learned_is_every_answer_and_its_end_and_nothing_else(turns: lis
     assert learned[-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0), st.sampled_from(TEMPLATES))
 def test_the_prompt_of_generation_is_what_stands_before_each_answer_in_training(turns: list[str], name: str) -> None:
     tokenizer = marked(CHATML)
@@ -233,7 +233,7 @@ def test_no_token_of_real_rows_lies_across_the_border(name: str) -> None:
     template = template_for(name, tokenizer)
     files = ["alpaca_zh/alpaca_zh_6000", "scalebio_math_valtest/val", "gsm8k/test", "code_alpaca/code_alpaca_2000"]
     for file in files:
-        examples = [e for e in read_examples("s", Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=60)) if not e.blank]
+        examples = [e for e in read_examples("s", Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=25)) if not e.blank]
         rows = encode([template.pieces(example.messages) for example in examples], tokenizer, template)
         for example, (tokens, learned) in zip(examples, rows, strict=True):
             border = learned.index(True)
@@ -293,7 +293,7 @@ def test_stop_tokens_are_the_templates_mark_and_the_end_token() -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_bytes_are_their_own_tokens_and_come_back(text: str) -> None:
     tokenizer = byte()
     tokens = tokenizer(text, split_special_tokens=True)["input_ids"]

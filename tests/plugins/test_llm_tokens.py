@@ -79,7 +79,7 @@ def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Pat
     assert (table.report.too_long, table.report.truncated, table.report.kept) == (1, 1, 2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.text("xyz", min_size=1, max_size=12), st.text("abc", max_size=12)), min_size=1, max_size=6),
     st.integers(2, 20),
@@ -176,7 +176,7 @@ def indices(table: TokenTable, **sizes: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, table.size - 1), **sizes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), tables(), st.sampled_from([(-1,), (2, -1), (1, 2, -1), (-1, 1)]))
 def test_gather_is_the_rows_one_by_one_padded_to_the_longest(
     data: st.DataObject, table: TokenTable, shape: tuple[int, ...]
@@ -191,7 +191,7 @@ def test_gather_is_the_rows_one_by_one_padded_to_the_longest(
     assert mask.reshape(len(numbers), -1).tolist() == expected_mask
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), tables())
 def test_take_is_the_table_of_the_chosen_rows(data: st.DataObject, table: TokenTable) -> None:
     numbers = data.draw(indices(table, max_size=6))
