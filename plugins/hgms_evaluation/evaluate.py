@@ -106,7 +106,7 @@ class Evaluate:
             MissingExtra: math-verify, openai, tenacity or vLLM is needed and not installed.
             HgmsError: the judge does not answer, or memory is too small for a single prompt. What was done is kept.
         """
-        self._check_first()
+        self.check()
         folder.mkdir(parents=True, exist_ok=True)
         loaded = {
             name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit) for name in self.benchmarks
@@ -137,7 +137,7 @@ class Evaluate:
         self._write(folder, "mt-bench", self._rated(folder, report, ask=True))
         return self._results(folder)
 
-    def _check_first(self) -> None:
+    def check(self) -> None:
         """What would only be missing after hours of generation."""
         if "mt-bench" in self.benchmarks and self.judge is not None:
             self.judge.require()

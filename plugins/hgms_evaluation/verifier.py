@@ -16,8 +16,9 @@ from hgms_core import MissingExtra
 
 Verdict = Literal["right", "wrong", "undecided"]
 
-PATIENCE = 6
-"""Two parses and four comparisons are limited to some seconds each; what outlasts them all no signal can stop."""
+PATIENCE = 24
+"""Parsing and each comparison have some seconds of processor time; what outlasts so many times that by the clock, no signal can
+stop."""
 
 
 class Verifier:
