@@ -1,9 +1,9 @@
 """Compares answers with math-verify in a process of its own: one JSON pair per line in, one verdict per line out.
 
 Run as a script by :class:`hgms_evaluation.verifier.Verifier`; it imports nothing of this project. math-verify limits its time
-by a signal, which works in a process's main thread only, and an expression such as 9^(9^(9^9)) may take all memory: neither should
-be able to end an evaluation. The limit here is on processor time (where there is such a signal), so that a busy machine gives
-the verdicts of an idle one.
+by a signal, which works in a process's main thread only, and an expression such as 9^(9^(9^9)) may take all memory: neither
+should be able to end an evaluation. The limit here is on processor time (where there is such a signal), so that a busy machine
+gives the verdicts of an idle one.
 """
 
 from __future__ import annotations
