@@ -61,6 +61,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         track_option,
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
         click.option("--out", metavar="FOLDER", help="Where mix folders go."),
+        click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
+        click.option("--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid."),
         click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable."),
         click.argument("config", type=FILE),
@@ -72,10 +74,10 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
     def stage(
-        config: Path, sets: Sequence[str], seed: int | None, out: str | None, device: str | None,
-        files: Sequence[str], as_json: bool,
+        config: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
+        device: str | None, files: Sequence[str], as_json: bool,
     ) -> None:  # fmt: skip
-        _run(upto, config, sets, seed, out, device, files, as_json)
+        _run(upto, config, sets, seed, method, scale, out, device, files, as_json)
 
     mix.command(name, help=text)(stage)
 
@@ -105,8 +107,8 @@ def demo(out: Path, seeds: int, as_json: bool) -> None:
 
 
 def _run(
-    upto: str, path: Path, sets: Sequence[str], seed: int | None, out: str | None, device: str | None,
-    files: Sequence[str], as_json: bool,
+    upto: str, path: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
+    device: str | None, files: Sequence[str], as_json: bool,
 ) -> None:  # fmt: skip
     import hgms_core.plugins
 
@@ -115,7 +117,7 @@ def _run(
     from hgms_mix.core import Progress
     from hgms_mix.summary import carry_out
 
-    config = load(path, sets, seed=seed, out=out, device=device)
+    config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale)
     with Progress(enabled=not as_json) as view:
         report = carry_out(config, path.stem, upto=upto, say=_to_stderr, view=view)
     if as_json:

@@ -14,10 +14,9 @@ from hgms_core import ConfigError
 from hgms_evaluation import Evaluate
 from hgms_mix.core import RunConfig, lay, plain, read_toml
 from hgms_mix.finetune import Finetune
+from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample
 from hgms_mix.stages import digest, file_digest
-
-TABLES = ("sample", "finetune", "evaluate")
 
 
 @frozen(kw_only=True)
@@ -35,14 +34,21 @@ class MixConfig(RunConfig):
 
 
 def load(
-    path: Path, sets: Sequence[str] = (), *, seed: int | None = None, out: str | None = None, device: str | None = None
+    path: Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    device: str | None = None,
+    method: str | None = None,
+    scale: str | None = None,
 ) -> MixConfig:
-    """The configuration in a mix file, with what the command line lays over it."""
+    """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
-    table = read_toml(text, path.name)
+    table = one_of(read_toml(text, path.name), method, scale, path.name)
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed

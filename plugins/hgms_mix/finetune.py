@@ -291,11 +291,18 @@ def peft_behind() -> Iterator[None]:
         yield
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device's memory, or the machine's, was not enough."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 @contextlib.contextmanager
 def _memory(settings: Finetune) -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         fewer = (
             f"lower finetune.micro_batch (now {settings.micro_batch}) and raise finetune.accumulation by the same factor"
             if settings.micro_batch > 1

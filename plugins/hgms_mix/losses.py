@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Key
-from hgms_mix.finetune import IGNORED, collate
+from hgms_mix.finetune import IGNORED, OutOfMemory, collate, out_of_memory
 
 RESAMPLES = 10_000
 
@@ -34,11 +34,24 @@ class RowLosses:
 
 
 def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
-    """The losses of a token table's rows, ``rows`` of similar length at a time, without dropout.
+    """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory runs out), without dropout.
 
     Cost: one forward pass over the table.
+
+    Raises:
+        OutOfMemory: not even one row fits.
     """
-    model.eval()
+    try:
+        return _row_losses(model.eval(), table, rows)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        if rows == 1:
+            raise OutOfMemory("evaluation ran out of memory on a single row\n  lower task.max_length") from error
+    return row_losses(model, table, rows=rows // 2)
+
+
+def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
     device = next(model.parameters()).device
     lengths = table.offsets.diff()
     total, tokens = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.int64)

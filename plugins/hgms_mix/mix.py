@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms_core import DataError
+from hgms_core import ConfigError, DataError, MissingExtra
 from hgms_mix import losses
 from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
 from hgms_mix.core import Progress, RunFolder, RunInfo, device_called, environment, replace_file, run_config
@@ -37,6 +38,22 @@ class Mix:
     say: Callable[[str], None] = lambda line: None
     view: Progress = field(factory=lambda: Progress(enabled=False))
     _done: dict[str, Done] = field(factory=dict)
+
+    def check(self, stage: str) -> None:
+        """Whether what ``stage`` needs is installed and can be had: known before the hours that reweighting takes.
+
+        Raises:
+            MissingExtra: a package is not installed.
+            ConfigError: a benchmark cannot be evaluated.
+        """
+        wanted = ["transformers"]
+        if STAGES.index(stage) >= STAGES.index("finetune"):
+            wanted += ["accelerate", *([] if self._task.adapter is None else ["peft"])]
+        missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+        if missing:
+            raise MissingExtra(f"the stage {stage} needs {' and '.join(missing)}\n  install it with: pip install 'hgms[llm]'")
+        if stage == "evaluate":
+            self.config.evaluate.check()
 
     def run(self, stage: str = "evaluate") -> Done:
         """The stage called ``stage`` and all before it."""
@@ -210,7 +227,14 @@ class Mix:
             return None
         config = self.config
         problem = config.task.problem(config.seed, self.device, getattr(torch, config.run.dtype))
-        flat = rank(problem, self._state()).detach().cpu()
+        state = self._state()
+        flat = rank(problem, state).detach().cpu()
+        finished = getattr(config.method, "finished", None)
+        if bool(flat.isnan().all()) and finished is not None and not finished(state):
+            raise ConfigError(
+                f"{config.method_name} ranks rows once it has finished, which it had not when its budget of "
+                f"{config.budget} was spent\n  raise the budget"
+            )
         pool = self._task.cached(tables, config.seed)
         scores = {}
         for (name, cached), part in zip(pool.items(), flat.split([each.size for each in pool.values()]), strict=True):

@@ -68,10 +68,11 @@ def carry_out(
         CheckpointError: another process works on the same mix.
     """
     folder = mix_path(config, name)
+    mix = Mix(config, folder, say, view or Progress(enabled=False))
+    mix.check(upto)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
-        mix = Mix(config, folder, say, view or Progress(enabled=False))
         try:
             mix.run(upto)
         except KeyboardInterrupt as error:
@@ -119,6 +120,8 @@ def report(mix: Mix, name: str) -> Report:
         content["benchmarks"] = found.facts["benchmarks"]
         for test, row in content["test"].items():
             row["against_uniform"] = _against_uniform(mix, content["comparable"], test)
+        kept = json.dumps(plain(_scores(content)), indent=2, ensure_ascii=False)
+        replace_file(done["reweight"].path / "scores.json", kept.encode())
     records = RunFolder(done["reweight"].path).records()
     try:
         content["pictures"] = [str(pictures.mixture(records, mix.folder / "mixture.png"))]
@@ -142,6 +145,21 @@ def _against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
             if told["comparable"] == same and theirs["digest"] == ours["digest"]:
                 return losses.difference(losses.RowLosses.of(ours), losses.RowLosses.of(theirs), seed=mix.config.seed)
     return None
+
+
+def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What `hgms report` shows of the tuned model beside the run's own metrics: benchmarks, then test losses."""
+    metrics: dict[str, float] = {}
+    higher: dict[str, bool] = {}
+    for name, found in content["benchmarks"].items():
+        if isinstance(found, Mapping) and found.get("score") is not None:
+            share = found.get("unit") == "percent"
+            key = f"{name}_accuracy" if share else f"{name}_score"
+            metrics[key], higher[key] = found["score"] / (100 if share else 1), True
+    for name, row in content["test"].items():
+        key = f"tuned_{name}_loss"
+        metrics[key], higher[key] = row["token_loss"]["value"], False
+    return {"metrics": metrics, "higher_is_better": higher}
 
 
 def _kept(folder: Path, test: str) -> dict[str, Any]:

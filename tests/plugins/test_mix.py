@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,51 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
     assert files_of(folder) == files_of(Path(whole["folder"]))
 
 
+def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core.progress import Progress
+
+    whole = Path(told("reweight", "mix.toml", "--out", "whole")["folder"])
+
+    def press(self: Any, info: Any, record: dict[str, Any], share: float) -> None:
+        if record["step"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "watch", press)
+        broken = call("mix.toml", "--out", "broken")
+    assert broken.exit_code == 130
+    assert "the state after step 1 is saved" in broken.stderr
+    assert "--resume" not in broken.stderr
+    assert "in stage reweight; run the same command again to go on from there" in broken.stderr
+    again = call("reweight", "mix.toml", "--out", "broken")
+    assert "reweight: going on with uniform" in again.stderr
+    (folder,) = here.glob("broken/mix/*/seed-1")
+    for name in ("steps.jsonl", "summary.json"):
+        assert (folder / "reweight" / name).read_bytes() == (whole / "reweight" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("stage", "missing"), [("finetune", "accelerate"), ("finetune", "peft"), ("sample", "transformers")])
+def test_what_is_not_installed_is_said_before_anything_runs(
+    stage: str, missing: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == missing else there(name, *rest))
+    done = call(stage, "mix.toml")
+    assert done.exit_code == 2
+    assert f"error: the stage {stage} needs {missing}\n  install it with: pip install 'hgms[llm]'" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_judge_without_a_key_is_said_before_anything_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    done = call("mix.toml", "--set", "evaluate.benchmarks=['mt-bench']")
+    assert done.exit_code == 2
+    assert "OPENAI_API_KEY" in done.stderr
+    assert not Path("runs").exists()
+
+
 def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
     told("mix.toml")
     report = told("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
@@ -298,7 +344,7 @@ class ByNumber:
     def ranking(self, problem: Any, state: Any) -> torch.Tensor:
         scores = torch.arange(float(problem.lower_data.size))
         scores[0] = torch.nan
-        return scores
+        return scores if self.finished(state) else scores * torch.nan
 
 
 @hookimpl
@@ -321,6 +367,9 @@ def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> No
     done = call("sample", "mix.toml", *arguments, "--set", "sample.size=40")
     assert done.exit_code == 2
     assert "the method ranked 39 rows (dots 20, sums 19)" in done.stderr
+    done = call("sample", "mix.toml", *arguments, "--set", "budget=1 steps")
+    assert done.exit_code == 2
+    assert "error: by-number ranks rows once it has finished, which it had not when its budget of 1 outer steps" in done.stderr
 
 
 @pytest.mark.parametrize(

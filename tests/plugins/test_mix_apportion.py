@@ -27,7 +27,7 @@ def portfolios(draw: st.DrawFn) -> tuple[dict[str, float], dict[str, int], int]:
     return weights, capacity, draw(st.integers(0, room))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(portfolios())
 def test_totals_are_exact_and_capacity_is_kept(portfolio: tuple[dict[str, float], dict[str, int], int]) -> None:
     weights, capacity, size = portfolio
@@ -38,7 +38,7 @@ def test_totals_are_exact_and_capacity_is_kept(portfolio: tuple[dict[str, float]
     assert all(counts[name] == 0 for name in counts if weights[name] == 0)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(portfolios(), st.randoms())
 def test_the_order_of_the_sources_does_not_matter(portfolio: tuple[dict[str, float], dict[str, int], int], random) -> None:
     weights, capacity, size = portfolio
@@ -48,7 +48,7 @@ def test_the_order_of_the_sources_does_not_matter(portfolio: tuple[dict[str, flo
     assert turned == apportion(weights, capacity, size)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(portfolios())
 def test_sources_with_room_stay_in_proportion(portfolio: tuple[dict[str, float], dict[str, int], int]) -> None:
     """What is not full is within one row of its quota of what the full ones leave; what is full was owed at least that much."""
@@ -66,7 +66,7 @@ def test_sources_with_room_stay_in_proportion(portfolio: tuple[dict[str, float],
             assert counts[full] - 1 < owed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(portfolios())
 def test_without_moving_rows_a_short_source_just_gives_what_it_has(
     portfolio: tuple[dict[str, float], dict[str, int], int],
@@ -88,7 +88,7 @@ def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]
     return {one for one in found if distance[one] == min(distance.values())}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 50))
 def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> None:
     weights = {NAMES[i]: part / 64 for i, part in enumerate(parts)}  # exact in binary

@@ -14,6 +14,7 @@ import torch
 from hgms_core import NumericalError
 from hgms_mix.core import Interrupted
 from hgms_mix.finetune import Finetune, OutOfMemory, collate, completion_loss, newest_checkpoint
+from hgms_mix.losses import row_losses
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -246,3 +247,41 @@ def test_out_of_memory_says_which_knob(settings: Finetune, told: str, tmp_path: 
 def test_settings_are_checked(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Finetune(**{field: value})
+
+
+def a_table(rows: Rows) -> Any:
+    from hgms_llm import TokenTable
+
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    numbers = torch.arange(len(rows))
+    return TokenTable("t", torch.cat([t for t, _ in rows]), torch.cat([m for _, m in rows]), offsets, numbers, "digest")
+
+
+def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped() -> None:
+    model, rows = gpt(dropout=0.3), made_rows(7)
+    found = row_losses(model, a_table(rows), rows=3)
+    for i, row in enumerate(rows):
+        assert float(found.per_row[i]) == pytest.approx(by_hand(model.eval(), [row]), rel=1e-5)
+    assert torch.allclose(row_losses(model, a_table(rows), rows=7).total, found.total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fits", [0, 2])
+def test_evaluation_takes_fewer_rows_where_memory_runs_out(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, seen = transformers.GPT2LMHeadModel.forward, []
+
+    def limited(self: Any, input_ids: torch.Tensor, **more: Any) -> Any:
+        seen.append(len(input_ids))
+        if len(input_ids) > fits:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
+        return forward(self, input_ids=input_ids, **more)
+
+    rows = made_rows(5)
+    expected = row_losses(gpt(), a_table(rows)).total
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", limited)
+    if fits == 0:
+        with pytest.raises(OutOfMemory, match=r"out of memory on a single row\n  lower task.max_length"):
+            row_losses(gpt(), a_table(rows), rows=4)
+        return
+    assert torch.allclose(row_losses(gpt(), a_table(rows), rows=4).total, expected, rtol=1e-5)
+    assert seen == [4, 2, 2, 1]
