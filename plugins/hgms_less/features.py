@@ -46,7 +46,7 @@ def row_gradients(problem: Problem, x: Tree, data: Data, index: Tensor) -> tuple
     The copies are views, so only their gradients take memory: B lower states.
     """
     count = len(index)
-    batch = {name: leaf for name, leaf in data.rows(index[:, None]).items() if leaf.shape[:1] == (count,)}
+    batch = {name: leaf for name, leaf in data.rows(index[:, None].to(data.device)).items() if leaf.shape[:1] == (count,)}
     stacked = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     (group,) = groups(problem.f, stacked, own_batch=True, mode="stacked")
     grads, losses = gradient(group.loss, problem.theta0, group.x, batch)

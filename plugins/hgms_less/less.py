@@ -13,7 +13,7 @@ from torch import Tensor
 from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Ravel, Record, State, Tree
 from hgms_less.features import Preconditioner, directions, row_gradients
 from hgms_less.projection import Projector
-from hgms_less.selection import highest, shares, sources_of
+from hgms_less.selection import highest, on_host, shares, sources_of
 from hgms_less.store import FeatureStore, fingerprint, tree_digest
 from hgms_less.training import Schedule, adam, epoch_rows, fresh, of
 
@@ -108,15 +108,15 @@ class Less:
             "phase": "warmup",
             "epoch": 0,
             "at": 0,
-            "warmup": chosen.to(pool.device),
+            "warmup": chosen,
             "train": fresh(problem.x0),
             "val": {},
-            "scores": torch.zeros(len(sources.parts), pool.size, dtype=torch.float64, device=pool.device),
-            "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64, device=pool.device),
+            "scores": torch.zeros(len(sources.parts), pool.size, dtype=torch.float64),
+            "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
             "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
             "pool": fingerprint(pool) if self.store is not None else "",
             "digest": "",
-            "kept": torch.empty(0, dtype=torch.int64, device=pool.device),
+            "kept": torch.empty(0, dtype=torch.int64),
             "cost": Cost().numbers(),
         }
 
@@ -126,7 +126,7 @@ class Less:
         spent = Cost()
         changes: State = {}
         if not self.finished(state):
-            changes, seen, spent = phases[state["phase"]](problem, state)
+            changes, seen, spent = phases[state["phase"]](problem, on_host(state))
             record |= seen
         cost = Cost(**state["cost"]) + spent
         record |= {**{f"cost_{name}": number for name, number in cost.numbers().items()}, "oracle_calls": cost.calls}
@@ -166,7 +166,7 @@ class Less:
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Adds the directions of some validation rows to their sets' sums."""
         data, parts = problem.upper_data["differentiate"], len(sources_of(problem).parts)
-        index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size), device=data.device)
+        index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         grads, losses, batch = row_gradients(problem, of(state["train"], "x"), data, index)
         _refuse_nonfinite(losses, state, "validation")
         found = directions(grads, self._projector(state))
@@ -191,10 +191,10 @@ class Less:
         weight = schedule.average(state["epoch"]) / sum(schedule.average(epoch) for epoch in range(self.epochs))
         means = val["sums"] / val["counts"][:, None]
         scores = state["scores"].clone()
-        scores[:, first:last] += weight * (means @ found.T).double()
+        scores[:, first:last] += weight * (means @ found.T).double().cpu()
         changes: State = {"scores": scores, "at": last}
         if last == pool.size:
-            changes |= self._epoch_over(problem, state, scores, val["counts"])
+            changes |= self._epoch_over(problem, state, scores, val["counts"].cpu())
         return changes, seen, Cost(lower_gradients=last - first, rows=last - first)
 
     def _features(self, problem: Problem, state: State, first: int, last: int) -> tuple[Tensor, Record]:
@@ -209,7 +209,7 @@ class Less:
             stored = store.read(first, last, state["val"]["sums"])
             if stored is not None:
                 return stored, {"lower_loss": None}
-        index = torch.arange(first, last, device=problem.lower_data.device)
+        index = torch.arange(first, last)
         grads, losses, _ = row_gradients(problem, x, problem.lower_data, index)
         _refuse_nonfinite(losses, state, "pool")
         m, v = (list(of(state["train"], part).values()) for part in "mv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Problem, Sources
+from hgms_core import ConfigError, Data, Problem, Sources, State
 
 
 def sources_of(problem: Problem) -> Sources:
@@ -30,6 +30,11 @@ def shares(data: Data, rows: Tensor) -> dict[str, float]:
     {'a': 0.25, 'b': 0.75}
     """
     strata = data.strata or ()
-    ends = torch.tensor([size for _, size in strata], device=rows.device).cumsum(0)
+    ends = torch.tensor([size for _, size in strata]).cumsum(0)
     counts = torch.bincount(torch.bucketize(rows, ends, right=True), minlength=len(strata))
     return {name: number / len(rows) for (name, _), number in zip(strata, counts.tolist(), strict=True)}
+
+
+def on_host(state: State) -> State:
+    """The state with all that is counted by rows on the CPU, where it is small and never waited for; x stays on its device."""
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}

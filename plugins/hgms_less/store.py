@@ -79,8 +79,8 @@ class FeatureStore:
 def fingerprint(data: Data, piece: int = 256) -> str:
     """sha256 of all rows. What a batch holds besides rows (a dropout seed) does not count."""
     digest = hashlib.sha256(str(data.size).encode())
-    for index in torch.split(torch.arange(data.size, device=data.device), piece):
-        rows = data.rows(index)
+    for index in torch.split(torch.arange(data.size), piece):
+        rows = data.rows(index.to(data.device))
         digest.update(tree_digest({name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}).encode())
     return digest.hexdigest()
 

@@ -40,7 +40,7 @@ class Schedule:
 def epoch_rows(key: Key, rows: Tensor, epoch: int, update: int, batch_size: int) -> Tensor:
     """Which of ``rows`` an update of an epoch sees; every epoch has an order of its own and sees each row once."""
     order = torch.randperm(len(rows), generator=key.fold("epoch", epoch).generator())
-    return rows[order[update * batch_size : (update + 1) * batch_size].to(rows.device)]
+    return rows[order[update * batch_size : (update + 1) * batch_size]]
 
 
 def adam(
@@ -52,7 +52,8 @@ def adam(
     ``count`` is how many updates the moments will then have seen. The decay is decoupled (AdamW).
     """
     x, m, v = (of(state, part) for part in "xmv")
-    grads, loss = gradient(problem.f, problem.theta0, x, problem.lower_data.rows(rows))
+    data = problem.lower_data
+    grads, loss = gradient(problem.f, problem.theta0, x, data.rows(rows.to(data.device)))
     if not torch.isfinite(loss):
         raise NumericalError(f"step {step}: the training loss is {float(loss)}; lower lr, or check the rows and the model")
     beta1, beta2 = betas

@@ -132,7 +132,9 @@ class RegMix:
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates of a run; at its end its validation loss, and after the last run the regression."""
         sources, run = _sources(problem), state["run"]
-        weights = state["mixtures"][run]
+        # On the CPU, wherever a checkpoint was read to.
+        mixtures, losses = state["mixtures"].cpu(), state["losses"].cpu()
+        weights = mixtures[run]
         theta = sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
         count = min(self.updates, self.steps - state["at"])
         trained, loss, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
@@ -142,12 +144,12 @@ class RegMix:
             return changes, record, spent
 
         validation = self._validation_loss(problem, trained["x"], state["step"] + 1)
-        losses = torch.cat([state["losses"], validation[None].cpu()])
+        losses = torch.cat([losses, validation[None].cpu()])
         changes |= {**_fresh(problem.x0), "at": 0, "run": run + 1, "losses": losses}
         if int(losses.argmin()) == run:
             changes["best"] = trained["x"]
         if run + 1 == self.runs:
-            found = fit(state["mixtures"], losses, self.regressor, Key(state["seed"]).fold("regression").derive())
+            found = fit(mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive())
             simulated = self._mixtures(problem).draw(Key(state["seed"]).fold("simulated"), self.simulated)
             omega, predicted = best(found, simulated, self.top)
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))

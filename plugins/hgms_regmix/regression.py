@@ -66,7 +66,7 @@ class Fit:
 def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fit:
     """A regression of ``losses`` on ``mixtures``, ``[R, S]``.
 
-    ``linear`` and ``quadratic`` are ridge regressions on the weights, and on them and all their products; the penalty is the one
+    ``linear`` and ``quadratic`` are ridge regressions on the weights, and on them and their products; the penalty is the one
     with the lowest leave-one-out error. ``boosting`` is gradient boosting of small trees.
     """
     library = sklearn()

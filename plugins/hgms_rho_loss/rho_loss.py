@@ -9,8 +9,8 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree
-from hgms_rho_loss.training import adamw, counts_of, epoch_rows, fresh, highest, of, row_losses
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree
+from hgms_rho_loss.training import adamw, counts_of, epoch_rows, fresh, highest, of, on_host, row_losses
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -99,7 +99,7 @@ class RhoLoss:
                 raise ConfigError(f"method 'rho-loss' trains its reference on validation rows, and the role {role!r} has none")
         if self.size is not None and self.size > pool.size:
             raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {self.size}")
-        missing = torch.full((pool.size,), torch.nan, dtype=torch.float64, device=pool.device)
+        missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {
             "seed": seed,
             "step": 0,
@@ -109,8 +109,8 @@ class RhoLoss:
             "best": {"x": dict(problem.x0), "loss": None},
             "irreducible": missing,
             "ranking": missing,
-            "kept": torch.empty(0, dtype=torch.int64, device=pool.device),
-            "used": torch.zeros(len(sources.names), dtype=torch.int64, device=pool.device),
+            "kept": torch.empty(0, dtype=torch.int64),
+            "used": torch.zeros(len(sources.names), dtype=torch.int64),
             "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
             "cost": Cost().numbers(),
         }
@@ -128,7 +128,7 @@ class RhoLoss:
         spent = Cost()
         changes: State = {}
         if not self.finished(state):
-            changes, seen, spent = phases[state["phase"]](problem, state)
+            changes, seen, spent = phases[state["phase"]](problem, on_host(state))
             record |= seen
         cost = Cost(**state["cost"]) + spent
         record |= {**{f"cost_{name}": number for name, number in cost.numbers().items()}, "oracle_calls": cost.calls}
@@ -147,27 +147,28 @@ class RhoLoss:
         ranking: Tensor = state["ranking"]
         return ranking
 
-    def _update(self, problem: Problem, state: State, batch: Tree, lr: float) -> tuple[Tree, Tensor]:
+    def _update(self, problem: Problem, state: State, data: Data, rows: Tensor, lr: float) -> tuple[Tree, Tensor]:
         return adamw(
-            problem, batch, state["train"], step=state["step"] + 1, count=state["at"] + 1, lr=lr, betas=self.betas,
-            eps=self.eps, weight_decay=self.weight_decay,
+            problem, data.rows(rows.to(data.device)), state["train"], step=state["step"] + 1, count=state["at"] + 1, lr=lr,
+            betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
         )  # fmt: skip
 
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """One update on validation rows; at the start and after each epoch their held-out loss."""
         data, held_out, at = problem.upper_data["differentiate"], problem.upper_data["stop"], state["at"]
         best, spent = state["best"], Cost()
-        everything = torch.arange(held_out.size, device=held_out.device)
+        everything = torch.arange(held_out.size)
 
         def better(x: Tree) -> State:
-            loss = row_losses(problem, x, held_out, everything, state["step"] + 1, self.chunk).mean()
-            return {"x": x, "loss": loss} if best["loss"] is None or bool(loss < best["loss"]) else best
+            losses = row_losses(problem, x, held_out, everything, state["step"] + 1, self.chunk)
+            loss = float(losses.mean())
+            return {"x": x, "loss": loss} if best["loss"] is None or loss < best["loss"] else best
 
         looked = Cost(upper_values=1, rows=held_out.size)
         if at == 0:
             best, spent = better(of(state["train"], "x")), looked
         rows = epoch_rows(Key(state["seed"]).fold("reference"), data, at, self.batch_size)
-        trained, loss = self._update(problem, state, data.rows(rows), self.reference_lr)
+        trained, loss = self._update(problem, state, data, rows, self.reference_lr)
         spent += Cost(upper_gradients=1, rows=len(rows))
         updates = math.ceil(data.size / self.batch_size)
         if (at + 1) % updates == 0:
@@ -180,7 +181,7 @@ class RhoLoss:
     def _losses(self, problem: Problem, state: State) -> tuple[Tensor, Tensor, Cost]:
         """The losses of the next rows of the pool, and their numbers."""
         pool = problem.lower_data
-        index = torch.arange(state["at"], min(state["at"] + self.chunk, pool.size), device=pool.device)
+        index = torch.arange(state["at"], min(state["at"] + self.chunk, pool.size))
         losses = row_losses(problem, of(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         return losses, index, Cost(upper_values=1, rows=len(index))
 
@@ -195,7 +196,7 @@ class RhoLoss:
 
     def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         rows = epoch_rows(Key(state["seed"]).fold("target"), problem.lower_data, state["at"], self.batch_size)
-        trained, loss = self._update(problem, state, problem.lower_data.rows(rows), self.lr)
+        trained, loss = self._update(problem, state, problem.lower_data, rows, self.lr)
         over = state["at"] + 1 == self.target_steps
         changes: State = {"train": trained, "at": 0 if over else state["at"] + 1, "phase": "scores" if over else "target"}
         return changes, {"lower_loss": loss}, Cost(lower_gradients=1, rows=len(rows))
@@ -215,9 +216,9 @@ class RhoLoss:
         """One update on the kept rows, whose epochs go round."""
         kept, at = state["kept"], state["at"]
         epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
-        order = torch.randperm(len(kept), generator=Key(state["seed"]).fold("train", epoch).generator()).to(kept.device)
+        order = torch.randperm(len(kept), generator=Key(state["seed"]).fold("train", epoch).generator())
         rows = kept[order[place * self.batch_size : (place + 1) * self.batch_size]]
-        trained, loss = self._update(problem, state, problem.lower_data.rows(rows), self.lr)
+        trained, loss = self._update(problem, state, problem.lower_data, rows, self.lr)
         return {"train": trained, "at": at + 1}, {"lower_loss": loss}, Cost(lower_gradients=1, rows=len(rows))
 
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -226,7 +227,7 @@ class RhoLoss:
         losses = row_losses(problem, of(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         scores = losses.double() - state["irreducible"][index]
         chosen = index[highest(scores, max(1, int(self.top * len(index))))]
-        trained, loss = self._update(problem, state, pool.rows(chosen), self.lr)
+        trained, loss = self._update(problem, state, pool, chosen, self.lr)
         used = state["used"] + counts_of(pool, chosen)
         names = _sources(problem).names
         changes: State = {
