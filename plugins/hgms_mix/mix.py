@@ -155,6 +155,8 @@ class Mix:
             model, rows, stage.path, seed=self.config.seed, adapter=adapter, start=self._start(), pad=rows.pad,
             watch=lambda step, steps, loss: self.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
+        if facts["kind"] == "model":
+            self.tokenizer.save_pretrained(stage.path / "model")  # so that the folder is all that another program needs
         return stage.finish(
             [*(one for one in (stage.path / facts["kind"]).iterdir() if one.is_file()), stage.path / "losses.jsonl"], facts
         )
