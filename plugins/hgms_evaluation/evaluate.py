@@ -65,7 +65,7 @@ class Evaluate:
         judge: of MT-Bench; "none" leaves the answers to be rated later, by :meth:`rate`.
         resamples, seed: of MT-Bench's bootstrap.
 
-    Cost: one generation per turn. Scoring takes about 5 ms a right and 30 ms a wrong answer on one core.
+    Cost: one generation per turn. Scoring takes about 7 ms a right and 20 ms a wrong answer on one core.
 
     >>> Evaluate(benchmarks=("gsm8k", "math")).new_tokens("math")
     1024
