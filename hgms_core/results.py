@@ -25,6 +25,7 @@ from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
 
 SWEEPS = "sweeps"
+REWEIGHT = "reweight"
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"})
 _SEED = re.compile(r"^seed = (\d+)\n", re.MULTILINE)
 
@@ -42,7 +43,8 @@ class StoredRun:
     """One finished (or failed) run on disk.
 
     ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was measured beside it
-    (``{"peak_memory_bytes": …}``; empty where nothing was).
+    (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was measured of its result later, such as by
+    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``).
     """
 
     path: Path
@@ -50,6 +52,7 @@ class StoredRun:
     summary: Mapping[str, Any]
     environment: Mapping[str, Any] = field(factory=dict)
     resources: Mapping[str, Any] = field(factory=dict)
+    scores: Mapping[str, Any] = field(factory=dict)
 
     @property
     def task(self) -> Mapping[str, Any]:
@@ -73,8 +76,10 @@ class StoredRun:
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """The task's metrics in its own order, True where higher is better; empty for runs older than the record of it."""
-        return (self.environment.get("task") or {}).get("metrics") or {}
+        """The task's metrics in its own order, then later scores, True where higher is better; empty for runs older than the
+        record of it."""
+        own = (self.environment.get("task") or {}).get("metrics") or {}
+        return {**own, **self.scores.get("higher_is_better", {})} if own else own
 
     @property
     def method(self) -> Mapping[str, Any]:
@@ -98,7 +103,8 @@ class StoredRun:
     @property
     def hash(self) -> str:
         """The configuration's hash, as the folder's name holds it; empty where the folder was renamed."""
-        found = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
+        names = (self.path.parent.name, self.path.parent.parent.name)  # a mix has its run in a folder of its own
+        found = next((match for name in names if (match := re.search(r"-([0-9a-f]{8})$", name))), None)
         return found[1] if found else ""
 
     @property
@@ -121,8 +127,9 @@ class StoredRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last evaluation; a metric that was not finite is NaN."""
-        return {name: _number(value) for name, value in (self.summary.get("metrics") or {}).items()}
+        """The last evaluation, and later scores; a metric that was not finite is NaN."""
+        found = {**(self.summary.get("metrics") or {}), **self.scores.get("metrics", {})}
+        return {name: _number(value) for name, value in found.items()}
 
     @functools.cached_property
     def seconds(self) -> float:
@@ -225,12 +232,12 @@ def read(path: Path) -> StoredRun:
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise CheckpointError("steps.jsonl is missing")
         environment = _object(path / "env.json") if "env.json" in names else {}
-        resources = _object(path / "resources.json") if "resources.json" in names else {}
+        resources, scores = (_object(path / name) if name in names else {} for name in ("resources.json", "scores.json"))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise CheckpointError("config.toml is not text") from None
-    run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources)
+    run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources, scores=scores)
     try:
         _ = (run.task_name, run.method_name, run.seed, run.budget, run.label, run.task_label)
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
@@ -240,6 +247,7 @@ def read(path: Path) -> StoredRun:
     told = environment.get("task")
     if not isinstance(told, dict | None) or not isinstance((told or {}).get("metrics"), dict | None):
         raise CheckpointError("env.json: 'task' does not hold the task's version and metrics")
+    _check_scores(scores)
     _expect_number("resources.json", "peak_memory_bytes", resources.get("peak_memory_bytes"))
     return run
 
@@ -254,6 +262,13 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
             raise CheckpointError(f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}")
         for key, value in (table or {}).items():
             _expect_number("summary.json", f"{name}.{key}", value)
+
+
+def _check_scores(scores: Mapping[str, Any]) -> None:
+    if not all(isinstance(scores.get(key, {}), dict) for key in ("metrics", "higher_is_better")):
+        raise CheckpointError("scores.json does not hold the tables 'metrics' and 'higher_is_better'")
+    for name, value in scores.get("metrics", {}).items():
+        _expect_number("scores.json", f"metrics.{name}", value)
 
 
 def _expect_number(file: str, name: str, value: object) -> None:
@@ -340,8 +355,14 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
             name = os.path.basename(directory)
-            if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", name):
+            if _FILES.intersection(files):
                 found[Path(directory)] = None
+                below.clear()
+            elif re.fullmatch(r"seed-\d+", name):
+                if REWEIGHT in below:  # a mix, whose run is its first stage
+                    found[Path(directory, REWEIGHT)] = None
+                else:
+                    found[Path(directory)] = None
                 below.clear()
             below[:] = sorted(each for each in below if each != SWEEPS and not each.startswith("."))
     return list(found)

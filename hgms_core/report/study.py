@@ -334,7 +334,7 @@ def _section(
         budget=runs[0].budget,
         metric=main,
         higher=higher,
-        metrics=[main, *(name for name in names if name != main)],
+        metrics=list(dict.fromkeys([main, *(name for run in runs for name in run.scores.get("metrics", {})), *names])),
         directions=directions,
         entries=entries,
         reference=next((entry.reference for entry in entries if entry.reference), None),

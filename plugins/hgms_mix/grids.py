@@ -1,4 +1,4 @@
-"""A mix out of a grid: the same file serves `hgms compare`, for the mixtures of all its methods, and `hgms mix`, for one of them."""
+"""A mix out of a grid: one file serves `hgms compare`, for the mixtures of all its methods, and `hgms mix`, for one of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
 
 
 def one_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:
-    """The table of one mix: the grid's single task, and the method labelled ``method``. A table that is a mix's already stays as
-    it is.
+    """The table of one mix: the grid's single task, and the method labelled ``method``. A table that is a mix's already stays
+    as it is.
 
     >>> grid = {"seeds": [7], "task": {"name": "t", "label": "a"}, "method": ["x", {"name": "y", "label": "z", "lr": 1}]}
     >>> one_of(grid, "z", None, "grid.toml")
@@ -25,7 +25,7 @@ def one_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
         return dict(table)
     table = scaled(table, scale, source)
     task_label, task = _chosen(table.get("task"), None, "task", source)
-    label, chosen = _chosen(table["method"], method, "method", source)
+    _, chosen = _chosen(table["method"], method, "method", source)
     special = chosen.pop("on", {}).get(task_label, {})
     run = dict(table.get("run", {}))
     if "label" in task:

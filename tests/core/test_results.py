@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -182,3 +183,33 @@ def test_names_tell_equal_labels_apart() -> None:
         "d": "other",
     }
     assert difference([{"a": 1}, {"a": 1}]) == []
+
+
+# --- mixes -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_run_of_a_mix_is_found_in_its_first_stage(tmp_path: Path) -> None:
+    folder = tmp_path / "mix" / "halve-0a1b2c3d" / "seed-3"
+    made = write_run(tmp_path, path=folder / "reweight", seed=3)
+    write_run(tmp_path, path=folder / "reweight-99aabbcc", seed=3, lr=0.7)  # made with other settings, and put aside
+    (folder / "sample").mkdir()
+    [run], skipped = results.scan(tmp_path)
+    assert (run.path, run.hash, skipped) == (made, "0a1b2c3d", [])
+
+
+def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:
+    scores = {"metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None}, "higher_is_better": {"gsm8k_accuracy": True}}
+    write_run(tmp_path, files={"scores.json": json.dumps(scores)})
+    [run], _ = results.scan(tmp_path)
+    assert run.metrics["gsm8k_accuracy"] == 0.7
+    assert math.isnan(run.metrics["tuned_loss"])
+    assert run.metrics["value"] == 0.25
+    assert dict(run.higher_is_better) == {"value": False, "gsm8k_accuracy": True}
+
+
+@pytest.mark.parametrize("scores", ['{"metrics": 3}', '{"metrics": {"a": "b"}}', "[]", "{"])
+def test_scores_that_are_none_damage_the_run(tmp_path: Path, scores: str) -> None:
+    write_run(tmp_path, files={"scores.json": scores})
+    runs, [skipped] = results.scan(tmp_path)
+    assert runs == []
+    assert "scores.json" in skipped.reason

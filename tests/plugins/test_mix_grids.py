@@ -1,0 +1,93 @@
+"""One mix out of a grid: the same cells as `hgms compare` makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hgms_core import ConfigError
+from hgms_core.cli import main
+from hgms_core.config import read_toml
+from hgms_core.grid import load as load_grid
+from hgms_mix.config import load
+
+GRID = """
+budget = "2 steps"
+seeds = [7, 8]
+
+[task]
+name = "source-mixture"
+label = "tiny"
+model = { config = { model_type = "gpt2", n_layer = 1 }, tokenizer = "bytes" }
+sources = { one = { path = "one.jsonl" }, two = { path = "two.jsonl" } }
+validation = { all = { path = "validation.jsonl" } }
+
+[[method]]
+name = "hg-ms"
+on.tiny.outer.lr = 0.3
+
+[[method]]
+name = "hg-ms"
+label = "hg-ms-8"
+generator = { count = 8 }
+
+[[method]]
+name = "uniform"
+
+[scale.long]
+budget = "9h"
+method.hg-ms-8 = { generator = { count = 9 } }
+
+[sample]
+size = 10
+"""
+
+pytestmark = pytest.mark.plugins
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID)
+    return path
+
+
+@pytest.mark.parametrize("scale", [None, "long"])
+@pytest.mark.parametrize("label", ["hg-ms", "hg-ms-8", "uniform"])
+def test_a_mix_is_the_cell_of_the_comparison(file: Path, label: str, scale: str | None) -> None:
+    grid = load_grid(read_toml(GRID, "grid.toml"), scale=scale)
+    [cell] = [one for one in grid.cells() if one.method == label and one.config.seed == 7]
+    mix = load(file, method=label, scale=scale)
+    assert mix.reweight == cell.config
+    assert (mix.sample.size, mix.seed) == (10, 7)
+
+
+def test_flags_have_the_last_word(file: Path) -> None:
+    mix: Any = load(file, ["method.outer.lr=0.7"], method="hg-ms-8", seed=1)
+    assert (mix.seed, mix.method.outer.lr, mix.method.generator.count) == (1, 0.7, 8)
+
+
+def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"grid of 3 methods \(hg-ms, hg-ms-8, uniform\)\n  add --method LABEL"):
+        load(file)
+    with pytest.raises(ConfigError, match="did you mean 'hg-ms-8'"):
+        load(file, method="hg-ms-9")
+    with pytest.raises(ConfigError, match="unknown scale 'short'"):
+        load(file, method="hg-ms", scale="short")
+    alone = tmp_path / "mix.toml"
+    head, _, tail = GRID.partition("[[method]]")
+    alone.write_text(
+        'method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "").replace('label = "tiny"', "") + tail[tail.index("[sample]") :]
+    )
+    assert load(alone).method_name == "hg-ms"
+    with pytest.raises(ConfigError, match="has one method"):
+        load(alone, method="hg-ms")
+
+
+def test_the_command_says_what_is_missing(file: Path) -> None:
+    done = CliRunner().invoke(main, ["mix", "reweight", str(file)])
+    assert done.exit_code == 2
+    assert "add --method LABEL" in done.stderr
