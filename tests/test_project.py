@@ -33,7 +33,9 @@ def test_the_wheel_holds_the_core_and_every_plugin() -> None:
 
 def test_every_plugin_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]["hgms"]
-    assert entries == {name.removeprefix("hgms_").replace("_", "-"): name for name in PLUGINS}
+    # hgms_evaluation implements no hook: hgms_mix calls it.
+    plugins = [name for name in PLUGINS if name != "hgms_evaluation"]
+    assert entries == {name.removeprefix("hgms_").replace("_", "-"): name for name in plugins}
 
 
 def test_every_plugin_is_under_the_import_contracts() -> None:

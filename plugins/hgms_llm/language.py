@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hgms_core import Key, Tree
-from hgms_llm.lora import Active, Adapters, checkpoint_layers
+from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers
 from hgms_llm.models import Lora
 
 LOGITS = 2**26
@@ -34,6 +34,7 @@ class LanguageModel:
     adapters: Adapters | None
     rows: int | None = None
     plain_head: bool = True
+    checkpointing: Checkpointing | None = None
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod
@@ -41,9 +42,9 @@ class LanguageModel:
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
-        if checkpointing:
-            checkpoint_layers(model, adapters)
         found = cls(model, adapters, rows)
+        if checkpointing:
+            found.checkpointing = checkpoint_layers(model, adapters)
         found.plain_head = found._head_is_plain()
         return found
 

@@ -105,7 +105,14 @@ class Adapters:
         return torch.cat(blocks).to(hidden.dtype) / kept
 
 
-def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:
+@define(eq=False)
+class Checkpointing:
+    """The layers that are computed again in the backward pass."""
+
+    layers: list[nn.Module]
+
+
+def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> Checkpointing:
     """Lets every decoder layer keep only its input for the backward pass and compute the rest again there.
 
     The layer runs again with the adapters (or parameters) it ran with the first time, which by then are no longer in place:
@@ -113,9 +120,10 @@ def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.forward = _checkpointed(module, module.forward, adapters)  # type: ignore[method-assign]
+    found = Checkpointing([module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)])
+    for layer in found.layers:
+        layer.forward = _checkpointed(layer, layer.forward, adapters)  # type: ignore[method-assign]
+    return found
 
 
 def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None) -> Callable[..., Any]:

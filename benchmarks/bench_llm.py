@@ -1,0 +1,181 @@
+"""One outer step of source reweighting against its floor: the same passes, each alone, on the same model and batches.
+
+    python benchmarks/bench_llm.py                                    # a small GPT-2 on the CPU
+    python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape, random weights, on a GPU
+
+The floor of a step with N candidates: N training passes (forward and backward), N scoring forward passes, one validation pass
+(forward and backward), two forward passes for the exact hypergradient. Prints the ratio, tokens, model FLOP utilisation where
+the device's peak is known, and the measured peak of memory beside the one predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from hgms_branches import Branches
+from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
+from hgms_hypergradients import ThroughStep
+from hgms_llm import BaseModel, Lora, Source, SourceMixture
+from hgms_llm.memory import peak_bytes, step_memory
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 8192},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 50257},
+    "qwen-2-7b": {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+    },
+    "llama-3-8b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    },
+    "qwen-2.5-32b": {
+        "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "max_position_embeddings": 32768,
+    },
+}  # fmt: skip
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16, as the makers give them
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--branches", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--chunk", type=int, default=None)
+    parser.add_argument("--micro-batch", type=int, default=None)
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of the processor, for a busy machine"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+def rows(folder: Path, name: str, count: int, length: int) -> Source:
+    """Rows of exactly ``length`` bytes, so that every batch has the same shape."""
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i % 10}", "completion": "{"a" * 2 * length}"}}\n' for i in range(count)))
+    return Source(path=str(path))
+
+
+def problem_of(options: argparse.Namespace, folder: Path, device: torch.device) -> Problem:
+    targets = (
+        ("c_attn", "attn.c_proj") if SHAPES[options.shape]["model_type"] == "gpt2" else ("q_proj", "k_proj", "v_proj", "o_proj")
+    )
+    task = SourceMixture(
+        sources={name: rows(folder, name, 64, options.length) for name in ("first", "second")},
+        validation={"held-out": rows(folder, "held-out", 64, options.length)},
+        model=BaseModel(config=SHAPES[options.shape], tokenizer="bytes"),
+        adapter=Lora(rank=options.rank, alpha=2.0 * options.rank, targets=targets),
+        template="plain",
+        max_length=options.length,
+        too_long="truncate",
+        micro_batch=options.micro_batch,
+        checkpointing=options.checkpointing,
+    )
+    return task.problem(0, device, torch.float32)
+
+
+def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: str) -> float:
+    """The median of ``repeats`` calls, after one that warms up."""
+    now = time.perf_counter if clock == "wall" else time.process_time
+    found = []
+    for _ in range(repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = now()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found.append(now() - started)
+    return statistics.median(found[1:])
+
+
+def main() -> None:
+    import warnings
+
+    warnings.simplefilter("ignore", UserWarning)
+    options = arguments()
+    device = torch.device(options.device)
+    with TemporaryDirectory() as folder:
+        problem = problem_of(options, Path(folder), device)
+    count, batch = options.branches, options.batch
+    method = Pipeline(
+        generator=Branches(count=count, steps=1, lr=1e-4, noise=1e-5, batch_size=batch, mode="stacked", chunk=options.chunk),
+        selector=BestOfN(batch_size=batch, mode="stacked", chunk=options.chunk),
+        hypergradient=ThroughStep(upper_batch_size=batch),
+        outer=Adam(lr=0.05),
+    )
+    state = method.init(problem, 0)
+    theta, x = problem.theta0, problem.x0
+    below = problem.lower_data.batch(problem.lower_data.draw(Key(0), batch, 1)[0])
+    above = problem.upper_data["select"].batch(problem.upper_data["select"].draw(Key(0), batch, 1)[0])
+
+    def forward(loss: Any, rows: Any) -> None:
+        with torch.no_grad():
+            loss(theta, x, rows)
+
+    before = dict(problem.counters())
+    base = problem.g.rows.model.model.parameters()
+    peak = peak_bytes(lambda: method.step(problem, state), device, [*base, *x.values()])
+    tokens = {name: value - before[name] for name, value in problem.counters().items()}
+    step = seconds(lambda: method.step(problem, state), device, options.repeats, options.clock)
+    # A training pass of all N candidates stacked, beside N of them one after the other.
+    (group,) = groups(problem.g, repeat(x, count), own_batch=True, mode="stacked")
+    index = torch.stack([problem.lower_data.draw(Key(i), batch, 1)[0] for i in range(count)])
+    stacked = seconds(
+        lambda: gradient(group.loss, theta, group.x, problem.lower_data.batch(index)), device, options.repeats, options.clock
+    )
+    train = seconds(lambda: gradient(problem.g, theta, x, below), device, options.repeats, options.clock)
+    score = seconds(lambda: forward(problem.f, above), device, options.repeats, options.clock)
+    validate = seconds(lambda: gradient(problem.f, theta, x, above), device, options.repeats, options.clock)
+    plain = seconds(lambda: forward(problem.g, below), device, options.repeats, options.clock)
+    feed = seconds(lambda: problem.lower_data.batch(index), device, options.repeats, options.clock)
+    floor = count * train + count * score + validate + 2 * plain
+
+    print(f"{options.shape}, N = {count}, batch {batch} × {options.length} tokens, rank {options.rank}, {device}")
+    for label, value in (
+        ("outer step", step),
+        ("floor", floor),
+        (f"  {count} training passes (one: {train:.4f})", count * train),
+        (f"  {count} scoring passes (one: {score:.4f})", count * score),
+        ("  validation pass", validate),
+        ("  two forward passes", 2 * plain),
+        (f"{count} training passes stacked", stacked),
+        ("batch building for one step", feed),
+    ):
+        print(f"{label:<44}{value:10.4f} s")
+    print(f"{'step / floor':<44}{step / floor:10.3f}")
+    print(f"{'stacked / one after the other':<44}{stacked / (count * train):10.3f}")
+    print(f"{'tokens a step':<44}{tokens['forward_tokens']} forward, {tokens['backward_tokens']} backward")
+    parameters = sum(leaf.numel() for leaf in problem.g.rows.model.model.parameters())
+    # A frozen weight costs 2 FLOPs a token forward and 2 back (no gradient of its own).
+    flops = 2 * parameters * (tokens["forward_tokens"] + tokens["backward_tokens"])
+    print(f"{'model FLOPs a step':<44}{flops:.3e} ({flops / step / 1e12:.2f} TFLOP/s)")
+    known = next(
+        (peak for name, peak in PEAK_FLOPS.items() if device.type == "cuda" and name in torch.cuda.get_device_name()), None
+    )
+    if known is not None:
+        print(f"{'model FLOP utilisation':<44}{flops / step / known:10.1%}")
+    found = step_memory(problem.g.rows.model, x, candidates=count, batch=batch, chunk=options.chunk, length=options.length)
+    print(f"{'predicted':<44}{found}")
+    measured = f"{peak / 2**30:.2f} GiB ({found.peak / peak - 1:+.1%} predicted)"
+    print(f"{'measured peak':<44}{measured}")
+
+
+if __name__ == "__main__":
+    main()

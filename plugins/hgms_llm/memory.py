@@ -1,0 +1,134 @@
+"""How much memory an outer step takes, told beforehand and measured.
+
+What a pass takes is measured on three short rows, and extrapolated: it is a quadratic of the row's length (attention without a
+fused kernel is quadratic, all else linear), times the rows of a pass. The rest is counted: the base once, N adapters with their
+gradients, and the logits held at a time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hgms_core import Tree
+from hgms_llm.language import LOGITS, LanguageModel
+
+
+@frozen
+class StepMemory:
+    """Bytes of an outer step: ``base`` the model, ``adapters`` all candidates with gradients and copies, ``activations`` what
+    one pass holds, ``logits`` what the head adds to it."""
+
+    base: int
+    adapters: int
+    activations: int
+    logits: int
+
+    @property
+    def peak(self) -> int:
+        return self.base + self.adapters + self.activations + self.logits
+
+    def __str__(self) -> str:
+        parts = {"base": self.base, "adapters": self.adapters, "activations": self.activations, "logits": self.logits}
+        told = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in parts.items())
+        return f"about {self.peak / 2**30:.2f} GiB at the peak of a step ({told})"
+
+
+def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory:
+    """What a step with N ``candidates`` takes, each on ``batch`` rows of ``length`` tokens, ``chunk`` candidates to a pass."""
+    together = min(chunk or candidates, candidates)
+    rows = together * min(model.rows or batch, batch)
+    base = _unique_bytes([*model.model.parameters(), *model.model.buffers()]) if model.adapters is not None else 0
+    one = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
+    # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
+    adapters = one * (candidates + 1 + 2 * together)
+
+    probes = torch.tensor(PROBES, dtype=torch.float64)
+    taken = torch.tensor([_taken(model, x, tokens) for tokens in PROBES], dtype=torch.float64)
+    powers = torch.stack([probes**0, probes, probes**2], dim=1)
+    _, slope, bend = torch.linalg.solve(powers, taken).tolist()
+    pass_bytes = int(rows * (slope * length + max(bend, 0.0) * length**2))
+
+    vocabulary, width = model.model.get_output_embeddings().weight.shape  # type: ignore[operator, union-attr]
+    head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
+    if model.checkpointing is None:
+        return StepMemory(base, adapters, pass_bytes, head)
+    # A layer is computed again after the head has gone: only what enters the layers is there at both times.
+    inputs = rows * length * int(width) * next(model.model.parameters()).element_size() * len(model.checkpointing.layers)
+    return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes))
+
+
+PROBES = (16, 40, 64)
+"""Tokens of the rows that memory is extrapolated from."""
+
+
+def _taken(model: LanguageModel, x: Tree, length: int) -> int:
+    """Bytes at the peak of a gradient on one row of ``length`` tokens, of which one goes through the head."""
+    device = next(iter(x.values())).device
+    tokens = torch.ones(1, length + 1, dtype=torch.int64, device=device)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[:, -1] = True
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
+    before = dict(model.tokens)
+    present = [*leaves.values(), *model.model.parameters(), *model.model.buffers()]
+    with _Follower(present) as follower:
+        already = follower.now
+        losses, _ = model.nll(leaves, tokens, mask)
+        torch.autograd.grad(losses.sum(), list(leaves.values()))
+    model.tokens.update(before)
+    return follower.peak - already
+
+
+def _unique_bytes(tensors: list[Any]) -> int:
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def peak_bytes(call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()) -> int:
+    """Bytes of tensors at the peak of ``call``: as CUDA counts them, or by following the life of every storage (which takes a
+    while: not for timed calls). ``present`` are tensors that were there before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return int(torch.cuda.max_memory_allocated(device))
+    follower = _Follower(present)
+    with follower:
+        call()
+    return follower.peak
+
+
+class _Follower(TorchDispatchMode):
+    """Adds up the storages that are alive."""
+
+    def __init__(self, present: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.held: dict[int, int] = {}
+        self.now = self.peak = 0
+        for tensor in present:
+            self.add(tensor)
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.held:
+            return
+        self.held[key] = storage.nbytes()
+        self.now += self.held[key]
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.drop, key)
+
+    def drop(self, key: int) -> None:
+        self.now -= self.held.pop(key, 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return found
