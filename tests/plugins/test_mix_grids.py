@@ -13,6 +13,7 @@ from hgms_core.cli import main
 from hgms_core.config import read_toml
 from hgms_core.grid import load as load_grid
 from hgms_mix.config import load
+from hgms_mix.summary import _scores
 
 GRID = """
 budget = "2 steps"
@@ -91,3 +92,18 @@ def test_the_command_says_what_is_missing(file: Path) -> None:
     done = CliRunner().invoke(main, ["mix", "reweight", str(file)])
     assert done.exit_code == 2
     assert "add --method LABEL" in done.stderr
+
+
+def test_scores_for_reports_name_what_is_better() -> None:
+    content = {
+        "benchmarks": {
+            "gsm8k": {"score": 75.0, "unit": "percent"},
+            "mt-bench": {"score": 6.5, "unit": "points of 10"},
+            "math": {"score": None, "unit": "percent"},
+        },
+        "test": {"held": {"token_loss": {"value": 1.25}}},
+    }
+    assert _scores(content) == {
+        "metrics": {"gsm8k_accuracy": 0.75, "mt-bench_score": 6.5, "tuned_held_loss": 1.25},
+        "higher_is_better": {"gsm8k_accuracy": True, "mt-bench_score": True, "tuned_held_loss": False},
+    }
