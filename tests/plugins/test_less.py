@@ -306,7 +306,7 @@ class TestStore:
         assert [row["lower_loss"] is None for row in again if row["phase"] == "pool"] == [True] * 2 + [False] * 10
         assert_same(ranked(method, PROBLEM), expected)
 
-    @pytest.mark.parametrize("change", [{"lr": 0.03}, {"eps": 1e-3}, {"projection_seed": 1}, {"projector": "sparse"}])
+    @pytest.mark.parametrize("change", [{"lr": 0.03}, {"eps": 1e-3}, {"projection_seed": 1}, {"projector": "gaussian"}])
     def test_another_runs_store_is_refused(self, tmp_path: Path, change: dict[str, Any]) -> None:
         ranked(self.method(tmp_path), PROBLEM)
         with pytest.raises(ConfigError, match="was made from other rows, another model or other settings"):
