@@ -5,7 +5,7 @@ Stacking pays where a single candidate is too small to fill the processor. ``aut
 
 A loss may know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is
 then used instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints
-activations, which vmap cannot). One with ``stacked = None`` is evaluated for one candidate after the other unless asked
+activations, which vmap cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless asked
 otherwise.
 """
 
@@ -67,7 +67,8 @@ def groups(
     """
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
-        mode = "loop" if loss.stacked is None else "stacked"
+        # On a CPU one candidate of a model that is worth a form of its own keeps the cores busy.
+        mode = "stacked" if loss.stacked is not None and next(iter(x.values())).is_cuda else "loop"
     if not prefers_stack(x, rows, mode):
         return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
     step = chunk or count
