@@ -1,7 +1,7 @@
 """Reports over run folders: one study of what was run, written as a web page, Markdown, LaTeX or Parquet, or drawn for a paper.
 
-The modules: ``study`` (what belongs together, means, differences), ``curves`` (bands and thinning), ``mixture`` (weights of data
-sources), ``tables`` (with Markdown and LaTeX), ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG, SVG, PDF).
+The modules: ``study`` (what belongs together, means, differences), ``curves`` (bands and thinning), ``mixture`` (weights of
+data sources), ``tables`` (with Markdown and LaTeX), ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG, SVG, PDF).
 """
 
 from __future__ import annotations
