@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from hgms_core import Key, Tree
+from hgms_core import Key, Tree, twice_differentiable_attention
 from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers
 from hgms_llm.models import Lora
 
@@ -77,16 +78,26 @@ class LanguageModel:
         return torch.cat(parts, dim=-1), count
 
     def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
-        self.tokens["forward_tokens"] += tokens.numel()
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-            self.tokens["backward_tokens"] += tokens.numel()
-        if self.adapters is not None:
-            with self.adapters.use(Active(x, seeds)):
-                return self._forward(tokens, mask, attention)
-        found: Tensor = torch.func.functional_call(
-            _Call(self), {f"model.{name}": leaf for name, leaf in x.items()}, (tokens, mask, attention)
-        )
-        return found
+        self._count(x, tokens)
+        # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.
+        with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
+            if self.adapters is not None:
+                with self.adapters.use(Active(x, seeds)):
+                    return self._forward(tokens, mask, attention)
+            parameters = {f"model.{name}": leaf for name, leaf in x.items()}
+            found: Tensor = torch.func.functional_call(_Call(self), parameters, (tokens, mask, attention))
+            return found
+
+    def _count(self, x: Tree, tokens: Tensor) -> None:
+        """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept for; under vmap, of all rows
+        of all candidates."""
+        leaves = [_unwrapped(leaf) for leaf in x.values()]
+        count = _unwrapped(tokens).numel()
+        if torch._C._functorch.is_batchedtensor(next(iter(x.values()))) and not torch._C._functorch.is_batchedtensor(tokens):
+            count *= leaves[0].shape[0]
+        self.tokens["forward_tokens"] += count
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            self.tokens["backward_tokens"] += count
 
     def _forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
         model: Any = self.model
@@ -160,6 +171,13 @@ def _nll(logits: Tensor, target: Tensor) -> Tensor:
 
 def _summed(losses: Tensor, wanted: Tensor) -> Tensor:
     return (losses * wanted).sum(-1)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor under the wrappers of torch.func transforms."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _transformed() -> bool:

@@ -17,7 +17,8 @@ from hgms_llm.losses import Rows, UpperLoss
 from hgms_llm.memory import peak_bytes, step_memory
 
 CPU = torch.device("cpu")
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, **HEADS}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 6, "n_head": 4, "n_embd": 128, "n_positions": 128},
     "qwen2": WIDE,

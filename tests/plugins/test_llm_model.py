@@ -215,6 +215,34 @@ def test_tokens_are_counted() -> None:
     assert model.tokens == {"forward_tokens": 60, "backward_tokens": 20}
 
 
+def test_tokens_are_counted_under_vmap_too() -> None:
+    model = language("gpt2", None)
+    x = {name: leaf.expand(3, *leaf.shape).clone().requires_grad_() for name, leaf in model.start(Key(0), F64).items()}
+    tokens, mask = rows(2, 10)
+    torch.func.vmap(lambda member: model.nll(member, tokens, mask)[0])(x)
+    assert model.tokens == {"forward_tokens": 60, "backward_tokens": 60}
+    own = torch.stack([tokens] * 3), torch.stack([mask] * 3)
+    torch.func.vmap(lambda member, *pair: model.nll(member, *pair)[0])(x, *own)
+    assert model.tokens == {"forward_tokens": 120, "backward_tokens": 120}
+
+
+def test_adapters_stay_in_float32_on_a_base_in_bfloat16() -> None:
+    made = BaseModel(config={"model_type": "qwen2", **SMALL["qwen2"]}, tokenizer="bytes", dtype="bfloat16")
+    model = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY), Lora(rank=3), length=24)
+    assert next(model.model.parameters()).dtype == torch.bfloat16
+    x = noisy(model.start(Key(0), torch.float32), 1)
+    tokens, mask = rows(5)
+    losses, slopes = gradients(model, x, tokens, mask)
+    assert losses.dtype == torch.float32
+    assert {slope.dtype for slope in slopes} == {torch.float32}
+    exact = LanguageModel.of(base("qwen2", torch.float32), Lora(rank=3), length=24)
+    exact.model.load_state_dict(model.model.state_dict())
+    wanted, true = gradients(exact, x, tokens, mask)
+    torch.testing.assert_close(losses, wanted, rtol=2e-2, atol=2e-2)
+    flat, other = (torch.cat([slope.flatten() for slope in each]) for each in (slopes, true))
+    assert functional.cosine_similarity(flat, other, dim=0) > 0.99
+
+
 def test_building_a_model_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     first, second = base("gpt2"), base("gpt2")
