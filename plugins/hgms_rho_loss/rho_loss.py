@@ -143,8 +143,11 @@ class RhoLoss:
         return state["theta"], of(state["train"], "x")
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Each row's reducible loss when it was last computed; NaN for rows where it was not."""
+        """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere until a static score is
+        known of every row: the best of some rows are not the best."""
         ranking: Tensor = state["ranking"]
+        if self.mode == "static" and bool(ranking.isnan().any()):
+            return torch.full_like(ranking, torch.nan)
         return ranking
 
     def _update(self, problem: Problem, state: State, data: Data, rows: Tensor, lr: float) -> tuple[Tree, Tensor]:

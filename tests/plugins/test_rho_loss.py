@@ -223,6 +223,15 @@ def test_before_anything_is_known() -> None:
     assert bool(method.ranking(PROBLEM, state).isnan().all())
 
 
+def test_static_scores_of_some_rows_are_no_ranking() -> None:
+    method = rho(chunk=7)
+    known = [(int((~state["ranking"].isnan()).sum()), method.ranking(PROBLEM, state)) for state, _ in through(method, PROBLEM)]
+    partly = [ranking for count, ranking in known if 0 < count < PROBLEM.lower_data.size]
+    assert partly
+    assert all(bool(ranking.isnan().all()) for ranking in partly)
+    assert not known[-1][1].isnan().any()
+
+
 def test_costs_are_what_was_called() -> None:
     problem, calls = counted(PROBLEM)
     *_, (_, row) = through(rho(target_steps=2, train_steps=2), problem)
