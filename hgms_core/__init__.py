@@ -26,10 +26,16 @@ from hgms_core.errors import (
     NumericalError as NumericalError,
 )
 from hgms_core.errors import (
+    OutOfMemory as OutOfMemory,
+)
+from hgms_core.errors import (
     PluginError as PluginError,
 )
 from hgms_core.errors import (
     UnknownComponent as UnknownComponent,
+)
+from hgms_core.errors import (
+    out_of_memory as out_of_memory,
 )
 from hgms_core.errors import (
     unknown as unknown,

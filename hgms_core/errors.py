@@ -46,6 +46,28 @@ class NumericalError(HgmsError):
     exit_code = 1
 
 
+class OutOfMemory(HgmsError):
+    """The device's memory, or the machine's, is not enough; the message says what to lower, and the last good state is kept."""
+
+    exit_code = 1
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory was not enough: torch's own class, or a RuntimeError of an allocator or library.
+
+    >>> out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    True
+    >>> out_of_memory(RuntimeError("shapes do not match"))
+    False
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in said)
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like ``word``, ignoring case, or ``None``.
 

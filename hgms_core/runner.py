@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 
 from hgms_core import compat
 from hgms_core.budget import Budget
-from hgms_core.errors import CheckpointError, ConfigError, NumericalError
+from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, out_of_memory
 from hgms_core.folder import RunFolder, plain
 from hgms_core.problem import Data, Problem
 from hgms_core.protocols import Method, State, Task
@@ -137,6 +137,7 @@ def run(
 
     Raises:
         NumericalError: all candidates or the hypergradient were not finite; the last good state is on disk.
+        OutOfMemory: with what to lower; the last good state is on disk.
         CheckpointError: the folder is damaged, or holds another run.
 
     >>> from hgms_core.budget import Budget
@@ -153,7 +154,12 @@ def run(
     """
     info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
     current = _Run(method, problem, budget, info, folder, evaluate_every, evaluations, clock, checkpoint_seconds, watch, notify)
-    current.begin(seed, resume)
+    try:
+        current.begin(seed, resume)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise OutOfMemory(current.memory_short(error)) from error
     summary: dict[str, Any] | None = None
     failure: BaseException | None = None
     try:
@@ -169,7 +175,12 @@ def run(
         raise
     except BaseException as error:
         failure = error
-        raise
+        if not out_of_memory(error):
+            raise
+        current.save()
+        failure = OutOfMemory(current.memory_short(error))
+        summary = current.end("failed", str(failure), validate=False)
+        raise failure from error
     finally:
         notify("hgms_run_finished", run=current.info, summary=summary, error=failure)
     theta, x = method.result(current.state)
@@ -229,7 +240,7 @@ class _Run:
         with _Interrupts() as interrupts:
             if not self.records:
                 self.commit({"step": 0, **to_numbers(self.weights(self.state)), **self.evaluation()})
-            if self.budget.seconds is not None and self.share < 1:
+            if self.budget.seconds is not None and self.share < 1 and not self.finished():
                 # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
                 # seconds that would otherwise be charged to whichever method runs first.
                 self.method.step(self.problem, self.state, self.share)
@@ -252,7 +263,7 @@ class _Run:
         before, counted = self.share, self.counters()
         with self.clock:
             following, raw = self.method.step(self.problem, self.state, self.share)
-        grown = {f"step_{name}": value - counted[name] for name, value in self.counters().items()}
+        grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
         record = to_numbers({**raw, **grown, **self.weights(following)})
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
@@ -303,12 +314,20 @@ class _Run:
             self.folder.save(self.state, self.step)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
-    def end(self, status: str, error: str | None = None) -> dict[str, Any]:
+    def end(self, status: str, error: str | None = None, *, validate: bool = True) -> dict[str, Any]:
         summary = _summary(self.info, status, self.step, self.records, error)
-        summary["validation_loss"] = plain(self.validation_loss())
+        summary["validation_loss"] = plain(self.validation_loss()) if validate else None
         if self.folder is not None:
             self.folder.write_summary(summary)
         return summary
+
+    def memory_short(self, error: BaseException) -> str:
+        """What to tell of a step that did not fit: which knobs of this configuration bound its memory, and what they are at."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
+        advice = _memory_knobs(self.info.config) or ["let the method and the problem take fewer rows or candidates at a time"]
+        return "\n  ".join([f"step {self.step + 1}: out of memory: {_first_line(error)}", kept, *advice])
 
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:
@@ -329,6 +348,37 @@ def _check(record: Record, step: int) -> None:
             f"step {step}: the hypergradient is not finite (norm {size}, linear solve: {record.get('outcome', 'none')})\n"
             f"  the state after step {step - 1} is kept; raise the solver's ridge, or lower the generator's lr"
         )
+
+
+def _memory_knobs(config: Mapping[str, Any]) -> list[str]:
+    """What a configuration has to bound the memory of a step, with what it is at: first what changes no result."""
+    same, other = [], []
+    for place, key, value, beside in _leaves({kind: config[kind] for kind in ("method", "task") if kind in config}):
+        now = f"{place} (now {'all' if value in (None, 'none') else value})"
+        if key in ("chunk", "micro_batch") and value != 1:
+            same.append(f"lower {now}")
+        elif key == "checkpointing" and value is False:
+            same.append(f"set {place} = true")
+        elif key == "batch_size" and value != 1:
+            other.append(f"lower {now}")
+        elif key == "quantize" and value in (None, "none") and beside.get("path") not in (None, "none"):
+            other.append(f'set {place} = "4bit"')
+    told = (("the same result with less", same), ("otherwise", other))
+    return [f"{what}: {', '.join(knobs)}" for what, knobs in told if knobs]
+
+
+def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
+    """(place, key, value, the table it stands in) of everything in nested tables."""
+    for key, value in table.items():
+        here = f"{place}.{key}" if place else key
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, key, value, table
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _summary(info: RunInfo, status: str, step: int, records: list[Record], error: str | None = None) -> dict[str, Any]:

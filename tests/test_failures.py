@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
@@ -124,3 +126,47 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
     assert found["methods"][2]["difference"] is None
     assert {Path(path).name for path in found["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
     assert hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "2").exit_code == 0  # over what is there
+
+
+def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core.pipeline import Pipeline
+
+    step = Pipeline.step
+    full = {2}
+
+    def limited(self: Pipeline, problem: Any, state: Any, progress: float = 0.0) -> Any:
+        if int(state["step"]) in full:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of …")
+        return step(self, problem, state, progress)
+
+    monkeypatch.setattr(Pipeline, "step", limited)
+    done = hgms("run", "run.toml", "--set", "method=hg-ms", "--set", "method.generator.chunk=2")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "error: step 3: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "  the state after step 2 is kept",
+        "  the same result with less: lower method.generator.chunk (now 2), lower method.selector.chunk (now all)",
+        "  otherwise: lower method.generator.batch_size (now 256), lower method.selector.batch_size (now all), "
+        "lower method.hypergradient.batch_size (now 2500)",
+    ]
+    summary = json.loads((run_folder(folder) / "summary.json").read_text())
+    assert (summary["status"], summary["outer_steps"], summary["validation_loss"]) == ("failed", 2, None)
+    assert "out of memory" in summary["error"]
+    full.clear()  # another program gave its memory back
+    again = hgms("run", "run.toml", "--set", "method=hg-ms", "--set", "method.generator.chunk=2", "--resume", "--json")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["outer_steps"] == 4
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")], ids=str)
+def test_the_machines_own_memory_counts_too(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core.pipeline import Pipeline
+
+    def full(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Pipeline, "init", full)
+    done = hgms("run", "run.toml")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: step 1: out of memory: ")
+    assert "nothing was begun" in done.stderr

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import HgmsError, Key, NumericalError
+from hgms_core import Key, NumericalError, OutOfMemory, out_of_memory
 from hgms_mix.core import Interrupted, Interrupts, replace_file
 from hgms_mix.randomness import borrowed
 
@@ -28,12 +28,6 @@ IGNORED = -100
 
 Watch = Callable[[int, int, float], None]
 """``watch(optimiser step, steps in all, loss of the step)``."""
-
-
-class OutOfMemory(HgmsError):
-    """The device's memory is not enough; the message says what to lower."""
-
-    exit_code = 1
 
 
 @final
@@ -291,11 +285,6 @@ def peft_behind() -> Iterator[None]:
         yield
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory, or the machine's, was not enough."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
 @contextlib.contextmanager
 def _memory(settings: Finetune) -> Iterator[None]:
     try:
@@ -309,4 +298,6 @@ def _memory(settings: Finetune) -> Iterator[None]:
             else "lower task.max_length"
         )
         more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
-        raise OutOfMemory(f"fine-tuning ran out of memory: {str(error).splitlines()[0]}\n  {fewer}{more}") from error
+        raise OutOfMemory(
+            f"fine-tuning ran out of memory: {(str(error) or type(error).__name__).splitlines()[0]}\n  {fewer}{more}"
+        ) from error

@@ -8,8 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key
-from hgms_mix.finetune import IGNORED, OutOfMemory, collate, out_of_memory
+from hgms_core import Key, OutOfMemory, out_of_memory
+from hgms_mix.finetune import IGNORED, collate
 
 RESAMPLES = 10_000
 

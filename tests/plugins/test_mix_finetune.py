@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_core import NumericalError
+from hgms_core import NumericalError, OutOfMemory
 from hgms_mix.core import Interrupted
-from hgms_mix.finetune import Finetune, OutOfMemory, collate, completion_loss, newest_checkpoint
+from hgms_mix.finetune import Finetune, collate, completion_loss, newest_checkpoint
 from hgms_mix.losses import row_losses
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
