@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,15 +27,16 @@ def _nothing(_index: Tensor) -> Batch:
 class Data:
     """The rows a loss is computed on.
 
-    ``whole`` is the batch of all ``size`` rows (left empty where it is better made when it is asked for, with ``batch(None)``);
-    ``rows(index)`` the batch of the rows numbered by an integer tensor of any
-    shape, whose axes lead every leaf of the result. A ``companion`` says whose rows a batch brings along (as
-    many as its own, or all beside all): they go through a loss too, so they are counted. ``Data.none()`` is for a loss without
-    data.
+    ``rows(index)`` is the batch of the rows numbered by an integer tensor of any shape, whose axes lead every leaf of the
+    result; ``whole`` the batch of all ``size`` rows. ``whole`` is left empty where it is better made when it is asked for, by
+    ``batch(None)``: from ``later()``, or from all numbers where there is none. A ``companion`` says whose rows a batch brings
+    along (as many as its own, or all beside all): they go through a loss too, so they are counted. ``Data.none()`` is for a
+    loss without data.
 
     ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds as many
     rows of each as of any other, up to one, whichever got the odd ones being drawn anew each time; a batch smaller than the
-    number of groups holds one row each of some of them. A group's rows are drawn by its name: not by where it stands.
+    number of groups holds one row each of some of them. A group's rows are drawn by its name, not by where it stands, and
+    within one call none comes twice before all of the group have come.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -52,6 +52,7 @@ class Data:
     device: torch.device = torch.device("cpu")
     companion: Data | None = None
     strata: tuple[tuple[str, int], ...] | None = None
+    later: Callable[[], Batch] | None = field(default=None, eq=False)
 
     @classmethod
     def none(cls) -> Data:
@@ -79,21 +80,28 @@ class Data:
 
     def _stratified(self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]) -> Tensor:
         each, odd = divmod(batch_size, len(strata))
-        first = dict(zip((name for name, _ in strata), accumulate((size for _, size in strata), initial=0), strict=False))
-        own = {name: first[name] + key.fold("stratum", name).indices(size, each + 1, steps) for name, size in strata}
-        whole = [own[name][:, :each] for name, _ in strata]
-        if not odd:
-            return torch.cat(whole, dim=1)
         # By name, so that the same rows are drawn in whichever order the groups stand.
-        names, generator = sorted(own), key.fold("odd").generator()
-        chosen = [torch.randperm(len(names), generator=generator)[:odd].tolist() for _ in range(steps)]
-        extra = [torch.stack([own[names[i]][step, each] for i in sorted(row)]) for step, row in enumerate(chosen)]
-        return torch.cat([*whole, torch.stack(extra)], dim=1)
+        names, generator = sorted(name for name, _ in strata), key.fold("odd").generator()
+        luck = [torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else [] for _ in range(steps)]
+        chosen = [[names[i] for i in sorted(step)] for step in luck]
+        own, first = {}, 0
+        for name, size in strata:
+            counts = [each + (name in step) for step in chosen]
+            numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[0, : sum(counts)]
+            own[name] = (first + numbers).split(counts)
+            first += size
+        batches = [
+            [*(own[name][step][:each] for name, _ in strata), *(own[name][step][each:] for name in more)]
+            for step, more in enumerate(chosen)
+        ]
+        return torch.stack([torch.cat(parts) for parts in batches])
 
     def batch(self, index: Tensor | None) -> Batch:
         if index is not None:
             return self.rows(index)
-        return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
+        if self.whole or self.later is None:
+            return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
+        return self.later()
 
     def count(self, batch_size: int | None) -> int:
         """Rows in a batch of the asked size, with those of a companion; a loss without data counts one."""
@@ -262,7 +270,8 @@ class Problem:
             above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
             return self.g(theta, x, below) + weight * self.f(theta, x, above)
 
-        later = lower.size > 0 and not lower.whole  # made when asked for
-        whole = {} if later else join(lower.whole, upper.whole)
-        data = Data(lower.size, whole, rows, lower.device, companion=upper, strata=lower.strata)
+        def whole() -> Batch:
+            return join(lower.batch(None), upper.batch(None))
+
+        data = Data(lower.size, {}, rows, lower.device, companion=upper, strata=lower.strata, later=whole)
         return evolve(self, g=g, lower_data=data)

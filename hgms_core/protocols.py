@@ -52,7 +52,15 @@ class Branch:
 
 @runtime_checkable
 class CandidateGenerator(Protocol):
-    """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be replayed."""
+    """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be replayed.
+
+    It may also have:
+
+    - ``last_step(problem, theta, start, key, index) -> LastStep``, of ``propose`` with the same arguments: the last step of
+      candidate ``index``, where that step is linear in ∇_x g (ConfigError where the settings make it another). It is what a
+      hypergradient through one step needs, and reaches it as ``Branch.last_step``.
+    - ``can_learn_start = True``: it starts from the leaves ``start.<name>`` of θ where there are such.
+    """
 
     name: ClassVar[str]
 
@@ -143,7 +151,18 @@ class Task(Protocol):
 
 @runtime_checkable
 class Method(Protocol):
-    """What can be compared: anything with a state that advances by outer steps."""
+    """What can be compared: anything with a state that advances by outer steps.
+
+    It may also have:
+
+    - ``finished(state) -> bool``: it is done before its budget is; the run is evaluated and ends there.
+    - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of ``problem.lower_data``, the higher the better,
+      NaN for a row that must not be taken. Where rows are chosen from the result (``hgms mix``), the best of these are, instead
+      of draws by the mixture.
+
+    On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner records ``weight.<source>``
+    from ``result`` before the first step and after each.
+    """
 
     name: ClassVar[str]
 

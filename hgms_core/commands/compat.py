@@ -46,11 +46,11 @@ def compat(files: Sequence[str], as_json: bool) -> None:
 
 def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
-    try:
-        method = built(name, Method)
-    except HgmsError:
-        method = None
     for task, target in tasks.items():
+        try:
+            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())))
+        except HgmsError:
+            method = None
         lacking = fitting.missing(method, target) if method is not None else None
         why = fitting.wanting(lacking) if lacking else ""
         if lacking is None:
@@ -59,15 +59,16 @@ def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}
 
 
-def built(name: str, protocol: Any, fields: Sequence[str] = ()) -> Any:
-    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults."""
+def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset()) -> Any:
+    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
+    method's on a task with ``traits``)."""
     from hgms_core import config
 
     kind = config.PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
     places = [config.lay(table, assignment) for assignment in fields]
     try:
-        return config.converter_for(registry.default()).structure(table[kind], protocol)
+        return config.converter_for(registry.default(), traits).structure(table[kind], protocol)
     except config.Invalid as invalid:
         raise ConfigError(config.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
 
@@ -111,7 +112,8 @@ def check_gradient(
         if assignment.split(".")[0] not in ("task", "method") or (assignment.startswith("method.") and not method):
             raise ConfigError(f"--set {assignment}: write task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""))
     made = built(task, Task, [one for one in sets if one.startswith("task.")])
-    other = built(method, Method, [one for one in sets if one.startswith("method.")]) if method else None
+    traits = frozenset(getattr(made, "traits", ()))
+    other = built(method, Method, [one for one in sets if one.startswith("method.")], traits) if method else None
     from hgms_core.gradient_check import check_task
 
     report = check_task(made, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other)

@@ -22,6 +22,7 @@ from hgms_core import (
     curvature,
     hypergradient,
     stack,
+    twice_differentiable_attention,
     upper_gradients,
 )
 from hgms_core.hypergrad import implicit
@@ -123,6 +124,37 @@ def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(strategy: A
         lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum(),
     ):
         torch.testing.assert_close(cross_product(g, theta, x, v, strategy)["t"], torch.zeros(2, dtype=F64), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("displacement", [0.25, 2.0])
+def test_a_displacement_is_how_far_the_two_ends_lie_apart(displacement: float) -> None:
+    """g = θx³: the central difference of ∇_θ g over τ to each side of x along a unit vector is 3x² + τ²; v scales it."""
+    theta, x = {"t": torch.ones((), dtype=F64)}, {"x": torch.tensor(3.0, dtype=F64)}
+    for size in (1.0, -40.0):
+        v = {"x": torch.tensor(size, dtype=F64)}
+        found = cross_product(lambda t, p: t["t"] * p["x"] ** 3, theta, x, v, "difference", displacement)
+        assert_same(found, {"t": torch.tensor(size * (27 + displacement**2), dtype=F64)}, rtol=1e-13)
+    nothing = cross_product(lambda t, p: t["t"] * p["x"], theta, x, {"x": 0 * x["x"]}, "difference", displacement)
+    assert_same(nothing, {"t": torch.zeros((), dtype=F64)})
+
+
+def test_attention_has_a_second_derivative_inside_the_context_alone() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    leaf = normal(1, 1, 6, 4).requires_grad_()
+
+    def product() -> Tensor:
+        out = torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf, is_causal=True)
+        (slope,) = torch.autograd.grad(out.pow(2).sum(), leaf, create_graph=True)
+        return torch.autograd.grad(slope.pow(2).sum(), leaf)[0]
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="derivative"):
+        product()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), twice_differentiable_attention():
+        found = product()
+    scores = (leaf @ leaf.transpose(-1, -2) / 2).masked_fill(~torch.ones(6, 6).tril().bool(), -torch.inf)
+    (slope,) = torch.autograd.grad((scores.softmax(-1) @ leaf).pow(2).sum(), leaf, create_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(slope.pow(2).sum(), leaf)[0], rtol=1e-9, atol=1e-9)
 
 
 def test_upper_gradients_are_zero_for_what_does_not_enter() -> None:

@@ -81,3 +81,53 @@ def test_auto_stacks_small_candidates_and_loops_over_large_ones() -> None:
 def test_auto_does_not_stack_a_single_candidate() -> None:
     assert not prefers_stack({"x": torch.zeros(1, 3)}, 1, "auto")
     assert prefers_stack({"x": torch.zeros(1, 3)}, 1, "stacked")
+
+
+class Own:
+    """½‖x − t·a‖², which counts the ways it is evaluated."""
+
+    def __init__(self) -> None:
+        self.alone, self.together = 0, []  # type: tuple[int, list[tuple[int, bool]]]
+
+    def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        self.alone += 1
+        return 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
+
+    def stacked(self, theta: Tree, x: Tree, batch: Tree, own_batch: bool) -> Tensor:
+        self.together.append((x["x"].shape[0], own_batch))
+        a = batch["a"] if own_batch else batch["a"].unsqueeze(0)
+        return 0.5 * (x["x"] - theta["t"] * a).square().flatten(1).sum(1)
+
+
+class Never(Own):
+    """One that is never to be stacked unless asked."""
+
+    stacked = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("own_batch", [False, True])
+@pytest.mark.parametrize(("mode", "chunk"), [("stacked", None), ("stacked", 2), ("loop", None), ("auto", None)])
+def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(mode: str, chunk: int | None, own_batch: bool) -> None:
+    theta, x = {"t": torch.tensor(2.0, dtype=F64)}, {"x": normal(COUNT, 3)}
+    a = normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)
+    loss = Own()
+    found, grads = [], []
+    for group in groups(loss, x, own_batch=own_batch, mode=mode, chunk=chunk):
+        slopes, values_ = gradient(group.loss, theta, group.x, {"a": group.rows_of(a) if own_batch else a})
+        found.append(values_.reshape(-1))
+        grads.append(slopes[0].reshape(-1, 3))
+    expected = x["x"] - 2 * a
+    assert_same(torch.cat(found), 0.5 * expected.square().sum(1), rtol=1e-14)
+    assert_same(torch.cat(grads), expected, rtol=1e-14)
+    ways = {"stacked": (0, [(2, own_batch), (2, own_batch), (1, own_batch)] if chunk else [(COUNT, own_batch)])}
+    assert (loss.alone, loss.together) == ways.get(mode, (COUNT, []))  # on a CPU `auto` takes them one by one
+
+
+def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
+    theta, x, batch = {"t": torch.tensor(2.0, dtype=F64)}, {"x": normal(COUNT, 3)}, {"a": normal(3, seed=1)}
+    plain, never = (lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()), Never()
+    assert isinstance(groups(plain, x)[0].part, slice), "so small candidates are stacked"
+    assert [group.part for group in groups(never, x)] == list(range(COUNT))
+    [asked] = groups(never, x, mode="stacked")
+    assert_same(asked.loss(theta, x, batch), values(plain, theta, x, batch), rtol=1e-14)
+    assert [group.part for group in groups(Own(), {"x": x["x"][:1]})] == [0]

@@ -33,7 +33,7 @@ def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> Non
         problem.theta0, problem.x0, {name: leaf[0] for name, leaf in above.items()}
     )
     assert torch.allclose(tilted.g(problem.theta0, problem.x0, one), expected, rtol=1e-12)
-    whole = tilted.g(problem.theta0, problem.x0, tilted.lower_data.whole)
+    whole = tilted.g(problem.theta0, problem.x0, tilted.lower_data.batch(None))
     parts = problem.g(problem.theta0, problem.x0, problem.lower_data.whole) + 0.25 * problem.f(
         problem.theta0, problem.x0, upper.whole
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import F64, KEY, assert_same, finite_differences, network_problem, normal, spd
+from source_problems import network_sources
 from torch import Tensor
 
 from hgms_branches import Branches
@@ -16,22 +18,25 @@ from hgms_core import (
     Branch,
     CallableSolver,
     Candidates,
+    ConfigError,
     Cost,
     HyperGradient,
     Hypergradient,
+    LastStep,
     Outcome,
     Problem,
     State,
     Tree,
     norm,
 )
-from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms_hypergradients import Fixed, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_task_quadratic import Quadratic
 from hgms_ula import Ula
 
 pytestmark = pytest.mark.plugins
 
 PROBLEM = network_problem(rows=12)
+SOURCES = network_sources()
 THETA = PROBLEM.theta0
 VALIDATION = PROBLEM.upper_data["differentiate"].whole
 
@@ -262,3 +267,70 @@ def test_a_strictly_convex_system_needs_no_ridge() -> None:
     )
     found, _ = Implicit(solver=CG(rtol=1e-12)).estimate(problem, problem.theta0, at(problem.x0), KEY, {"v": None})
     assert_same(found.value["t"], torch.linalg.solve(hessian, 2 * problem.x0["x"]), rtol=1e-10)
+
+
+# --- through one step, told by hand ------------------------------------------------------------------------------------------
+
+
+def descent(problem: Problem, theta: Tree, steps: int, lr: float, momentum: float) -> tuple[Tree, LastStep]:
+    """Heavy-ball SGD written out: its end as a function of θ through the last step alone, and that step as a LastStep."""
+    x, moments = dict(problem.x0), {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
+    data = problem.lower_data
+    for step in range(steps):
+        last = step == steps - 1
+        batch = data.rows(KEY.fold(step).indices(data.size, 6, 1)[0])
+        told = LastStep(x=x, batch=batch, rows=6, rate=lr, cost=Cost(lower_gradients=step, rows=6 * step))
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
+        at = theta if last else {name: leaf.detach() for name, leaf in theta.items()}
+        slopes = torch.autograd.grad(problem.g(at, leaves, batch), list(leaves.values()), create_graph=last)
+        moments = {name: momentum * moments[name] + slope for name, slope in zip(x, slopes, strict=True)}
+        x = {name: leaf - lr * moments[name] for name, leaf in x.items()}
+    return x, told
+
+
+@pytest.mark.parametrize(
+    ("problem", "derivative"),
+    [(PROBLEM, "exact"), (PROBLEM, "difference"), *((SOURCES, way) for way in ("exact", "difference", "per-source"))],
+)
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (1, 0.9), (4, 0.0), (4, 0.9)])
+def test_through_a_last_step_told_by_hand_is_double_backward(
+    problem: Problem, derivative: Any, steps: int, momentum: float
+) -> None:
+    above = problem.upper_data["differentiate"].whole
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}
+    end, told = descent(problem, leaves, steps, 0.3, momentum)
+    loss = problem.f(leaves, end, above)
+    expected = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    branch = Branch(x={name: leaf.detach() for name, leaf in end.items()}, replay=never, last_step=lambda: told)
+    found, state = ThroughStep(derivative=derivative).estimate(problem, problem.theta0, branch, KEY, {})
+    assert_same(found.upper_loss, loss.detach(), rtol=1e-14)
+    rtol = 1e-6 if derivative == "difference" else 1e-11
+    assert_same(found.value, expected, rtol=rtol, atol=1e-3 * rtol * float(norm(expected)))
+    assert state == {}
+    rows = len(above["a"])
+    passes = {"exact": 1, "difference": 2, "per-source": 3}[derivative]
+    own = Cost(lower_gradients=3) if derivative == "per-source" else Cost(cross_products=1)
+    assert found.cost == own + told.cost + Cost(upper_gradients=1, rows=rows + 6 * passes)
+
+
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (3, 0.9)])
+def test_the_displacement_of_through_step_reaches_the_difference(steps: int, momentum: float) -> None:
+    end, told = descent(SOURCES, SOURCES.theta0, steps, 0.3, momentum)
+    branch = Branch(x={name: leaf.detach() for name, leaf in end.items()}, replay=never, last_step=lambda: told)
+
+    def found(displacement: float | None) -> Tensor:
+        return ThroughStep(displacement=displacement).estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
+
+    exact = ThroughStep(derivative="exact").estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
+    errors = [float((found(length) - exact).norm()) for length in (0.2, 0.1, 0.05)]
+    assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([4, 4], rel=0.2)  # of second order
+    assert float((found(None) - exact).norm()) < 1e-3 * errors[-1]
+
+
+def test_a_generator_without_a_last_step_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"this generator tells none\n  use it with generator 'branches'"):
+        ThroughStep().estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
+    told = descent(PROBLEM, THETA, 1, 0.3, 0.0)[1]
+    branch = Branch(x=PROBLEM.x0, replay=never, last_step=lambda: told)
+    with pytest.raises(ConfigError, match="needs a lower loss that mixes named sources"):
+        ThroughStep(derivative="per-source").estimate(PROBLEM, THETA, branch, KEY, {})

@@ -1,0 +1,289 @@
+"""Named data sources: stratified batches, whole batches made when asked for, weights and counters in the records, methods that
+end before their budget, and θ from a given mixture."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from helpers import F64, assert_same
+from source_problems import convex_sources
+from test_runs import contents, folder
+
+from hgms_core import ConfigError, Data, Key, Pipeline, Problem, State, Tree
+from hgms_core.budget import Budget
+from hgms_core.runner import Interrupted, run
+
+# --- stratified draws --------------------------------------------------------------------------------------------------
+
+SIZES = {"a": 40, "b": 25, "c": 33}
+
+
+def stratified(sizes: dict[str, int]) -> Data:
+    return Data(size=sum(sizes.values()), strata=tuple(sizes.items()))
+
+
+def named(data: Data, index: torch.Tensor) -> list[list[tuple[str, int]]]:
+    """Each step's rows as (source, row within it), in order."""
+    assert data.strata is not None
+    rows = [(name, row) for name, size in data.strata for row in range(size)]
+    return [sorted(rows[i] for i in step) for step in index.tolist()]
+
+
+def drawn(sizes: dict[str, int], batch_size: int, steps: int, key: Key = Key(3)) -> list[list[tuple[str, int]]]:
+    data = stratified(sizes)
+    index = data.draw(key, batch_size, steps)
+    assert index is not None
+    assert index.shape == (steps, batch_size)
+    return named(data, index)
+
+
+@pytest.mark.parametrize("batch_size", [3, 6, 7, 8, 11])
+def test_a_batch_holds_as_many_rows_of_each_source_up_to_one(batch_size: int) -> None:
+    counts = [Counter(name for name, _ in step) for step in drawn(SIZES, batch_size, 200)]
+    each, odd = divmod(batch_size, 3)
+    assert {tuple(sorted(count[name] - each for name in SIZES)) for count in counts} == {(0,) * (3 - odd) + (1,) * odd}
+    # whichever got the odd ones is drawn anew each time: each source as often, up to five standard deviations
+    share = odd / 3
+    for name in SIZES:
+        extra = sum(count[name] - each for count in counts)
+        assert abs(extra - 200 * share) <= 5 * (200 * share * (1 - share)) ** 0.5
+
+
+def test_a_batch_smaller_than_the_number_of_sources_has_one_row_of_some() -> None:
+    steps = drawn(SIZES, 2, 300)
+    assert all(len({name for name, _ in step}) == 2 for step in steps)
+    pairs = Counter(tuple(name for name, _ in step) for step in steps)
+    assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
+    assert min(pairs.values()) > 60  # 100 each, within five standard deviations
+
+
+def test_no_row_comes_twice_before_every_row_of_its_source_could_have_come() -> None:
+    steps = drawn(SIZES, 9, 8)  # 24 rows of each, and 25 are in the smallest
+    assert max(Counter(row for step in steps for row in step).values()) == 1
+    again = Counter(row for step in drawn({"a": 4, "b": 40}, 4, 6) for row in step)  # 12 of the 4 rows of a
+    assert [again["a", row] for row in range(4)] == [3] * 4
+
+
+def test_rows_are_drawn_by_name_in_whichever_order_the_sources_stand() -> None:
+    turned = dict(reversed(SIZES.items()))
+    for batch_size in (2, 6, 8):
+        assert drawn(SIZES, batch_size, 20) == drawn(turned, batch_size, 20)
+    # and what a source draws does not hang on which others there are
+    alone = {row for step in drawn({"b": 25, "z": 50}, 6, 5) for row in step if row[0] == "b"}
+    assert alone == {row for step in drawn(SIZES, 9, 5) for row in step if row[0] == "b"}
+
+
+def test_draws_are_the_keys_alone() -> None:
+    before = torch.get_rng_state()
+    assert drawn(SIZES, 8, 5) == drawn(SIZES, 8, 5) != drawn(SIZES, 8, 5, Key(4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert stratified(SIZES).draw(Key(0), 98, 2) is None
+    assert stratified(SIZES).draw(Key(0), None, 2) is None
+
+
+# --- whole batches made when asked for ---------------------------------------------------------------------------------
+
+PROBLEM = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
+LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
+
+
+def lazily(data: Data, made: list[int]) -> Data:
+    """The same rows, gathered only when asked for."""
+
+    def rows(index: torch.Tensor) -> Tree:
+        made.append(index.numel())
+        return data.rows(index)
+
+    return Data(data.size, {}, rows, strata=data.strata)
+
+
+def test_a_whole_batch_is_made_when_it_is_asked_for() -> None:
+    made: list[int] = []
+    data = lazily(PROBLEM.lower_data, made)
+    assert made == []
+    assert_same(data.batch(None), PROBLEM.lower_data.whole)
+    assert made == [30]
+    assert Data.none().batch(None) == {}
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(below: bool, above: bool) -> None:
+    made: list[int] = []
+    problem = PROBLEM
+    if below:
+        problem = evolve(problem, lower_data=lazily(problem.lower_data, made))
+    if above:
+        upper = problem.upper_data
+        problem = evolve(problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], made)})
+    tilted = problem.tilted(0.25)
+    assert made == []
+    found = tilted.g(LOGITS, PROBLEM.x0, tilted.lower_data.batch(None))
+    expected = PROBLEM.g(LOGITS, PROBLEM.x0, PROBLEM.lower_data.whole)
+    expected = expected + 0.25 * PROBLEM.f(LOGITS, PROBLEM.x0, PROBLEM.upper_data["differentiate"].whole)
+    assert_same(found, expected, rtol=1e-14)
+    assert made == [30] * below + [20] * above
+    assert tilted.lower_data.count(None) == 50
+    assert tilted.lower_data.strata == PROBLEM.lower_data.strata
+
+
+def test_a_tilted_loss_without_data_of_its_own_still_sees_the_validation_rows() -> None:
+    problem = evolve(PROBLEM, g=lambda t, x, b: x["x"].sum(), lower_data=Data.none())
+    tilted = problem.tilted(0.5)
+    expected = PROBLEM.x0["x"].sum() + 0.5 * PROBLEM.f(LOGITS, PROBLEM.x0, PROBLEM.upper_data["differentiate"].whole)
+    assert_same(tilted.g(LOGITS, PROBLEM.x0, tilted.lower_data.batch(None)), expected, rtol=1e-14)
+
+
+# --- weights and counters in the records -------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Mixer:
+    """Moves θ towards source ``b`` and evaluates f on two rows a step, three on every second step. ``ends_at``: it is done
+    then; ``interrupts_at``: Ctrl-C comes in that step."""
+
+    name = "mixer"
+    ends_at: int | None = None
+    interrupts_at: int | None = None
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"seed": seed, "step": 0, "theta": dict(problem.theta0), "x": dict(problem.x0)}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        step = state["step"]
+        assert self.ends_at is None or step < self.ends_at, "a finished method was asked for another step"
+        if self.interrupts_at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        rows = problem.upper_data["differentiate"].rows(torch.arange(2 + step % 2) + step)
+        loss = problem.f(state["theta"], state["x"], rows)
+        theta = {"logits": state["theta"]["logits"] + torch.tensor([0.0, 0.5, 0.0], dtype=F64)}
+        return {**state, "step": step + 1, "theta": theta}, {"upper_loss": loss, "oracle_calls": 2 * (step + 1)}
+
+    def finished(self, state: State) -> bool:
+        return self.ends_at is not None and state["step"] >= self.ends_at
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return state["theta"], state["x"]
+
+
+def counting() -> Problem:
+    """:data:`PROBLEM`, which counts the rows that f sees, those of evaluation among them; from zero in each process."""
+    rows: Counter[str] = Counter()
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+        rows["rows"] += batch["a"].shape[0]
+        return PROBLEM.f(theta, x, batch)
+
+    def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+        return {"test_loss": float(f(theta, x, PROBLEM.upper_data["select"].whole))}
+
+    return evolve(PROBLEM, f=f, evaluate=evaluate, counters=lambda: rows)
+
+
+def test_every_row_tells_the_weight_of_each_source_by_name() -> None:
+    records = run(Mixer(), PROBLEM, Budget(outer_steps=4)).records
+    for step, row in enumerate(records):
+        odds = torch.softmax(torch.tensor([0.0, 0.5 * step, 0.0], dtype=F64), 0).tolist()
+        assert [row[f"weight.{name}"] for name in "abc"] == pytest.approx(odds, rel=1e-14)
+    assert records[0]["step"] == 0
+    plain = run(Mixer(), evolve(PROBLEM, sources=None), Budget(outer_steps=1)).records
+    assert not [key for row in plain for key in row if key.startswith(("weight.", "step_"))]
+
+
+def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
+    """What evaluation, a discarded first step and an earlier run on the same problem counted is not a step's."""
+    problem = counting()
+    for _ in range(2):
+        records = run(Mixer(), problem, Budget(outer_steps=5), evaluate_every=2).records
+        assert [row.get("step_rows") for row in records] == [None, 2, 3, 2, 3, 2]
+    timed = run(Mixer(), problem, Budget(seconds=1e-6)).records
+    assert [row.get("step_rows") for row in timed] == [None, 2]
+
+
+@pytest.mark.parametrize("stop", [0, 3])
+def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(tmp_path: Path, stop: int) -> None:
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Mixer(), counting(), Budget(outer_steps=7), folder=whole, evaluate_every=2)
+    with pytest.raises(Interrupted):
+        run(Mixer(interrupts_at=stop), counting(), Budget(outer_steps=7), folder=broken, evaluate_every=2)
+    run(Mixer(), counting(), Budget(outer_steps=7), folder=broken, evaluate_every=2, resume=True)
+    assert contents(whole.path) == contents(broken.path)
+    assert b"weight.b" in contents(whole.path)["steps.jsonl"]
+
+
+# --- a method that ends before its budget ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [Budget(outer_steps=20), Budget(oracle_calls=1000), Budget(seconds=600.0)])
+@pytest.mark.parametrize("when", [{"evaluate_every": 3}, {"evaluations": 2}])
+def test_a_finished_method_ends_its_run_and_is_evaluated(tmp_path: Path, budget: Budget, when: dict[str, int]) -> None:
+    made = folder(tmp_path / "run")
+    done = run(Mixer(ends_at=5), counting(), budget, folder=made, **when)
+    assert (done.summary["status"], done.summary["outer_steps"]) == ("done", 5)
+    assert "metric.test_loss" in done.records[-1]
+    assert "metric.test_loss" not in done.records[-2]
+    assert done.summary["metrics"] == {"test_loss": done.records[-1]["metric.test_loss"]}
+    before = contents(made.path)
+    again = run(Mixer(ends_at=5), counting(), budget, folder=made, resume=True, **when)  # takes no step: Mixer asserts it
+    assert contents(made.path) == before
+    assert_same((again.theta, again.x), (done.theta, done.x))
+
+
+def test_a_method_that_is_finished_at_its_start_takes_no_step() -> None:
+    done = run(Mixer(ends_at=0), counting(), Budget(seconds=600.0))
+    assert (done.summary["status"], done.summary["outer_steps"]) == ("done", 0)
+    assert done.summary["metrics"]["test_loss"] == done.records[0]["metric.test_loss"]
+
+
+def test_a_run_broken_off_just_before_it_is_finished_ends_the_same(tmp_path: Path) -> None:
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=whole, evaluate_every=4)
+    with pytest.raises(Interrupted):
+        run(Mixer(ends_at=5, interrupts_at=4), counting(), Budget(outer_steps=20), folder=broken, evaluate_every=4)
+    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, evaluate_every=4, resume=True)
+    assert contents(whole.path) == contents(broken.path)
+
+
+# --- θ from a mixture --------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Still:
+    """A part of a pipeline that does nothing."""
+
+    name = "still"
+
+    def init(self, *_: Any) -> State:
+        return {}
+
+
+def pipeline(mixture: dict[str, float] | None) -> Pipeline:
+    still: Any = Still()
+    return Pipeline(generator=still, selector=still, hypergradient=still, outer=still, mixture=mixture)
+
+
+def test_a_mixture_is_where_theta_starts() -> None:
+    theta = pipeline({"c": 3.0, "a": 1.0}).init(PROBLEM, 0)["theta"]
+    assert PROBLEM.sources is not None
+    torch.testing.assert_close(PROBLEM.sources.weights(theta), torch.tensor([0.25, 0.0, 0.75], dtype=F64), rtol=0, atol=1e-9)
+    beside = evolve(PROBLEM, theta0={**PROBLEM.theta0, "scale": torch.ones(1, dtype=F64)})
+    assert_same(pipeline({"c": 3.0, "a": 1.0}).init(beside, 0)["theta"], {**theta, "scale": torch.ones(1, dtype=F64)})
+    assert_same(pipeline(None).init(PROBLEM, 0)["theta"], PROBLEM.theta0)
+    assert pipeline({"c": 1.0}).needs == {"sources"}
+    assert pipeline(None).needs == frozenset()
+
+
+def test_a_mixture_of_a_problem_without_sources_or_of_unknown_ones_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`mixture` gives weights to data sources, and this problem has none"):
+        pipeline({"a": 1.0}).init(evolve(PROBLEM, sources=None), 0)
+    with pytest.raises(ConfigError, match="'bees'"):
+        pipeline({"a": 0.5, "bees": 0.5}).init(PROBLEM, 0)
+    with pytest.raises(ConfigError, match="or none at all"):
+        pipeline({}).init(PROBLEM, 0)
