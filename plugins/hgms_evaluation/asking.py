@@ -184,7 +184,10 @@ def _answered(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threa
         return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
     except RetryError as error:
         last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
-        raise HgmsError(f"the judge {judge.where} does not answer: {_told(last)} ({tries} tries)") from None
+        raise HgmsError(
+            f"the judge {judge.where} does not answer: {_told(last)} ({tries} tries)\n  is it there (evaluate.judge.base_url)? "
+            f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
+        ) from None
 
 
 def _passing(error: BaseException) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
 from attrs import field, frozen, validators
 from torch import nn
 
-from hgms_core import ConfigError, Key, MissingExtra
+from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, out_of_memory, unknown
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -74,12 +72,12 @@ class BaseModel:
         _quiet()
         from hgms_llm.tokenizers import load_tokenizer
 
-        spec = self.tokenizer if self.tokenizer is not None else self.path
-        assert spec is not None
-        try:
-            return load_tokenizer(_expanded(spec))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"no tokenizer at {spec!r}: {_first_line(error)}\n  set task.model.tokenizer") from None
+        if self.tokenizer is not None:
+            return load_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
+        assert self.path is not None
+        return load_tokenizer(
+            self.path, revision=self.revision, trust_remote_code=self.trust_remote_code, place="task.model.path"
+        )
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
         """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
@@ -95,16 +93,27 @@ class BaseModel:
                 model = self._built(transformers, options, vocabulary)
             else:
                 assert self.path is not None
+                from hgms_llm.hub import located
+
+                trust = self.trust_remote_code
+                where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
                     options["quantization_config"] = _four_bit(transformers, asked)
                     options["device_map"] = {"": device}
                 model = transformers.AutoModelForCausalLM.from_pretrained(
-                    _expanded(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code, **options
+                    where, revision=self.revision, trust_remote_code=trust, **options
                 )
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            raise ConfigError(self._why(error)) from None
-        if self.quantize is None:
-            model = model.to(device)
+            if self.quantize is None:
+                model = model.to(device)
+        except HgmsError:
+            raise
+        except Exception as error:  # transformers raises its own, the Hub's, safetensors' and torch's errors
+            if out_of_memory(error):
+                raise OutOfMemory(
+                    f"the model does not fit into the memory of {device}: {_first_line(error)}\n"
+                    '  set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or take a smaller model'
+                ) from error
+            raise ConfigError(self._why(error)) from error
         model.eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -122,6 +131,7 @@ class BaseModel:
         assert self.config is not None
         fields = dict(self.config)
         kind = fields.pop("model_type")
+        _known(transformers, kind, fields)
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
@@ -132,19 +142,15 @@ class BaseModel:
 
     def _why(self, error: Exception) -> str:
         if "trust_remote_code" in str(error):
-            return (
-                f"the model {self.path!r} brings Python code of its own, which is not run unless you allow it\n"
-                "  read its code first; then set task.model.trust_remote_code = true"
-            )
+            from hgms_llm.hub import own_code
+
+            return own_code("model", self.path, "task.model.path")
         if self.config is not None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
-        here = self.path is not None and Path(_expanded(self.path)).exists()
-        advice = (
-            "is the folder whole (config.json, *.safetensors)?"
-            if here
-            else ("give a folder that exists, or a name on the Hub (with the network, or already in its cache)")
+        return (
+            f"cannot load the model {self.path!r}: {_first_line(error)} @ task.model.path\n"
+            "  is it whole (config.json, *.safetensors), and a causal language model?"
         )
-        return f"cannot load the model {self.path!r}: {_first_line(error)}\n  {advice} @ task.model.path"
 
 
 @final
@@ -221,6 +227,23 @@ def _usual_targets(model: nn.Module) -> tuple[str, ...]:
     return tuple(usual[kind])
 
 
+def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
+    """Refuses an architecture that is none, and fields it has not: transformers keeps those without a word."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+
+    if kind not in names:
+        said = unknown("model_type", str(kind), names).partition("\n")[0]
+        raise ConfigError(
+            f"{said} @ task.model.config.model_type\n"
+            f"  available: the {len(names)} causal language models of transformers, such as gpt2, llama, qwen2, gemma2"
+        )
+    usual = transformers.AutoConfig.for_model(kind)
+    for name in fields:
+        if not hasattr(usual, name):
+            said = unknown(f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map})
+            raise ConfigError(said.replace("\n", " @ task.model.config\n", 1))
+
+
 def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
     try:
         import bitsandbytes  # noqa: F401
@@ -229,9 +252,6 @@ def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
     return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
-def _expanded(path: str) -> str:
-    return os.path.expanduser(os.path.expandvars(path))
-
-
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first

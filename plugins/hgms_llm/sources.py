@@ -247,9 +247,10 @@ def _chosen(where: str, examples: list[Example], source: Source) -> list[Example
     have, skip = len(examples), source.skip
     if skip + (source.rows or 1) > have:
         asked = f"{source.rows} rows" if source.rows else "rows"
+        after = f" after the first {skip}" if skip else ""
         most = f"rows = {have - skip} is the most there is" if have > skip else f"skip can be at most {have - 1}"
         raise DataError(
-            f"{where} is shorter than asked: {asked} after the first {skip}, but it has {have} good rows\n"
+            f"{where} is shorter than asked: {asked}{after}, but it has {have} good rows\n"
             f"  {most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
         )
     if source.shuffle_seed is not None:
@@ -369,7 +370,7 @@ def _whole(line: bytes) -> bool:
 
 def _parsed(line: bytes) -> Row | BadRow:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip())
     except UnicodeDecodeError as error:
         return BadRow(f"it is not UTF-8 (byte {error.start})")
     except ValueError as error:

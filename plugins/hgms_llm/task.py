@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Key, Problem, Sources, Tree, roles, unknown, validation_shares
+from hgms_core import ConfigError, DataError, Key, Problem, Sources, Tree, roles, unknown, validation_shares
 from hgms_llm.language import LanguageModel
 from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, shuffled, weights
 from hgms_llm.models import BaseModel, Lora
 from hgms_llm.overlaps import overlap_warning, overlaps
-from hgms_llm.sources import Source, check_names
-from hgms_llm.tokens import TokenTable, cache_folder, token_table
+from hgms_llm.sources import Source, check_names, content
+from hgms_llm.templates import TEMPLATES
+from hgms_llm.tokens import TokenTable, cache_folder, left_out, token_table, warn
 
 optional_whole: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
 
@@ -26,6 +27,11 @@ def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None
     if not value:
         raise ValueError(f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] with its path")
     check_names(value)
+
+
+def _template(_task: object, attribute: Any, value: str) -> None:
+    if value not in TEMPLATES:
+        raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
 
 
 @final
@@ -75,7 +81,7 @@ class SourceMixture:
     test: Mapping[str, Source] = field(factory=dict, hash=False)
     model: BaseModel
     adapter: Lora | None = None
-    template: str = "model"
+    template: str = field(default="model", validator=_template)
     max_length: int = field(default=512, validator=[validators.instance_of(int), validators.ge(4)])
     too_long: Literal["drop", "truncate"] = field(default="drop", validator=validators.in_(["drop", "truncate"]))
     cache: int | None = field(default=None, validator=optional_whole)
@@ -106,8 +112,21 @@ class SourceMixture:
             "too_long": self.too_long,
             "cache_dir": cache_folder(),
         }
-        named: Mapping[str, Source] = getattr(self, which)
-        return {name: token_table(name, source, tokenizer, **options) for name, source in named.items()}
+        found = {}
+        for name, source in getattr(self, which).items():
+            with _placed(which, name):
+                found[name] = token_table(name, source, tokenizer, **options)
+        return found
+
+    def contents(self) -> dict[str, dict[str, str]]:
+        """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
+        found: dict[str, dict[str, str]] = {}
+        for which in ("sources", "validation", "test"):
+            found[which] = {}
+            for name, source in getattr(self, which).items():
+                with _placed(which, name):
+                    found[which][name] = content(name, source)
+        return found
 
     def cached(self, tables: Mapping[str, TokenTable], seed: int) -> dict[str, TokenTable]:
         """The rows that the mixture is learned on: ``cache`` of each source."""
@@ -128,11 +147,13 @@ class SourceMixture:
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         tokenizer = self.model.load_tokenizer()
         everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}  # type: ignore[arg-type]
-        said = overlap_warning(overlaps(everything["sources"], everything["validation"], everything["test"]))
-        if said:
-            warnings.warn(said, UserWarning, stacklevel=2)
+        overlapping = overlaps(everything["sources"], everything["validation"], everything["test"])
+        for said in (left_out(everything), overlap_warning(overlapping)):
+            if said:
+                warn(said)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
+        self._fits(model.model, everything)
 
         names, parts = tuple(pool), tuple(everything["validation"])
         lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
@@ -178,6 +199,23 @@ class SourceMixture:
             counters=lambda: model.tokens,
         )
 
+    def _fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
+        """Whether the model has a vector for every token and position; its own error would be an index out of range."""
+        tables = [table for tables in everything.values() for table in tables.values()]
+        longest = max(int(table.lengths.max()) for table in tables)
+        most = getattr(model.config, "max_position_embeddings", None)
+        if most is not None and longest > most:
+            raise ConfigError(
+                f"rows have up to {longest} tokens, and the model has {most} positions @ task.max_length\n"
+                f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather than drop them)'
+            )
+        highest, known = max(int(table.tokens.max()) for table in tables), model.get_input_embeddings().weight.shape[0]
+        if highest >= known:
+            raise ConfigError(
+                f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ task.model.tokenizer\n"
+                "  take the model's own tokenizer"
+            )
+
     def _given(self, given: Mapping[str, float], what: str) -> list[float]:
         """The weights of all sources in their order, summing to one."""
         for name, share in given.items():
@@ -189,6 +227,16 @@ class SourceMixture:
         if not total:
             raise ConfigError(f"{what}: no source has a positive weight")
         return [given.get(name, 0.0) / total for name in self.sources]
+
+
+@contextlib.contextmanager
+def _placed(which: str, name: str) -> Iterator[None]:
+    """Says of bad data which table of the configuration it is from: validation and test sets may bear a source's name."""
+    try:
+        yield
+    except DataError as error:
+        first, *rest = str(error).split("\n")
+        raise DataError("\n".join([f"{first} @ task.{which}.{name}", *rest])) from error
 
 
 def _lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BYTES = "bytes"
+FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""A folder without any of these holds no tokenizer."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -86,7 +88,9 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     return made
 
 
-def load_tokenizer(spec: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    spec: str, *, revision: str | None = None, trust_remote_code: bool = False, place: str = "task.model.tokenizer"
+) -> PreTrainedTokenizerBase:
     """The tokenizer that ``spec`` names, always with a padding token.
 
     ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and ``vocab.bpe`` (:func:`gpt2_tokenizer`),
@@ -98,28 +102,29 @@ def load_tokenizer(spec: str, *, revision: str | None = None, trust_remote_code:
     """
     if spec == BYTES:
         return byte_tokenizer()
-    folder = expand(spec, "the tokenizer")
+    transformers = _transformers()
+    from hgms_llm.hub import located, own_code
+
+    folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(folder)
-    local = folder.exists()
-    if not local and (spec[0] in "./~$" or spec.count("/") > 1):
+    where = located(spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code)
+    if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
+        holds = ", ".join(sorted(each.name for each in folder.iterdir())[:12]) or "nothing"
         raise ConfigError(
-            f'no tokenizer at {folder}: there is no such folder\n  a tokenizer is "{BYTES}", a folder, or OWNER/NAME on the Hub'
+            f"there is no tokenizer in {spec!r} (it holds: {holds}) @ {place}\n"
+            f'  set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or OWNER/NAME on the Hub'
         )
-    transformers = _transformers()
     try:
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-            str(folder) if local else spec, revision=revision, trust_remote_code=trust_remote_code
+            where, revision=revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises its own, the Hub's and the Rust library's errors
         said = str(error).strip().splitlines()
         if "trust_remote_code" in str(error):
-            raise ConfigError(
-                f"the tokenizer {spec!r} runs code of its own, which is refused unless you allow it\n"
-                "  read that code, then set trust_remote_code = true"
-            ) from None
+            raise ConfigError(own_code("tokenizer", spec, place)) from None
         raise ConfigError(
-            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {said[0] if said else ''})\n"
+            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {said[0] if said else ''}) @ {place}\n"
             f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and vocab.bpe), or OWNER/NAME on the Hub'
         ) from error
     return padded(tokenizer)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -239,6 +240,25 @@ def _made(
     )
 
 
+def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
+    """What to tell a person about rows that are not used, by part and name; empty where all are."""
+    lines = []
+    for part, tables in parts.items():
+        for name, table in tables.items():
+            found = table.report
+            counts = {"bad": found.bad, "without an answer": found.blank, "too long": found.too_long, "cut": found.truncated}
+            told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            if told:
+                lines.append(f"  {part} {name!r}: {told}, of {found.examples + found.bad}")
+    return "\n".join(["rows left out or cut:", *lines]) if lines else ""
+
+
+@functools.cache
+def warn(said: str) -> None:
+    """A message of the library, once in a process."""
+    logging.getLogger("hgms").warning(said)
+
+
 def _nothing_left(where: str, report: Report, max_length: int, too_long: TooLong) -> str:
     if report.blank == report.examples:
         return f"{where}: all {report.examples} rows have empty answers, so there is nothing to learn\n  replace the file"
@@ -361,7 +381,7 @@ def _load(path: Path, digest: str) -> TokenTable | None:
             return TokenTable(name="", digest=digest, report=report, **leaves)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-    warnings.warn(f"the token cache entry {path} is damaged ({problem}): it is made anew", RuntimeWarning, stacklevel=4)
+    warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")
     return None
 
 

@@ -96,12 +96,8 @@ def comparable(config: MixConfig) -> str:
 
 def data_digests(task: Any) -> dict[str, dict[str, str]]:
     """What stands in the task's files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
-    from hgms_llm import content
-
-    return {
-        which: {name: content(name, source) for name, source in getattr(task, which).items()}
-        for which in ("sources", "validation", "test")
-    }
+    found: dict[str, dict[str, str]] = task.contents()
+    return found
 
 
 def model_digest(model: Any) -> str | None:

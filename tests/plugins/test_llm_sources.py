@@ -243,7 +243,7 @@ def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> No
     [
         (
             {"rows": 21},
-            "21 rows after the first 0, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out",
+            "21 rows, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out",
         ),
         ({"rows": 10, "skip": 11}, "10 rows after the first 11, but it has 20 good rows\n  rows = 9 is the most there is"),
         ({"skip": 20}, "rows after the first 20, but it has 20 good rows\n  skip can be at most 19"),

@@ -1,0 +1,96 @@
+"""What a name in a configuration stands for: a folder that is here, or a model on the Hub that can be had."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError
+from hgms_llm.sources import expand
+
+
+def located(spec: str, what: str, place: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """The folder that ``spec`` names, or ``spec`` itself where it is a name on the Hub that is in its cache or can be reached.
+
+    ``what`` (a model, a tokenizer) and ``place`` (its key in the configuration) are for messages. Transformers alone would try
+    for most of a minute, and say of a misspelt folder that the Hub has no repository of that name.
+
+    Errors: ConfigError for a folder that is not there (with the nearest spelling), one that brings Python code of its own
+    without leave, and a name that the Hub does not know or cannot be asked about.
+    """
+    folder = expand(spec, place)
+    if folder.is_dir():
+        if not trust_remote_code and _own_code(folder):
+            raise ConfigError(own_code(what, spec, place))
+        return str(folder)
+    near = difflib.get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.6)
+    hint = f"; did you mean {str(folder.with_name(near[0]))!r}?" if near else ""
+    if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
+        there = ", ".join(sorted(_folders(folder.parent))[:20]) or "(no folder)"
+        raise ConfigError(
+            f"there is no {what} at {spec!r}: no such folder{hint} @ {place}\n"
+            f"  available in {folder.parent}: {there}; or give a name on the Hub, OWNER/NAME"
+        )
+    _ask(spec, what, place, revision, hint)
+    return spec
+
+
+def own_code(what: str, spec: str | None, place: str) -> str:
+    return (
+        f"the {what} {spec!r} brings Python code of its own, which is not run unless you allow it @ {place}\n"
+        "  read its code first; then set task.model.trust_remote_code = true"
+    )
+
+
+def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> None:
+    """Whether the Hub has it: asked once, since downloads retry for long."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        for name in ("config.json", "tokenizer_config.json"):
+            if isinstance(huggingface_hub.try_to_load_from_cache(spec, name, revision=revision), str):
+                return
+        huggingface_hub.HfApi().model_info(spec, revision=revision, timeout=15)
+        return
+    except errors.HFValidationError:
+        why, advice = (
+            "no such folder, and no name on the Hub is spelt so",
+            "give a folder that exists, or OWNER/NAME on the Hub",
+        )
+    except errors.RevisionNotFoundError:
+        why, advice = f"the Hub has it, but no revision {revision!r}", "set revision to one of its commits"
+    except errors.RepositoryNotFoundError:
+        why = "no such folder here, and the Hub has none of that name (or does not show it to you)"
+        advice = "check the spelling; a private or gated one needs `hf auth login`"
+    except Exception as error:  # httpx' and the Hub's own errors: it cannot be asked
+        why = f"no such folder here, it is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})"
+        advice = "give a folder that exists, or fetch it where there is a network: `hf download`"
+    raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}") from None
+
+
+def _folders(parent: Path) -> Iterable[str]:
+    try:
+        return [each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _own_code(folder: Path) -> bool:
+    """Whether nothing but Python code in the folder says what it is."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    told = read_json(folder / "config.json")
+    return "auto_map" in told and told.get("model_type") not in CONFIG_MAPPING_NAMES
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
