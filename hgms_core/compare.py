@@ -25,7 +25,7 @@ from hgms_core.folder import RunFolder
 from hgms_core.grid import UNIFORM, Cell, Grid, SweepSettings, load
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun
-from hgms_core.runner import RunResult, holds
+from hgms_core.runner import Interrupted, RunResult, holds
 from hgms_core.statistics import Interval, paired, spell
 
 # --- statistics --------------------------------------------------------------------------------------------------------
@@ -385,27 +385,30 @@ def run_grid(
     # plugins that no distribution announces (files, modules) are told to the workers; the others they find themselves
     known = plugins.host().infos.values()
     loaded = [info.module for info in known if info.distribution is None and info.status in ("loaded", "incomplete")]
-    with workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
+    try:
+        with workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
 
-        def carry_out(cells: list[Cell]) -> None:
-            wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
-            waiting = [
-                workers.Job(config=cell.config, path=cell.path, title=str(cell))
-                for cell in cells
-                if state_of(cell)[0] in wanted
-            ]
-            with Board(len(waiting), enabled=progress) as board:
-                for ending in crew.carry_out(
-                    waiting,
-                    began=lambda job: board.began(job.title),
-                    report=lambda job, share, record: board.step(job.title, share, record),
-                ):
-                    board.ended(ending.job.title, ending.status, ending.error)
-                    ended[ending.job.path] = ending
+            def carry_out(cells: list[Cell]) -> None:
+                wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
+                waiting = [
+                    workers.Job(config=cell.config, path=cell.path, title=str(cell))
+                    for cell in cells
+                    if state_of(cell)[0] in wanted
+                ]
+                with Board(len(waiting), enabled=progress) as board:
+                    for ending in crew.carry_out(
+                        waiting,
+                        began=lambda job: board.began(job.title),
+                        report=lambda job, share, record: board.step(job.title, share, record),
+                    ):
+                        board.ended(ending.job.title, ending.status, ending.error)
+                        ended[ending.job.path] = ending
 
-        chosen = sweeps.carry_out(planned, carry_out)
-        cells = grid.cells(chosen)
-        carry_out(cells)
+            chosen = sweeps.carry_out(planned, carry_out)
+            cells = grid.cells(chosen)
+            carry_out(cells)
+    except KeyboardInterrupt:  # wherever it came, also between two runs
+        raise Interrupted("interrupted; run the same command again to go on") from None
     return _gather(grid, cells, planned, ended)
 
 

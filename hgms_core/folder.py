@@ -181,7 +181,11 @@ class RunFolder:
         replace_file(self.path / name, data)
         pointer = {"step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(), "state": structure}
         replace_file(self.checkpoint, json.dumps(pointer, indent=1).encode())
-        for old in self.path.glob("checkpoint-*.safetensors"):
+        self._remove_others(name)
+
+    def _remove_others(self, name: str) -> None:
+        """Tensors that no checkpoint points to, and what a kill left of half-written ones."""
+        for old in self.path.glob("checkpoint-*.safetensors*"):
             if old.name != name:
                 with contextlib.suppress(OSError):
                     old.unlink()
@@ -205,10 +209,12 @@ class RunFolder:
         return unpack(structure, tensors), step
 
     def rewind(self, step: int) -> float:
-        """Drops the lines after ``step`` (and a half-written last one); returns the seconds spent up to it."""
+        """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that step's; returns the seconds
+        spent up to it."""
         for path in (self.steps, self.timings):
             kept = [row for row in _lines(path) if row["step"] <= step]
             replace_file(path, b"".join(_json(row) + b"\n" for row in kept))
+        self._remove_others(f"checkpoint-{step}.safetensors")
         rows = list(_lines(self.timings))
         return float(rows[-1]["seconds"]) if rows else 0.0
 

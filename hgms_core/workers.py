@@ -107,7 +107,7 @@ class Crew:
     ) -> Iterator[Ending]:
         """The endings of all jobs, as they come.
 
-        Ctrl-C lets every running step finish and its state be saved, then leaves as :class:`Interrupted`.
+        Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
         """
         try:
             if self.count == 0:
@@ -118,7 +118,7 @@ class Crew:
                 yield from self._dispatch(deque(jobs), began, report)
         except KeyboardInterrupt:
             self._interrupt()
-            raise Interrupted("interrupted; run the same command again to go on") from None
+            raise
 
     def _dispatch(self, waiting: deque[Job], began: Callable[[Job], None], report: Report) -> Iterator[Ending]:
         while waiting or self._running:

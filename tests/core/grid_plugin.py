@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -75,6 +78,7 @@ class Walk:
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
         time.sleep(self.pause)
+        _hold(Path(f"hold-{state['seed']}-{state['step']}"))
         if (state["seed"], state["step"]) == (self.seed, self.at):
             self._break()
         rows = problem.upper_data["differentiate"].whole
@@ -97,6 +101,22 @@ class Walk:
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return {}, state["x"]
+
+
+def _hold(file: Path) -> None:
+    """Waits while there is such a file, until Ctrl-C: so a test can be sure that no run ends before its blow falls."""
+    if not file.exists():
+        return
+    heard, bell = socket.socketpair()
+    bell.setblocking(False)
+    before = signal.set_wakeup_fd(bell.fileno())
+    try:
+        while file.exists() and not select.select([heard], [], [], 0.01)[0]:
+            pass
+    finally:
+        signal.set_wakeup_fd(before)
+        heard.close()
+        bell.close()
 
 
 @final

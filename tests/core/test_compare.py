@@ -27,7 +27,7 @@ from hgms_core.compare import Comparison, Point, compare, draw, run_grid, table
 from hgms_core.grid import load
 from hgms_core.plots import accuracy, weights
 from hgms_core.progress import Board, Progress
-from hgms_core.runner import RunInfo, RunResult
+from hgms_core.runner import Interrupted, RunInfo, RunResult
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3
@@ -356,9 +356,14 @@ def rows(folder: Path) -> int:
 
 
 def strike(process: int, folder: Path, goal: int, blow: int, wait: float) -> None:
-    """Sends a signal once the runs have written ``goal`` rows, and a moment more."""
-    until = time.monotonic() + 120
+    """Sends a signal once the runs have written ``goal`` rows, and a moment more. However long that takes on a busy machine: a
+    process that is gone is noticed."""
+    until = time.monotonic() + 600
     while rows(folder) < goal:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            pytest.fail(f"it ended before it was struck: {(folder / 'err').read_text()}")
         assert time.monotonic() < until, (folder / "err").read_text()
         time.sleep(0.002)
     time.sleep(wait)
@@ -378,10 +383,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str,
 
 def test_killed_again_and_again_it_equals_the_one_left_alone(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
     folder, chance = prepared(tmp_path / "killed"), random.Random(0)
+    (folder / "hold-1-19").touch()  # nothing passes the 62nd of 84 rows while kills fall
     for _ in range(6):
+        goal = min(rows(folder) + chance.randint(2, 9), 62)
         process = server.start(folder, "--jobs", "0")
-        strike(process, folder, rows(folder) + chance.randint(2, 9), signal.SIGKILL, chance.uniform(0, 0.05))
+        strike(process, folder, goal, signal.SIGKILL, chance.uniform(0, 0.05))
         assert server.end() == -signal.SIGKILL
+    (folder / "hold-1-19").unlink()
     server.start(folder, "--jobs", "0")
     assert server.end() == 0
     assert contents(folder / "runs") == whole
@@ -390,12 +398,16 @@ def test_killed_again_and_again_it_equals_the_one_left_alone(tmp_path: Path, ser
 def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
     """SIGKILL of the parent alone, so that its workers have to end by themselves; then Ctrl-C; then to the end."""
     folder = prepared(tmp_path / "killed")
+    (folder / "hold-0-19").touch()  # the first run ends after the first blow, the third after the second
     process = server.start(folder, "--jobs", "1")
     strike(process, folder, 5, signal.SIGKILL, 0.03)
     assert server.end() == -signal.SIGKILL
+    (folder / "hold-0-19").unlink()
+    (folder / "hold-1-19").touch()
     process = server.start(folder, "--jobs", "1")
     strike(process, folder, rows(folder) + 25, signal.SIGINT, 0.03)
     assert server.end() == 130
+    (folder / "hold-1-19").unlink()
     errors = (folder / "err").read_text()
     assert "run the same command again" in errors
     assert "Traceback" not in errors
@@ -404,6 +416,18 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Se
     assert contents(folder / "runs") == whole
     told = json.loads((folder / "out").read_text())
     assert [row["method"] for row in told["tasks"][0]["methods"]] == ["walk", "quick"]
+
+
+@pytest.mark.usefixtures("bowl")
+def test_ctrl_c_between_two_runs_says_how_to_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "ended", struck)
+        with pytest.raises(Interrupted, match="run the same command again to go on"):
+            run(tmp_path, seeds=2)
+    assert run(tmp_path, seeds=2).complete
 
 
 def test_workers_know_the_plugins_that_were_added_in_python(bowl: Path, tmp_path: Path) -> None:

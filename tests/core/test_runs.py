@@ -203,6 +203,22 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
     assert contents(whole.path) == contents(broken.path)
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Path, saved: bool) -> None:
+    """Killed while it wrote tensors, or before it removed the older ones; also where nothing is saved any more."""
+    made = folder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=made)
+    before = contents(made.path)
+    left = ["checkpoint-4.safetensors", "checkpoint-11.safetensors.part"]
+    for name in left:
+        (made.path / name).write_bytes(b"half")
+    if saved:
+        made.save(*(made.load() or ({}, -1)))
+    else:
+        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+    assert contents(made.path) == before
+
+
 def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None:
     made = folder(tmp_path / "run")
     with pytest.raises(NumericalError, match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept"):
