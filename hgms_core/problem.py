@@ -88,7 +88,7 @@ class Data:
         for name, size in strata:
             counts = [each + (name in step) for step in chosen]
             numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[0, : sum(counts)]
-            own[name] = (first + numbers).split(counts)
+            own[name] = torch.split(first + numbers, counts)
             first += size
         batches = [
             [*(own[name][step][:each] for name, _ in strata), *(own[name][step][each:] for name in more)]

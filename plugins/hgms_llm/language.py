@@ -66,13 +66,13 @@ class LanguageModel:
         step = self.rows or batch
         for first in range(0, batch, step):
             cut = (..., slice(first, min(first + step, batch)), slice(None))
-            piece = [each[cut].reshape(-1, length) for each in (tokens, mask)]
+            part, marked = (each[cut].reshape(-1, length) for each in (tokens, mask))
             extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
             if step < batch and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-                found = checkpoint(self._rows, x, *piece, own, extra, use_reentrant=False, preserve_rng_state=False)
+                found = checkpoint(self._rows, x, part, marked, own, extra, use_reentrant=False, preserve_rng_state=False)
             else:
-                found = self._rows(x, *piece, own, extra)
+                found = self._rows(x, part, marked, own, extra)
             parts.append(found.reshape(*lead[:-1], -1))
         count = mask[..., 1:].sum(-1)
         return torch.cat(parts, dim=-1), count

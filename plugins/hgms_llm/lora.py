@@ -122,7 +122,7 @@ def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> Checkpoint
 
     found = Checkpointing([module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)])
     for layer in found.layers:
-        layer.forward = _checkpointed(layer, layer.forward, adapters)  # type: ignore[method-assign]
+        layer.forward = _checkpointed(layer, layer.forward, adapters)
     return found
 
 
@@ -143,7 +143,7 @@ def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapt
                     return forward(*args, **kwargs)
 
             return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-        values = dict(layer.named_parameters())
+        values: dict[str, Tensor] = dict(layer.named_parameters())
 
         def swapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal replaying

@@ -146,7 +146,7 @@ class SourceMixture:
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         tokenizer = self.model.load_tokenizer()
-        everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}  # type: ignore[arg-type]
+        everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}
         overlapping = overlaps(everything["sources"], everything["validation"], everything["test"])
         for said in (left_out(everything), overlap_warning(overlapping)):
             if said:

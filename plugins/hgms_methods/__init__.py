@@ -6,6 +6,8 @@ changed where the method is used, e.g. ``--set method.generator.count=8``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hgms_core import Composition, hookimpl
 
 HG_MS_ULA = Composition(
@@ -25,7 +27,7 @@ HG_MS_ULA = Composition(
 
 # On a language model whose sources are weighted: one SGD step a branch, the exact derivative through it, Adam on the logits
 # (the paper's settings for Llama-3-8B and Gemma-2-9B; batch sizes are ours, it gives none).
-ONE_STEP = {
+ONE_STEP: dict[str, Any] = {
     "generator": {
         "name": "branches", "count": 4, "steps": 1, "optimizer": "sgd", "lr": 1e-4, "noise": 1e-5, "batch_size": 16,
         "schedule": "constant", "restart_every": None,
@@ -35,7 +37,7 @@ ONE_STEP = {
     "outer": {"name": "adam", "lr": 0.05, "betas": [0.9, 0.999], "schedule": {"kind": "constant"}},
     "keep": "last",
 }  # fmt: skip
-ONE_BRANCH = {
+ONE_BRANCH: dict[str, Any] = {
     **ONE_STEP,
     "generator": {**ONE_STEP["generator"], "count": 1, "noise": 0.0, "keep_graph": False},
     "selector": {"name": "first"},
