@@ -461,9 +461,11 @@ def run_config(
     watch: Watcher | None = None,
     path: Path | None = None,
     patience: float = 0.0,
+    ready: Callable[[Problem], None] = _ignore,
 ) -> RunResult:
     """One run from a configuration, in its own folder (``path``, or :func:`run_path`); ``view`` shows how it goes, or ``watch``
-    is called after every step. Another process that writes to the folder is waited for ``patience`` seconds.
+    is called after every step, ``ready`` before the first one. Another process that writes to the folder is waited for
+    ``patience`` seconds.
 
     A finished run that is resumed is read back, not run again.
     """
@@ -492,6 +494,7 @@ def run_config(
                 theta, x = config.method.result(found[0])
                 return RunResult(info=info, theta=theta, x=x, summary=finished, records=folder.records())
             problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
+            ready(problem)
             folder.create(config.to_toml(), {**environment(device), "task": _about(config.task)})
             return run(
                 config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,

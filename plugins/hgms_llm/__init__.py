@@ -10,6 +10,9 @@ from hgms_core import hookimpl
 from hgms_llm.formats import Message as Message
 from hgms_llm.language import LanguageModel as LanguageModel
 from hgms_llm.losses import Batches as Batches
+from hgms_llm.memory import StepMemory as StepMemory
+from hgms_llm.memory import predicted_memory as predicted_memory
+from hgms_llm.memory import step_memory as step_memory
 from hgms_llm.models import BaseModel as BaseModel
 from hgms_llm.models import Lora as Lora
 from hgms_llm.overlaps import overlap_warning as overlap_warning

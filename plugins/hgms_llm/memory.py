@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hgms_core import Tree
+from hgms_core import Problem, Tree
 from hgms_llm.language import LOGITS, LanguageModel
+from hgms_llm.losses import UpperLoss
 
 
 @frozen
@@ -37,8 +38,9 @@ class StepMemory:
 
     def __str__(self) -> str:
         parts = {"base": self.base, "adapters": self.adapters, "activations": self.activations, "logits": self.logits}
-        told = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in parts.items())
-        return f"about {self.peak / 2**30:.2f} GiB at the peak of a step ({told})"
+        unit, size = ("GiB", 2**30) if self.peak >= 2**30 else ("MiB", 2**20)
+        told = ", ".join(f"{name} {value / size:.2f}" for name, value in parts.items())
+        return f"about {self.peak / size:.2f} {unit} at the peak of a step ({told})"
 
 
 def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory:
@@ -50,8 +52,9 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
     adapters = one * (candidates + 1 + 2 * together)
 
-    probes = torch.tensor(PROBES, dtype=torch.float64)
-    taken = torch.tensor([_taken(model, x, tokens) for tokens in PROBES], dtype=torch.float64)
+    lengths = _probed(model)
+    probes = torch.tensor(lengths, dtype=torch.float64)
+    taken = torch.tensor([_taken(model, x, tokens) for tokens in lengths], dtype=torch.float64)
     powers = torch.stack([probes**0, probes, probes**2], dim=1)
     _, slope, bend = torch.linalg.solve(powers, taken).tolist()
     pass_bytes = int(rows * (slope * length + max(bend, 0.0) * length**2))
@@ -65,8 +68,22 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes))
 
 
-PROBES = (16, 40, 64)
-"""Tokens of the rows that memory is extrapolated from."""
+def predicted_memory(problem: Problem, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory | None:
+    """:func:`step_memory` of a problem of the task ``source-mixture``; None for any other, and for a model without a head."""
+    if not isinstance(problem.f, UpperLoss):
+        return None
+    model = problem.f.rows.model
+    base: Any = model.model
+    if base.get_output_embeddings() is None:
+        return None
+    return step_memory(model, problem.x0, candidates=candidates, batch=batch, chunk=chunk, length=length)
+
+
+def _probed(model: LanguageModel) -> tuple[int, int, int]:
+    """Tokens of the rows that memory is extrapolated from: 16, 40 and 64, or fewer where the model has fewer positions."""
+    config: Any = getattr(model.model, "config", None)
+    most = min(64, getattr(config, "max_position_embeddings", None) or 64)
+    return most // 4, most * 5 // 8, most
 
 
 def _taken(model: LanguageModel, x: Tree, length: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError, DataError, MissingExtra, Problem
 from hgms_mix import losses
 from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
 from hgms_mix.core import Progress, RunFolder, RunInfo, device_called, environment, replace_file, run_config
@@ -84,7 +84,8 @@ class Mix:
         if (found := self._found(stage)) is not None:
             return found
         self._begin(stage, f"{config.method_name}, {config.budget}")
-        result = run_config(config, resume=True, view=self.view, path=stage.path)
+        result = run_config(config, resume=True, view=self.view, path=stage.path, ready=self._tell_memory)
+        self._tell_tokens(result.records)
         last = result.records[-1]
         weights = {key.removeprefix("weight."): value for key, value in last.items() if key.startswith("weight.")}
         facts = {
@@ -100,6 +101,37 @@ class Mix:
             [run.config, run.steps, run.timings, run.checkpoint, run.summary, *stage.path.glob("checkpoint-*.safetensors")],
             facts,
         )
+
+    def _tell_memory(self, problem: Problem) -> None:
+        """What a step will take, where the method has candidates of so many rows each."""
+        from hgms_llm import predicted_memory
+
+        generator = getattr(self.config.method, "generator", None)
+        count, rows = (getattr(generator, name, None) for name in ("count", "batch_size"))
+        if count is None or rows is None:
+            return
+        mode = getattr(generator, "mode", "auto")
+        apart = mode == "loop" or (mode == "auto" and (self.device.type == "cpu" or self._task.adapter is None))
+        pool = self._task.cached(self.tables("sources"), self.config.seed)
+        told = predicted_memory(
+            problem,
+            candidates=count,
+            batch=problem.lower_data.count(rows),
+            chunk=1 if apart else getattr(generator, "chunk", None),
+            length=max(int(table.lengths.max()) for table in pool.values()),
+        )
+        if told is not None:
+            self.say(f"  {told}")
+
+    def _tell_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """What went through the model in an outer step, on average."""
+        steps = [row for row in records if "step_forward_tokens" in row]
+        if steps:
+            forward, backward = (
+                sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps) for way in ("forward", "backward")
+            )
+            seconds = records[-1]["seconds"] / len(steps)
+            self.say(f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, {seconds:.3g} s")
 
     def _sample(self) -> Done:
         before, sample = self.run("reweight"), self.config.sample

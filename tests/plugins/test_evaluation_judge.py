@@ -343,6 +343,7 @@ def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve:
         one.rate(folder)
     assert re.fullmatch(
         rf"the judge test/judge at {endpoint.url} does not answer: InternalServerError: .*overloaded.* \(3 tries\)\n"
+        r"  is it there \(evaluate\.judge\.base_url\)\? evaluate\.judge\.timeout is [\d.]+ s a reply, retries 2\n"
         r"  3 of 10 ratings are kept in .*mt-bench\.ratings\.test-judge-\w{6}\.jsonl; the same command goes on from there",
         str(caught.value),
     )

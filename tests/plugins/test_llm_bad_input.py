@@ -1,0 +1,420 @@
+"""What a practitioner sees of bad input to `hgms mix` and `hgms run`: one message with the place and what to do, an exit code,
+no traceback, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from hgms_core.cli import main
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+from hgms_llm.tokenizers import byte_tokenizer
+from hgms_llm.tokens import warn
+
+pytestmark = [
+    pytest.mark.plugins,
+    # peft's own calls of names that transformers has renamed
+    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+]
+
+MIX = """
+seed = 1
+budget = "2 steps"
+method = "hg-ms"
+run = { threads = 1 }
+[task]
+name = "source-mixture"
+max_length = 40
+template = "plain"
+[task.model]
+config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }
+tokenizer = "bytes"
+[task.adapter]
+rank = 2
+targets = ["c_attn"]
+[task.sources.sums]
+path = "sums.jsonl"
+[task.sources.dots]
+path = "dots.jsonl"
+[task.validation.sums]
+path = "validation.jsonl"
+[task.test.sums]
+path = "test.jsonl"
+[sample]
+size = 12
+[finetune]
+accumulation = 4
+save_every = 1
+"""
+
+
+def write(name: str, first: int, count: int = 12, completion: str = "") -> None:
+    rows = [json.dumps({"prompt": f"{i} + 1 =", "completion": completion or str(i + 1)}) for i in range(first, first + count)]
+    Path(name).write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
+    for number, name in enumerate(("sums", "dots", "validation", "test")):
+        write(f"{name}.jsonl", 100 * (number + 1))
+    Path("mix.toml").write_text(MIX)
+    warn.cache_clear()
+    yield tmp_path
+    assert logging.getLogger("hgms").handlers == []
+
+
+def hgms(*arguments: str, sets: tuple[str, ...] = ()) -> Result:
+    return CliRunner().invoke(main, [*arguments, *(part for one in sets for part in ("--set", one))])
+
+
+def refused(done: Result, *messages: str, code: int = 2) -> None:
+    """Leaves with the code; one error, no traceback; and each of the messages in what it says."""
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "Traceback" not in done.output
+    for message in messages:
+        assert message in done.stderr, done.stderr
+
+
+def no_rows() -> None:
+    Path("sums.jsonl").write_text("")
+
+
+def malformed() -> None:
+    write("sums.jsonl", 0, 3)
+    with Path("sums.jsonl").open("a") as stream:
+        stream.write('{"prompt": "4 + 1 =",\n')
+
+
+def misspelt_fields() -> None:
+    with Path("sums.jsonl").open("a") as stream:
+        stream.write('{"promt": "a", "completion": "b"}\n' * 7)
+
+
+def folder_with_code() -> None:
+    Path("own").mkdir()
+    code = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    Path("own/config.json").write_text(json.dumps({"model_type": "own", "auto_map": code}))
+    Path("own/own.py").write_text("raise SystemExit('this code ran')\n")
+
+
+def bare_tokenizer() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token = None
+    tokenizer.save_pretrained("bare")
+
+
+def nothing() -> None: ...
+
+
+BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
+    (
+        "a source that is not there",
+        nothing,
+        ("task.sources.sums.path=summs.jsonl",),
+        ("summs.jsonl: there is no such file; did you mean 'sums.jsonl'? @ task.sources.sums\n  available there: dots.jsonl,",),
+    ),
+    (
+        "a validation set that is not there",
+        nothing,
+        ("task.validation.sums.path=validatoin.jsonl",),
+        ("did you mean 'validation.jsonl'? @ task.validation.sums\n",),
+    ),
+    ("an empty source", no_rows, (), ("(sums.jsonl) is empty: it has no rows @ task.sources.sums\n  fetch it again",)),
+    (
+        "malformed JSON",
+        malformed,
+        (),
+        ("1 of 4 rows cannot be read", "  line 4: malformed JSON: ", "leave them out with max_bad_rows = 1 or more"),
+    ),
+    (
+        "rows without a field",
+        misspelt_fields,
+        ("task.sources.sums.max_bad_rows=6",),
+        (
+            "7 of 19 rows cannot be read as 'prompt-completion' (max_bad_rows = 6) @ task.sources.sums\n",
+            "line 13: no 'prompt'",
+            "(is 'promt' meant to be it?)",
+            "… and 2 more",
+            "max_bad_rows = 7 or more",
+        ),
+    ),
+    (
+        "a source shorter than asked",
+        nothing,
+        ("task.sources.dots.rows=13",),
+        ("(dots.jsonl) is shorter than asked: 13 rows, but it has 12 good rows @ task.sources.dots\n  rows = 12 is the most",),
+    ),
+    (
+        "all rows too long",
+        nothing,
+        ("task.max_length=8",),
+        ("no row is left: 12 of 12 rows have more than max_length = 8 tokens", "raise max_length to 14 or more"),
+    ),
+    (
+        "names that differ by case",
+        nothing,
+        ("task.sources.Sums.path=sums.jsonl",),
+        ("the sources 'sums' and 'Sums' differ by case only", "names tie weights to data: rename one of them"),
+    ),
+    ("no chat template", nothing, ("task.template=model",), ("the tokenizer has no chat template", "plain, alpaca, chatml")),
+    (
+        "no padding and no end token",
+        bare_tokenizer,
+        ("task.model.tokenizer=bare",),
+        ("the tokenizer has neither a padding nor an end token", "give it one"),
+    ),
+    ("a misspelt template", nothing, ("task.template=plian",), ("unknown template 'plian'; did you mean 'plain'?",)),
+    (
+        "a model folder that is not there",
+        lambda: Path("models/small").mkdir(parents=True),
+        ('task.model={ path = "./models/smal", tokenizer = "bytes" }',),
+        ("no model at './models/smal': no such folder; did you mean 'models/small'? @ task.model.path\n  available in models",),
+    ),
+    (
+        "a variable that is not set",
+        nothing,
+        ('task.model={ path = "$HGMS_NOT_SET/m", tokenizer = "bytes" }',),
+        ("task.model.path: the environment variable HGMS_NOT_SET is not set",),
+    ),
+    (
+        "a model with code of its own",
+        folder_with_code,
+        ('task.model={ path = "own", tokenizer = "bytes" }',),
+        ("the model 'own' brings Python code of its own", "then set task.model.trust_remote_code = true"),
+    ),
+    (
+        "a folder without a tokenizer",
+        lambda: Path("empty").mkdir(),
+        ("task.model.tokenizer=empty",),
+        ("there is no tokenizer in 'empty' (it holds: nothing) @ task.model.tokenizer\n",),
+    ),
+    (
+        "an unknown architecture",
+        nothing,
+        ("task.model.config.model_type=gtp2",),
+        ("unknown model_type 'gtp2'; did you mean 'gpt2'? @ task.model.config.model_type",),
+    ),
+    (
+        "an unknown field of the architecture",
+        nothing,
+        ("task.model.config.n_layers=2",),
+        ("'n_layers'; did you mean 'n_layer'? @ task.model.config\n  available: ",),
+    ),
+    (
+        "a field of the wrong type",
+        nothing,
+        ("task.model.config.n_layer=two",),
+        ("cannot build the model: Validation error for field 'n_layer': ",),
+    ),
+    (
+        "rows longer than the model reads",
+        nothing,
+        ("task.model.config.n_positions=8",),
+        ("rows have up to 14 tokens, and the model has 8 positions @ task.max_length\n  set max_length = 8 or less",),
+    ),
+    (
+        "a tokenizer of another model",
+        nothing,
+        ("task.model.config.vocab_size=100",),
+        ("the tokenizer gives token 257, and the model knows 100 tokens only @ task.model.tokenizer",),
+    ),
+    (
+        "targets that match nothing",
+        nothing,
+        ('task.adapter.targets=["q_proj"]',),
+        ("no module of this GPT2LMHeadModel is called 'q_proj' @ task.adapter.targets\n  its linear modules are: c_attn,",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("prepare", "sets", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_input_is_one_message(prepare: Callable[[], None], sets: tuple[str, ...], messages: tuple[str, ...]) -> None:
+    prepare()
+    refused(hgms("mix", "mix.toml", sets=sets), *messages)
+
+
+def test_run_says_the_same_as_mix() -> None:
+    done = hgms("run", "mix.toml", sets=("task.sources.sums.path=summs.jsonl",))
+    refused(done, "did you mean 'sums.jsonl'? @ task.sources.sums\n  available there")
+
+
+def test_compare_keeps_the_reason_of_a_cell_that_failed() -> None:
+    no_rows()
+    Path("grid.toml").write_text(MIX.replace("seed = 1", "seeds = 1").replace('method = "hg-ms"', 'method = ["hg-ms"]'))
+    done = hgms("compare", "grid.toml", "--jobs", "0")
+    assert done.exit_code in (1, 2), done.output
+    assert "(sums.jsonl) is empty: it has no rows @ task.sources.sums" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_two_tables_of_one_name_are_no_toml() -> None:
+    Path("mix.toml").write_text(MIX.replace("[task.sources.dots]", "[task.sources.sums]"))
+    refused(hgms("mix", "mix.toml"), "mix.toml is not valid TOML: ", "sums", "at line 18")
+
+
+@pytest.mark.parametrize("reason", ["unknown", "no network"])
+def test_a_name_that_the_hub_does_not_give_is_asked_for_once(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    asked = []
+
+    def model_info(self: Any, name: str, **_: Any) -> None:
+        asked.append(name)
+        if reason == "unknown":
+            raise RepositoryNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub")))
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    done = hgms("mix", "mix.toml", sets=('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }',))
+    told = "the Hub has none of that name" if reason == "unknown" else "the Hub cannot be reached (ConnectError)"
+    refused(done, "there is no model 'Owner/Model-7B': no such folder here", told, "@ task.model.path\n")
+    assert asked == ["Owner/Model-7B"]
+
+
+def test_overlaps_and_rows_left_out_are_counted_once() -> None:
+    misspelt_fields()
+    write("validation.jsonl", 110)  # 110 and 111 stand in `sums` too
+    write("test.jsonl", 115)  # all but five in the validation set
+    done = hgms("mix", "sample", "mix.toml", sets=("task.sources.sums.max_bad_rows=7",))
+    assert done.exit_code == 0, done.output
+    assert "warning: rows left out or cut:\n  sources 'sums': 7 bad, of 19\n" in done.stderr
+    assert done.stderr.count("prompts that stand in two sets") == 1
+    assert "  validation 'sums' and train 'sums': 2 of 12 (16.7%); rows 0, 1 of 'sums'\n" in done.stderr
+    assert "  test 'sums' and validation 'sums': 7 of 12 (58.3%); rows 0, 1, 2, 3, 4, … of 'sums'\n" in done.stderr
+    assert "UserWarning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (("method.generator.lr=1e30",), "step 1: none of the candidates is finite"),
+        (("method=uniform", "finetune.lr=1e30"), "fine-tuning step 2: the loss is nan\n  checkpoints from before are kept;"),
+    ],
+    ids=["reweight", "finetune"],
+)
+def test_losses_that_are_not_finite_end_the_stage(sets: tuple[str, ...], message: str) -> None:
+    refused(hgms("mix", "mix.toml", sets=sets), message, "lower", code=1)
+
+
+def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core.pipeline import Pipeline
+
+    step, full = Pipeline.step, [1]
+
+    def limited(self: Pipeline, problem: Any, state: Any, progress: float = 0.0) -> Any:
+        if int(state["step"]) in full:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+        return step(self, problem, state, progress)
+
+    monkeypatch.setattr(Pipeline, "step", limited)
+    done = hgms("mix", "reweight", "mix.toml")
+    refused(
+        done,
+        "step 2: out of memory: CUDA out of memory. Tried to allocate 9.00 GiB.\n  the state after step 1 is kept\n",
+        "lower method.generator.chunk (now all)",
+        "lower method.selector.chunk (now all)",
+        "lower task.micro_batch (now all)",
+        "set task.checkpointing = true",
+        "lower method.generator.batch_size (now 16)",
+        code=1,
+    )
+    (folder,) = Path("runs/mix").glob("hg-ms-*/seed-1/reweight")
+    assert json.loads((folder / "summary.json").read_bytes())["status"] == "failed"
+    full.clear()
+    again = hgms("mix", "reweight", "mix.toml")
+    assert again.exit_code == 0, again.output
+    assert "reweight: going on with hg-ms" in again.stderr
+
+
+def test_a_base_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(nn.Module, "to", full)
+    done = hgms("mix", "mix.toml")
+    refused(done, "the model does not fit into the memory of cpu: CUDA out of memory.", 'task.model.quantize = "4bit"', code=1)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An endpoint that takes connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+
+
+def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -> None:
+    from hgms_core import HgmsError
+    from hgms_evaluation import Judge
+    from hgms_evaluation.asking import rate
+    from hgms_evaluation.judge import Asked
+
+    judge = Judge(base_url=silent, model="j", timeout=0.2, retries=1, backoff=0.01)
+    with pytest.raises(HgmsError) as caught:
+        rate(judge, tmp_path, [Asked(1, 1, [{"role": "user", "content": "rate"}])], lambda _: None)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"the judge j at {silent} does not answer: APITimeoutError")
+    assert "evaluate.judge.timeout is 0.2 s a reply, retries 1" in lines[1]
+    assert lines[2].startswith("  0 of 1 ratings are kept in ")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "module", "function"),
+    [
+        ("reweight", "hgms_llm.task", "token_table"),
+        ("sample", "hgms_mix.mix", "write_rows"),
+        ("finetune", "hgms_mix.finetune", "completion_loss"),
+        ("evaluate", "hgms_mix.losses", "row_losses"),
+    ],
+)
+def test_ctrl_c_in_a_stage_and_going_on(stage: str, module: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    def press(*_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return kept(*_, **__)
+
+    where = importlib.import_module(module)
+    kept = getattr(where, function)
+    with monkeypatch.context() as patched:
+        patched.setattr(where, function, press)
+        broken = hgms("mix", "mix.toml", sets=("method=uniform",))
+    assert broken.exit_code == 130, broken.output
+    assert f"in stage {stage}; run the same command again to go on from there" in broken.stderr
+    assert "Traceback" not in broken.output
+    again = hgms("mix", stage, "mix.toml", sets=("method=uniform",))
+    assert again.exit_code == 0, again.output
+    assert f"{stage}: going on with" in again.stderr
+
+
+def test_a_step_is_told_beforehand_and_afterwards() -> None:
+    done = hgms("mix", "reweight", "mix.toml")
+    assert done.exit_code == 0, done.output
+    begun, memory, tokens = done.stderr.splitlines()
+    assert begun == "reweight: hg-ms, 2 outer steps"
+    assert memory.startswith("  about 0.")
+    assert " MiB at the peak of a step (base 0.0" in memory
+    assert tokens.startswith("  an outer step: ")
+    assert " tokens forward, " in tokens
