@@ -30,9 +30,35 @@ def problems() -> dict[str, Problem]:
     return {}
 
 
-def problem_of(problems: dict[str, Problem], name: str) -> Problem:
+def small_mixture(folder: Path) -> Any:
+    """The one task that has no defaults, on two small files of text and a small GPT-2."""
+    pytest.importorskip("transformers", reason="the extra llm is not installed")
+    pytest.importorskip("peft", reason="the extra llm is not installed")
+    from hgms_llm import BaseModel, Lora, Source, SourceMixture
+
+    def source(name: str, answers: str) -> Any:
+        path = folder / f"{name}.jsonl"
+        rows = [{"prompt": f"{number} and {name}", "completion": answer} for number, answer in enumerate(answers)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Source(path=str(path))
+
+    return SourceMixture(
+        sources={"letters": source("letters", "abcdefgh"), "dots": source("dots", "......")},
+        validation={"held": source("held", "ijklmnopqr")},
+        model=BaseModel(
+            config={"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64}, tokenizer="bytes"
+        ),
+        adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
+        template="plain",
+        max_length=48,
+        reference={"letters": 1.0, "dots": 0.0},
+    )
+
+
+def problem_of(problems: dict[str, Problem], name: str, folder: Path) -> Problem:
     if name not in problems:
-        problems[name] = TASKS[name]().problem(0, CPU, F64)
+        task = small_mixture(folder) if name == "source-mixture" else TASKS[name]()
+        problems[name] = task.problem(0, CPU, F64)
     return problems[name]
 
 
@@ -44,18 +70,26 @@ def near(tree: Tree, seed: int) -> Tree:
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[str, Problem]) -> None:
-    traits, problem = TASKS[name].traits, problem_of(problems, name)
-    assert traits <= set(compat.TRAITS)
+def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[str, Problem], tmp_path: Path) -> None:
+    traits, problem = TASKS[name].traits, problem_of(problems, name, tmp_path)
+    named = {f"reference:{reference}" for reference in problem.references}
+    assert traits <= set(compat.TRAITS) | named
     theta, x = near(problem.theta0, 10), near(problem.x0, 20)
 
-    above = problem.upper_data["differentiate"].whole
+    above = problem.upper_data["differentiate"].batch(None)
     _, direct, _ = upper_gradients(lambda t, y: problem.f(t, y, above), theta, x)
     assert ("direct-upper" in traits) == (float(Ravel.of(direct).ravel(direct).norm()) > 0)
 
     rows = problem.lower_data.size
     assert ("per-example-losses" in traits) == (rows > 0)
-    if rows:  # g on many rows is the mean of g on each
+    assert ("sources" in traits) == (problem.sources is not None)
+    if problem.sources is not None:  # ℓ_s is the mean over the rows of source s, and g their mix
+        whole = problem.lower_data.batch(None)
+        examples = problem.sources.examples(x, whole)
+        means = torch.stack([examples[whole["source"] == i].mean() for i in range(len(problem.sources.names))])
+        assert torch.allclose(problem.sources.losses(x, whole), means, rtol=1e-10)
+        assert torch.isclose(problem.g(theta, x, whole), problem.sources.weights(theta) @ means, rtol=1e-10)
+    elif rows:  # g on many rows is the mean of g on each
         some = torch.arange(min(rows, 7))
         single = [problem.g(theta, x, problem.lower_data.batch(some[i : i + 1])) for i in range(len(some))]
         assert torch.isclose(problem.g(theta, x, problem.lower_data.batch(some)), torch.stack(single).mean(), rtol=1e-10)
@@ -64,14 +98,14 @@ def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[
     assert ("closed-form" in traits) == hasattr(TASKS[name], "closed_form")
     assert ("stop-rows" in traits) == ("stop" in problem.upper_data)
     assert "few-upper" not in traits or Ravel.of(problem.theta0).size <= 1000
-    assert torch.isfinite(problem.f(theta, x, problem.upper_data["stop"].whole))
+    assert torch.isfinite(problem.f(theta, x, problem.upper_data["stop"].batch(None)))
 
 
 @pytest.mark.parametrize("name", sorted(name for name, task in TASKS.items() if "smooth-lower" in task.traits))
 def test_a_smooth_lower_loss_has_the_second_derivative_that_differences_of_its_gradient_say(
-    name: str, problems: dict[str, Problem]
+    name: str, problems: dict[str, Problem], tmp_path: Path
 ) -> None:
-    problem = problem_of(problems, name)
+    problem = problem_of(problems, name, tmp_path)
     theta, x = near(problem.theta0, 30), near(problem.x0, 40)
     batch = problem.lower_data.batch(None if problem.lower_data.size == 0 else torch.arange(min(problem.lower_data.size, 50)))
     at = curvature(lambda y: problem.g(theta, y, batch), x)

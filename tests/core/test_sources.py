@@ -80,6 +80,11 @@ def test_rows_are_drawn_by_name_in_whichever_order_the_sources_stand() -> None:
     assert alone == {row for step in drawn(SIZES, 9, 5) for row in step if row[0] == "b"}
 
 
+def test_sources_of_one_size_draw_rows_of_their_own() -> None:
+    rows = [row for step in drawn({"a": 40, "b": 40}, 4, 5) for row in step]
+    assert {row for name, row in rows if name == "a"} != {row for name, row in rows if name == "b"}
+
+
 def test_draws_are_the_keys_alone() -> None:
     before = torch.get_rng_state()
     assert drawn(SIZES, 8, 5) == drawn(SIZES, 8, 5) != drawn(SIZES, 8, 5, Key(4))
