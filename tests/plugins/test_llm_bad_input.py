@@ -380,33 +380,36 @@ def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("stage", "module", "function"),
-    [
-        ("reweight", "hgms_llm.task", "token_table"),
-        ("sample", "hgms_mix.mix", "write_rows"),
-        ("finetune", "hgms_mix.finetune", "completion_loss"),
-        ("evaluate", "hgms_mix.losses", "row_losses"),
-    ],
-)
-def test_ctrl_c_in_a_stage_and_going_on(stage: str, module: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    def press(*_: Any, **__: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return kept(*_, **__)
+    inside = {
+        "reweight": ("hgms_llm.task", "token_table"),
+        "sample": ("hgms_mix.mix", "write_rows"),
+        "finetune": ("hgms_mix.finetune", "completion_loss"),
+        "evaluate": ("hgms_mix.losses", "row_losses"),
+    }
+    done: list[str] = []
+    for stage, (module, function) in inside.items():
+        where = importlib.import_module(module)
+        kept = getattr(where, function)
 
-    where = importlib.import_module(module)
-    kept = getattr(where, function)
-    with monkeypatch.context() as patched:
-        patched.setattr(where, function, press)
-        broken = hgms("mix", "mix.toml", sets=("method=uniform",))
-    assert broken.exit_code == 130, broken.output
-    assert f"in stage {stage}; run the same command again to go on from there" in broken.stderr
-    assert "Traceback" not in broken.output
-    again = hgms("mix", stage, "mix.toml", sets=("method=uniform",))
+        def press(*arguments: Any, kept: Any = kept, **options: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return kept(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(where, function, press)
+            broken = hgms("mix", "mix.toml", sets=("method=uniform",))
+        assert broken.exit_code == 130, broken.output
+        assert f"in stage {stage}; run the same command again to go on from there" in broken.stderr
+        assert "Traceback" not in broken.output
+        assert [line.partition(":")[0] for line in broken.stderr.splitlines() if "going on with" in line] == done[-1:]
+        done.append(stage)
+    again = hgms("mix", "mix.toml", sets=("method=uniform",))
     assert again.exit_code == 0, again.output
-    assert f"{stage}: going on with" in again.stderr
+    assert "evaluate: going on with" in again.stderr
+    assert again.stderr.count("done before") == 3
 
 
 def test_a_step_is_told_beforehand_and_afterwards() -> None:
