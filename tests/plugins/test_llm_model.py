@@ -256,7 +256,7 @@ def test_targets_that_match_nothing() -> None:
 
 
 def test_a_model_that_is_not_there(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot load the model"):
+    with pytest.raises(ConfigError, match="there is no model at"):
         BaseModel(path=str(tmp_path / "none"), tokenizer="bytes").load(CPU)
 
 
