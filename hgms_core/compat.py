@@ -18,7 +18,7 @@ TRAITS: Mapping[str, str] = {
     "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
     "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
     "few-upper": "few upper variables (about 1000 at most), so that they can be searched without derivatives",
-    "per-example-losses": "a lower loss that is a mean over examples",
+    "per-example-losses": "a loss for each single example",
     "sources": "named data sources with one weight each",
     "stop-rows": "validation data for the role `stop`",
     "reference:clean": "a named upper variable `clean` that knows the truth",
