@@ -381,7 +381,8 @@ def test_nobody_at_the_address(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(HgmsError, match=r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"):
+    told = r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"
+    with pytest.raises(HgmsError, match=told):
         stage(folder, f"http://127.0.0.1:{port}/v1").rate(folder)
 
 
