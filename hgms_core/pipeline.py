@@ -49,6 +49,8 @@ class Pipeline:
     ...     state, record = method.step(problem, state)
     >>> round(float(method.result(state)[0]["t"]), 2)
     2.0
+
+    Source: HG-MS paper, Algorithm 1.
     """
 
     name: ClassVar[str] = "pipeline"

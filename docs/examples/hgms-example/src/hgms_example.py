@@ -76,8 +76,8 @@ class ChebyshevSolver:
             direction, ratio = following * ratio * direction + 2 * following / half * r, following
             better = active & (size < smallest)
             best, smallest = torch.where(system.rows(better), x, best), torch.where(better, size, smallest)
-            codes = torch.where(active & ~torch.isfinite(size), Outcome.NONFINITE.code, codes)
             codes = torch.where(active & (size > 10 * system.size), Outcome.DIVERGED.code, codes)
+            codes = torch.where(active & ~torch.isfinite(size), Outcome.NONFINITE.code, codes)
             codes = torch.where(active & (size <= system.target), Outcome.CONVERGED.code, codes)
         curvature = torch.where(torch.isnan(curvature), torch.inf, curvature)
         return system.solution(best, smallest, codes, count, curvature)

@@ -9,7 +9,7 @@ import torch
 from hgms_example import ChebyshevSolver
 
 from hgms_core import Outcome
-from hgms_core.check import check
+from hgms_core.testing import parametrize_with_checks
 
 SPECTRUM = torch.logspace(-1, 1, 40, dtype=torch.float64)
 
@@ -18,9 +18,9 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("result", list(check(ChebyshevSolver)), ids=lambda result: result.check)
-def test_conformance(result):
-    assert not result.fault
+@parametrize_with_checks([ChebyshevSolver(), ChebyshevSolver(low=0.4, high=2.0, ridge=0.4)])
+def test_conformance(component, check):
+    check(component)
 
 
 def test_the_solution_is_that_of_the_system():

@@ -1,0 +1,123 @@
+"""The conformance kit: is this component what its protocol says? One list of small named checks for built-ins and plugins.
+
+In a plugin's own tests::
+
+    from hgms_core.testing import parametrize_with_checks
+
+    @parametrize_with_checks([MySolver(), MySolver(rtol=1e-3)], expected_failures={"warm-start": "it starts from zero"})
+    def test_conformance(component, check):
+        check(component)
+
+Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that passes after all has to be
+taken off the list. ``hgms check MODULE:CLASS`` asks the same checks. Everything is small, in float64 and with fixed seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from hgms_core.errors import ConfigError, MissingExtra, unknown
+from hgms_core.registry import Kind
+from hgms_core.testing import every, imports, solvers
+from hgms_core.testing.instances import instance_of as instance_of
+from hgms_core.testing.instances import kind_of as kind_of
+from hgms_core.testing.kit import Check as Check
+from hgms_core.testing.kit import CheckFailed as CheckFailed
+
+OF_KIND: Mapping[str, Any] = {"solver": solvers}
+"""The module with the checks of a kind and the use of a component that the checks of every kind look at."""
+
+Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
+
+
+def checks_of(component: Any, kind: Kind | None = None) -> Iterator[Check]:
+    """The checks that a component of this kind (by its methods) has to pass, in order.
+
+    >>> from hgms_cg import CG
+    >>> [check.name for check in checks_of(CG())][:3]
+    ['registration', 'docstring', 'source']
+    """
+    kind = kind or kind_of(type(component))
+    module = OF_KIND.get(kind.name)
+    if module is None:
+        yield from every.class_checks(kind)
+        return
+    yield from every.checks(kind, module.exercise)
+    yield from module.checks()
+
+
+def all_checks() -> dict[str, list[Check]]:
+    """Every check by kind: what the reference page lists."""
+    return {name: list(module.checks()) for name, module in OF_KIND.items()}
+
+
+def check_component(component: Any) -> dict[str, str]:
+    """What is wrong with a component: the failed checks, each with what came instead; empty where all is well.
+
+    >>> from hgms_cg import CG
+    >>> check_component(CG())
+    {}
+    """
+    found = {check.name: check.fault(component) for check in checks_of(component)}
+    return {name: fault for name, fault in found.items() if fault}
+
+
+def parametrize_with_checks(components: Sequence[Any], expected_failures: Failures | None = None) -> Any:
+    """A pytest decorator that runs a test function ``(component, check)`` for every check of every component.
+
+    Arguments:
+        components: instances, not classes. Choose settings that can do what a check asks of problems with sizes and curvatures
+            of order 1 (an iterative solver: enough steps).
+        expected_failures: the reason for every check that is not to be passed, by its name; or a function from a component to
+            such a table, where components differ.
+
+    Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does not exist.
+    """
+    try:
+        import pytest
+    except ModuleNotFoundError:
+        raise MissingExtra("the conformance kit's decorator needs pytest\n  pip install pytest") from None
+    rows = []
+    for label, component in zip(_labels(components), components, strict=True):
+        given = expected_failures(component) if callable(expected_failures) else (expected_failures or {})
+        checks = list(checks_of(component))
+        for name in given:
+            if name not in {check.name for check in checks} and (callable(expected_failures) or len(components) == 1):
+                raise ConfigError(unknown("check", name, [check.name for check in checks]))
+        imports.announce(type(component).__module__)
+        for check in checks:
+            marks = [pytest.mark.xfail(strict=True, reason=given[check.name])] if check.name in given else []
+            rows.append(pytest.param(component, check, id=f"{label}-{check.name}", marks=marks))
+    return pytest.mark.parametrize(("component", "check"), rows)
+
+
+def _labels(components: Sequence[Any]) -> list[str]:
+    """Names; where two have one, what tells them apart is added."""
+    names = [str(getattr(each, "name", type(each).__name__)) for each in components]
+    labels = []
+    for name, component in zip(names, components, strict=True):
+        if isinstance(component, type):
+            raise ConfigError(
+                f"{component.__name__} is a class; parametrize_with_checks takes instances: {component.__name__}()"
+            )
+        if names.count(name) == 1 or not attrs.has(type(component)):
+            labels.append(name)
+            continue
+        own = [one for one in attrs.fields(type(component)) if getattr(component, one.name) != one.default]
+        labels.append(f"{name}({','.join(f'{one.name}={getattr(component, one.name)!r}' for one in own)})")
+    return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]
+
+
+__all__ = [
+    "Check",
+    "CheckFailed",
+    "all_checks",
+    "check_component",
+    "checks_of",
+    "instance_of",
+    "kind_of",
+    "parametrize_with_checks",
+]

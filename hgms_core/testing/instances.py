@@ -1,0 +1,48 @@
+"""An instance to check, of a class: its own ``testing_instance()``, or its defaults with registered parts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import attrs
+
+from hgms_core import config, registry
+from hgms_core.errors import PluginError
+
+
+def kind_of(cls: type) -> registry.Kind:
+    """The kind whose methods the class has, or the one it comes nearest to."""
+    kinds = registry.kinds_of(cls)
+    if kinds:
+        return kinds[0]
+    shared = {kind.name: sum(callable(getattr(cls, name, None)) for name in kind.methods()) for kind in registry.KINDS.values()}
+    best = max(shared, key=lambda name: shared[name])
+    if shared[best] == 0:
+        known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in registry.KINDS.values())
+        raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:\n  {known}")
+    return registry.KINDS[best]
+
+
+def instance_of(cls: Any) -> Any:
+    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs."""
+    if hasattr(cls, "testing_instance"):
+        return cls.testing_instance()
+    hints = config.type_hints(cls)
+    required = [one for one in attrs.fields(cls) if one.init and one.default is attrs.NOTHING]
+    parts = {one.alias: _part(config.PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in config.PROTOCOLS}
+    try:
+        return cls(**parts)
+    except TypeError as error:
+        raise AssertionError(
+            f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
+        ) from None
+
+
+def _part(kind: registry.Kind) -> Any:
+    """Any registered component of a kind."""
+    for component in registry.default().components(kind.name):
+        if isinstance(component.target, type):
+            with contextlib.suppress(AssertionError):
+                return instance_of(component.target)
+    raise AssertionError(f"it needs a {kind.label}, and none is installed to try it with")

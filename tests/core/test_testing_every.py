@@ -1,0 +1,320 @@
+"""The kit's checks of components of every kind: each fails on a mutant made for it; and the decorator itself."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from attrs import define, evolve, field, frozen
+from fakes import Site
+from torch import Tensor
+
+from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
+from hgms_core.registry import KINDS
+from hgms_core.testing import CheckFailed, check_component, checks_of, every, parametrize_with_checks
+from hgms_core.testing.kit import Check
+
+DOC = """An exact solver, through the matrix that its operator is.
+
+    >>> 1 + 1
+    2
+
+    Source: Gauss.
+    """
+
+
+def exact(matvec: MatVec, b: Tensor) -> Solution:
+    def dense(matvec: MatVec, b: Tensor) -> Tensor:
+        return torch.linalg.solve(torch.stack([matvec(row) for row in torch.eye(len(b), dtype=b.dtype)], 1), b)
+
+    return CallableSolver(dense).solve(matvec, b)
+
+
+@frozen(kw_only=True)
+class Exact:
+    __doc__ = DOC
+    name: ClassVar[str] = "exact"
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return exact(matvec, b)
+
+
+class BadName(Exact):
+    name: ClassVar[str] = "Exact_Solver"
+
+
+class NoMethod:
+    name: ClassVar[str] = "no-method"
+
+
+@frozen(kw_only=True)
+class WrongSignature:
+    __doc__ = DOC
+    name: ClassVar[str] = "wrong-signature"
+
+    def solve(self, operator: MatVec, b: Tensor) -> Solution:
+        return exact(operator, b)
+
+
+class NoDoc(Exact):
+    __doc__ = None
+
+
+class NoExample(Exact):
+    """An exact solver."""
+
+
+class NoSource(Exact):
+    """An exact solver.
+
+    >>> 1 + 1
+    2
+    """
+
+
+@frozen(kw_only=True)
+class UnknownType(Exact):
+    __doc__ = DOC
+    rtol: Nowhere = 1.0  # type: ignore[name-defined]  # noqa: F821
+
+
+@define(kw_only=True)
+class Changeable:
+    __doc__ = DOC
+    name: ClassVar[str] = "changeable"
+    rtol: float = 1.0
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return exact(matvec, b)
+
+
+@frozen(kw_only=True)
+class Unhashable(Exact):
+    __doc__ = DOC
+    rates: list[float] = field(factory=lambda: [1.0])
+
+
+@frozen(kw_only=True, eq=False)
+class Unequal:
+    __doc__ = DOC
+    name: ClassVar[str] = "unequal"
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return exact(matvec, b)
+
+
+@frozen(kw_only=True)
+class Local(Exact):
+    __doc__ = DOC
+    rule: Callable[[float], float] = lambda rate: rate
+
+
+@frozen(kw_only=True)
+class Forgetful(Exact):
+    __doc__ = DOC
+    rtol: float = field(default=1.0, converter=lambda value: value + 1.0)
+
+
+class InPlace(Exact):
+    __doc__ = DOC
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return exact(matvec, b.mul_(1.0 + 1e-12))
+
+
+class GlobalTorch(Exact):
+    __doc__ = DOC
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        torch.randn(1)
+        return exact(matvec, b)
+
+
+class GlobalNumpy(Exact):
+    __doc__ = DOC
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        np.random.rand()  # noqa: NPY002
+        return exact(matvec, b)
+
+
+class GlobalRandom(Exact):
+    __doc__ = DOC
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        random.random()
+        return exact(matvec, b)
+
+
+class Stale(Exact):
+    __doc__ = DOC
+    last: ClassVar[dict[str, Tensor]] = {}
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = exact(matvec, b + 1e-9 * self.last.get("b", torch.zeros_like(b)).to(b.dtype))
+        self.last["b"] = b
+        return answer
+
+
+class Single(Exact):
+    __doc__ = DOC
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = exact(matvec, b)
+        return evolve(answer, value=answer.value.float())
+
+
+MUTANTS: list[tuple[str, Any, str]] = [
+    ("registration", BadName(), "its name 'Exact_Solver' is not in kebab-case"),
+    ("registration", WrongSignature(), "its method solve(operator, b) should be solve(matvec, b, x0=None)"),
+    ("docstring", NoDoc(), "it has no docstring"),
+    ("docstring", NoExample(), "its docstring has no example"),
+    ("source", NoSource(), "no line that starts with Source:"),
+    ("types", UnknownType(), "name 'Nowhere' is not defined"),
+    ("frozen", Changeable(), "its attribute 'rtol' can be set"),
+    ("hashable", Unhashable(), "it cannot be hashed (unhashable type: 'list')"),
+    ("hashable", Unequal(), "two instances with equal fields are not equal"),
+    ("pickle", Local(), "pickle"),
+    ("toml", Local(), "can only be used from Python"),
+    ("toml", Forgetful(), "it comes back as Forgetful("),
+    ("inputs", InPlace(), "after the call its input b is ["),
+    ("global-rng", GlobalTorch(), "it draws from the global generator of torch;"),
+    ("global-rng", GlobalNumpy(), "it draws from the global generator of numpy.random;"),
+    ("global-rng", GlobalRandom(), "it draws from the global generator of random;"),
+    ("repeatable", Stale(), "used again, value is ["),
+    ("precision", Single(), "value is torch.float32, the inputs are torch.float64"),
+]
+
+MODULE = """
+import sys
+from typing import ClassVar
+import torch
+from attrs import frozen
+{line}
+
+@frozen(kw_only=True)
+class Mine:
+    name: ClassVar[str] = "mine"
+    def solve(self, matvec, b, x0=None): return b
+"""
+IMPORTS = [
+    ("torch.manual_seed(3)", "draws from (or seeds) a global random generator"),
+    ("print('hello')", "prints 'hello\\n'"),
+    ("import socket; socket.getaddrinfo('localhost', 80)", "ends in OSError: no network while a plugin is imported"),
+    ("try:\n    torch.cuda.init()\nexcept Exception: pass", "touches ['CUDA']"),
+]
+
+
+def named(name: str, component: Any) -> Check:
+    return next(check for check in checks_of(component) if check.name == name)
+
+
+@pytest.mark.parametrize(("name", "mutant", "came"), MUTANTS, ids=[f"{row[0]}-{type(row[1]).__name__}" for row in MUTANTS])
+def test_each_check_catches_its_mutant(name: str, mutant: Any, came: str) -> None:
+    named(name, Exact())(Exact())
+    with pytest.raises(CheckFailed) as caught:
+        named(name, mutant)(mutant)
+    assert came in str(caught.value)
+
+
+def test_what_importing_a_module_does_is_seen(site: Site) -> None:
+    components = []
+    for number, (line, _) in enumerate(IMPORTS):
+        site.module(f"imported_{number}", MODULE.format(line=line))
+        components.append(__import__(f"imported_{number}", fromlist=["Mine"]).Mine())
+    state = torch.get_rng_state()
+    parametrize_with_checks(components)
+    torch.set_rng_state(state)
+    for component, (_, came) in zip(components, IMPORTS, strict=True):
+        assert came in named("import", component).fault(component)
+
+
+def test_every_check_has_a_mutant() -> None:
+    asked = {check.name for check in every.checks(KINDS["solver"], lambda *_: ({}, dict))}
+    assert asked == {row[0] for row in MUTANTS} | {"import"}
+
+
+def test_a_class_without_the_method_is_named() -> None:
+    with pytest.raises(Exception, match="has the methods of no kind of component"):
+        list(checks_of(NoMethod()))
+
+
+# --- the decorator -----------------------------------------------------------------------------------------------------------
+
+SUITE = """
+from test_testing_every import Exact
+from hgms_core.testing import parametrize_with_checks
+
+@parametrize_with_checks([Exact()], expected_failures={failures})
+def test_conformance(component, check):
+    check(component)
+"""
+
+
+def suite(folder: Path, failures: str) -> str:
+    (folder / "test_mine.py").write_text(SUITE.replace("{failures}", failures))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rxXf",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "-k",
+        "frozen or batch",
+        str(folder),
+    ]
+    path = {"PYTHONPATH": str(Path(__file__).parent), "PATH": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=path, cwd=folder).stdout
+
+
+def test_ids_and_strict_expected_failures(tmp_path: Path) -> None:
+    told = suite(tmp_path, '{"batch": "one system at a time", "frozen": "no reason at all"}')
+    assert "XFAIL test_mine.py::test_conformance[exact-batch] - one system at a time" in told
+    assert "FAILED test_mine.py::test_conformance[exact-frozen]" in told
+    assert "[XPASS(strict)] no reason at all" in told
+
+
+def test_the_names_of_expected_failures_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"unknown check 'zero-rsh'; did you mean 'zero-rhs'\?"):
+        parametrize_with_checks([Exact()], expected_failures={"zero-rsh": "a slip"})
+    with pytest.raises(ConfigError, match="Exact is a class; parametrize_with_checks takes instances"):
+        parametrize_with_checks([Exact])
+
+
+def test_instances_of_one_class_are_told_apart() -> None:
+    from test_testing_solvers import MinimalResidual
+
+    mark = parametrize_with_checks([MinimalResidual(), MinimalResidual(rtol=1e-3), Exact()])
+    ids = {row.id.removesuffix("-docstring") for row in mark.args[1] if row.id.endswith("-docstring")}
+    assert ids == {"minimal-residual()", "minimal-residual(rtol=0.001)", "exact"}
+
+
+def test_without_pytest_the_decorator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    with pytest.raises(MissingExtra, match="pip install pytest"):
+        parametrize_with_checks([Exact()])
+
+
+def test_the_kit_is_imported_only_when_asked_for() -> None:
+    code = """
+import sys, hgms_core
+print([name for name in sys.modules if name.startswith("hgms_core.testing")])
+import hgms_core.testing
+print("pytest" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\nFalse\n"
+
+
+def test_what_is_wrong_with_a_component_at_once() -> None:
+    assert "batch" in check_component(Exact())

@@ -1,0 +1,249 @@
+"""The kit's checks of linear solvers: a sound one passes them all, and each check fails on a mutant made for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from attrs import evolve, field, frozen, validators
+from torch import Tensor
+
+from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core.testing import CheckFailed, check_component, checks_of, parametrize_with_checks
+from hgms_core.testing.solvers import checks
+
+
+@frozen(kw_only=True)
+class MinimalResidual:
+    """v ← v + α r with the α that makes the next residual smallest: a sound solver to break in many ways.
+
+    >>> MinimalResidual().solve(lambda v: 2 * v, torch.ones(2)).outcome.label
+    'converged'
+
+    Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 5.3.2.
+    """
+
+    name: ClassVar[str] = "minimal-residual"
+    ridge: float = field(default=0.0, validator=validators.ge(0))
+    rtol: float = field(default=1e-8, validator=validators.gt(0))
+    max_steps: int = field(default=100, validator=validators.ge(1))
+    clip: float | None = None
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
+        x, r = system.start(x0)
+        count = torch.zeros(system.size.shape, dtype=torch.int64)
+        for _ in range(self.max_steps):
+            active = system.norm(r) > system.target
+            if not active.any():
+                break
+            product = system.apply(r)
+            length = system.dot(product, product)
+            rate = torch.where(active & (length > 0), system.dot(r, product) / length, 0.0)
+            x, r = x + system.rows(rate) * r, r - system.rows(rate) * product
+            count = count + active
+        done = system.norm(r) <= system.target
+        codes = torch.where(done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+        return system.solution(x, system.norm(r), codes, count, torch.full_like(system.size, math.inf), self.clip)
+
+
+class Boastful(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, residual=0.1 * answer.residual)
+
+
+class Rash(MinimalResidual):
+    """Says converged whatever came out."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, codes=torch.full_like(answer.codes, Outcome.CONVERGED.code))
+
+
+class WrongSign(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, value=-answer.value)
+
+
+class ForgottenRidge(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return MinimalResidual(rtol=self.rtol, max_steps=self.max_steps, clip=self.clip).solve(matvec, b, x0)
+
+
+class Rolled(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        value = torch.roll(super().solve(matvec, b, x0).value, 1, -1)
+        left = torch.linalg.vector_norm(b - matvec(value) - self.ridge * value, dim=-1)
+        size = torch.linalg.vector_norm(b, dim=-1)
+        residual = left / torch.where(size > 0, size, torch.ones_like(size))
+        codes = torch.full(left.shape, Outcome.NOT_SOLVED.code)
+        return evolve(super().solve(matvec, b, x0), value=value, residual=residual, codes=codes)
+
+
+class DividesByRhs(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        size = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+        return evolve(answer, value=answer.value / size * size)
+
+
+class StartsAtOne(MinimalResidual):
+    """Leaves in the answer what H does not see of its start."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        ones = torch.ones_like(b)
+        length = LinearSystem.dot(b, matvec(ones)) / LinearSystem.dot(matvec(ones), matvec(ones))  # the best along it
+        return super().solve(matvec, b, length[..., None] * ones if x0 is None else x0)
+
+
+class Strict(MinimalResidual):
+    """Raises where H is not positive definite."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        if (b * matvec(b)).sum() < 0 or (x := super().solve(matvec, b, x0)).residual.max() > 0.05:
+            raise ValueError("H is not positive definite")
+        return x
+
+
+class Nan(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, value=answer.value + 0 * matvec(b))
+
+
+class Endless(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return evolve(self, max_steps=1000).solve(matvec, b, x0) if self.max_steps < 100 else super().solve(matvec, b, x0)
+
+
+class Impatient(MinimalResidual):
+    """Raises at the limit of iterations."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        if answer.outcome is Outcome.ITERATION_LIMIT and self.max_steps == 1:
+            raise RuntimeError("no convergence")
+        return answer
+
+
+class AddsStart(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return answer if x0 is None else evolve(answer, value=answer.value + x0)
+
+
+class DropsStart(MinimalResidual):
+    """Counts as if it began at zero and went beyond: a start makes it slower."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, None)
+        return answer if x0 is None else evolve(answer, iterations=answer.iterations + 1)
+
+
+class WrongAxis(MinimalResidual):
+    """Measures all systems as one."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, residual=answer.residual.max()) if b.dim() == 2 else answer
+
+
+class OneForAll(MinimalResidual):
+    """Solves the last system for all."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, value=answer.value[-1].expand_as(b)) if b.dim() == 2 else answer
+
+
+class Absolute(MinimalResidual):
+    """Adds 1e-12 to what it divides by."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        largest = b.abs().amax(-1, keepdim=True)
+        small = evolve(self, rtol=1.0 - 1e-6) if bool((largest < 1e-12).all()) and b.any() else None
+        if small is None:
+            return super().solve(matvec, b, x0)
+        value = torch.zeros_like(b)
+        return evolve(
+            super().solve(matvec, b, x0), value=value, residual=torch.ones(b.shape[:-1], dtype=b.dtype),
+            codes=torch.full(b.shape[:-1], Outcome.STAGNATED.code),
+        )  # fmt: skip
+
+
+class Miscounted(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        answer = super().solve(matvec, b, x0)
+        return evolve(answer, products=answer.products - 1)
+
+
+class Unclipped(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return evolve(self, clip=None).solve(matvec, b, x0) if self.clip else super().solve(matvec, b, x0)
+
+
+class Tuple(MinimalResidual):
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Any:
+        return super().solve(matvec, b, x0).value
+
+
+MUTANTS: list[tuple[str, Any, str]] = [
+    ("residual", Boastful(), "it claims the residual"),
+    ("residual", Rash(), "it says converged with a residual of"),
+    ("residual", Tuple(), "solve returns Tensor"),
+    ("dense-solve", WrongSign(), "it claims the residual"),
+    ("dense-solve", MinimalResidual(max_steps=2), "the outcome iteration-limit"),
+    ("ridge", ForgottenRidge(), "b − (H + 0.4·I)v"),
+    ("identity", Rolled(), "across b"),
+    ("zero-rhs", DividesByRhs(), "not finite: [nan"),
+    ("singular", StartsAtOne(), "from H⁺b"),
+    ("indefinite", Strict(), "it raised ValueError: H is not positive definite (test_testing_solvers.py:"),
+    ("nonfinite", Nan(), "with NaN products the value is [nan"),
+    ("iteration-limit", Endless(), "with max_steps = 1 it took"),
+    ("iteration-limit", Impatient(), "it raised RuntimeError: no convergence"),
+    ("warm-start", AddsStart(), "it claims the residual"),
+    ("warm-start", DropsStart(), "iterations, from zero"),
+    ("batch", WrongAxis(), "residual has the shape []; one number per system is [3]"),
+    ("batch", OneForAll(), "it claims the residual"),
+    ("scaling", Absolute(), "for 1e-30·b"),
+    ("products", Miscounted(), "products and made"),
+    ("clip", Unclipped(), "with clip = 0.1 the value has the length"),
+]
+
+
+@parametrize_with_checks([MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4)])
+def test_a_sound_solver(component: Any, check: Any) -> None:
+    check(component)
+
+
+@pytest.mark.parametrize(("name", "mutant", "came"), MUTANTS, ids=[f"{row[0]}-{type(row[1]).__name__}" for row in MUTANTS])
+def test_each_check_catches_its_mutant(name: str, mutant: Any, came: str) -> None:
+    (check,) = (each for each in checks_of(mutant) if each.name == name)
+    with pytest.raises(CheckFailed) as caught:
+        check(mutant)
+    assert came in str(caught.value)
+
+
+def test_every_check_has_a_mutant_and_says_what_it_demands() -> None:
+    assert {check.name for check in checks()} == {row[0] for row in MUTANTS}
+    assert all(check.demands.endswith(".") for check in checks())
+
+
+def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_read_more() -> None:
+    (check,) = (each for each in checks_of(ForgottenRidge()) if each.name == "ridge")
+    with pytest.raises(CheckFailed) as caught:
+        check(ForgottenRidge())
+    first, expected, got, which, more = str(caught.value).splitlines()
+    assert first == "solver 'minimal-residual' fails the check ridge"
+    assert expected == "  expected: A field `ridge` is added to H: the answer is (H + ridge·I)⁻¹ b."
+    assert got.startswith("  got: it claims the residual ")
+    assert which.startswith("  component: ForgottenRidge(")
+    assert more == "  read more: docs/reference/kit.md#ridge"
+
+
+def test_all_faults_at_once() -> None:
+    assert list(check_component(ForgottenRidge())) == ["docstring", "source", "ridge"]
