@@ -21,13 +21,18 @@ import attrs
 
 from hgms_core.errors import ConfigError, MissingExtra, unknown
 from hgms_core.registry import Kind
-from hgms_core.testing import every, imports, solvers
+from hgms_core.testing import every, hypergradients, imports, outer, selectors, solvers
 from hgms_core.testing.instances import instance_of as instance_of
 from hgms_core.testing.instances import kind_of as kind_of
 from hgms_core.testing.kit import Check as Check
 from hgms_core.testing.kit import CheckFailed as CheckFailed
 
-OF_KIND: Mapping[str, Any] = {"solver": solvers}
+OF_KIND: Mapping[str, Any] = {
+    "selector": selectors,
+    "solver": solvers,
+    "hypergradient": hypergradients,
+    "outer": outer,
+}
 """The module with the checks of a kind and the use of a component that the checks of every kind look at."""
 
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]

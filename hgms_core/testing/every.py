@@ -139,7 +139,7 @@ def _global_state() -> dict[str, str]:
     return {
         "torch": str(hash(torch.get_rng_state().numpy().tobytes())),
         "random": str(hash(random.getstate())),
-        "numpy.random": repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in legacy]),
+        "numpy.random": str(hash(pickle.dumps(legacy))),
     }
 
 

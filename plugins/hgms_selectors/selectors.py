@@ -131,5 +131,6 @@ class First:
         else:
             positions = torch.arange(candidates.count, device=sound.device)
             index = torch.where(sound, positions, candidates.count - 1).min()
-        scores = torch.full(sound.shape, torch.nan, device=sound.device)
-        return Selection(index=index, scores=scores, gap=torch.full((), torch.inf, device=sound.device), finite=sound.sum())
+        like = next(iter(candidates.x.values()))
+        scores, gap = like.new_full(sound.shape, torch.nan), like.new_full((), torch.inf)
+        return Selection(index=index, scores=scores, gap=gap, finite=sound.sum())

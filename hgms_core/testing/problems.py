@@ -1,0 +1,244 @@
+"""The kit's problems: a few numbers each, with sizes and curvatures of order 1, and every quantity known another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from hgms_core.errors import ConfigError
+from hgms_core.problem import Data, Problem, Sources
+from hgms_core.protocols import Branch
+from hgms_core.records import Cost, LastStep
+from hgms_core.testing.kit import normal
+from hgms_core.trees import Tree
+
+F64 = torch.float64
+
+
+@frozen
+class Known:
+    """A problem, a θ, the solution x*(θ), and F near θ: x* by other means than the problem's own losses."""
+
+    problem: Problem
+    theta: Tree
+    solution: Callable[[Tree], Tree]
+
+    def value(self, theta: Tree) -> Tensor:
+        """F(θ) = f(θ, x*(θ))."""
+        problem = self.problem
+        return problem.f(theta, self.solution(theta), problem.upper_data["differentiate"].whole)
+
+    def gradient(self) -> Tree:
+        """∇F(θ), through the closed form of x*."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.theta.items()}
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self.value(leaves), list(leaves.values()))
+        return dict(zip(leaves, grads, strict=True))
+
+    def branch(self, steps: int = 300, rate: float = 0.4) -> Branch:
+        """A branch that ended at x*: gradient descent from there and back to there, its last step one of rate 1; it brings ∇F
+        along."""
+        problem, x = self.problem, {name: leaf.detach() for name, leaf in self.solution(self.theta).items()}
+        batch, rows = problem.lower_data.whole, problem.lower_data.count(None)
+
+        def replay(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            within = steps if last is None else min(last, steps)
+            at = dict(x)
+            with torch.enable_grad():
+                for _ in range(within):
+                    leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in at.items()}
+                    grads = torch.autograd.grad(problem.g(theta, leaves, batch), list(leaves.values()), create_graph=True)
+                    at = {name: leaf - rate * grad for (name, leaf), grad in zip(leaves.items(), grads, strict=True)}
+            cost = Cost(lower_gradients=steps, products=within, cross_products=within, rows=rows * (steps + 2 * within))
+            return at, cost
+
+        loss = problem.f(self.theta, x, problem.upper_data["differentiate"].whole).detach()
+        aux = {f"theta.{name}": leaf for name, leaf in self.gradient().items()}
+        last_step = LastStep(x=x, batch=batch, rows=rows, rate=1.0)
+        return Branch(x=x, replay=replay, aux={**aux, "upper_loss": loss}, last_step=lambda: last_step)
+
+
+def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
+    """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper variables."""
+    rows = {role: 12 if role == "train" else 10 for role in ("train", "differentiate", "select", "stop")}
+    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
+
+    def table(role: str, number: int) -> Tree:
+        a = normal(rows[role], 3, seed=1000 * seed + number)
+        y = a @ truth + 0.7 + 0.3 * normal(rows[role], seed=1000 * seed + number + 50)
+        return {"a": a.to(dtype), "y": y.to(dtype)}
+
+    data = {role: Data.of(table(role, number)) for number, role in enumerate(rows)}
+    train = data.pop("train")
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        fit = 0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean()
+        return fit + 0.5 * (theta["penalty"].exp() * x["w"].square()).sum() + 0.25 * (x["b"] - theta["centre"]).square()
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean() + 0.05 * theta["centre"].square()
+
+    def solution(theta: Tree) -> Tree:
+        a, y = train.whole["a"], train.whole["y"]
+        design = torch.cat([a, torch.ones_like(a[:, :1])], 1)
+        weights = torch.cat([theta["penalty"].exp(), torch.full_like(theta["penalty"][:1], 0.5)])
+        pull = torch.cat([torch.zeros_like(theta["penalty"]), 0.5 * theta["centre"].reshape(1)])
+        x = torch.linalg.solve(design.T @ design / len(y) + torch.diag(weights), design.T @ y / len(y) + pull)
+        return {"w": x[:3], "b": x[3]}
+
+    theta = {"penalty": torch.tensor([-1.0, 0.0, -0.5], dtype=dtype), "centre": torch.tensor(0.2, dtype=dtype)}
+    x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": torch.tensor(-1.5, dtype=dtype)}
+
+    def fresh(key: object) -> Tree:
+        draw = key.generator()  # type: ignore[attr-defined]
+        return {name: torch.randn(leaf.shape, generator=draw, dtype=F64).to(dtype) for name, leaf in x0.items()}
+
+    return Known(Problem(theta0=theta, x0=x0, g=g, f=f, lower_data=train, upper_data=data, fresh=fresh), theta, solution)
+
+
+def bowl(dtype: torch.dtype = F64) -> Known:
+    """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1 solves."""
+    target = torch.tensor([1.0, -0.5], dtype=dtype)
+
+    def solution(theta: Tree) -> Tree:
+        return {"x": theta["t"] + theta["t"].sin() / 3}
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (x["x"] - target).square().sum() + 0.05 * theta["t"].square().sum()
+
+    theta = {"t": torch.tensor([0.3, 0.8], dtype=dtype)}
+    problem = Problem(
+        theta0=theta,
+        x0={"x": torch.zeros(2, dtype=dtype)},
+        g=lambda theta, x, batch: 0.5 * (x["x"] - solution(theta)["x"]).square().sum(),
+        f=f,
+    )
+    return Known(problem, theta, solution)
+
+
+def sphere(dtype: torch.dtype = F64) -> Known:
+    """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
+    target = torch.tensor([2.0, 0.5, -1.0], dtype=dtype)
+
+    def solution(theta: Tree) -> Tree:
+        away = target - theta["t"]
+        return {"x": theta["t"] + away / torch.linalg.vector_norm(away)}
+
+    theta = {"t": torch.tensor([0.1, -0.2, 0.4], dtype=dtype)}
+    problem = Problem(
+        theta0=theta,
+        x0={"x": torch.tensor([0.9, 0.6, 0.4], dtype=dtype)},
+        g=lambda theta, x, batch: ((x["x"] - theta["t"]).square().sum() - 1).square() / 8,
+        f=lambda theta, x, batch: 0.5 * (x["x"] - target).square().sum(),
+    )
+    return Known(problem, theta, solution)
+
+
+def curved() -> Known:
+    """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with its Hessian written out."""
+    mix = torch.tensor([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]], dtype=F64)
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        inside = x["x"] - mix @ theta["t"]
+        return torch.nn.functional.softplus(2 * inside).sum() / 2 + 0.5 * (x["x"] + theta["t"].prod()).square().sum()
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return x["x"].sin().sum() + 0.1 * (theta["t"] * x["x"][:2]).sum()
+
+    def newton(x: Tensor, t: Tensor) -> Tensor:
+        """One step with the exact (diagonal) Hessian, taken as a constant: its derivative in θ is that of x*(θ)."""
+        slope = torch.sigmoid(2 * (x - mix @ t)) + x + t.prod()
+        flat = torch.sigmoid(2 * (x - mix @ t)).detach()
+        return x - slope / (2 * flat * (1 - flat) + 1)
+
+    def solution(theta: Tree) -> Tree:
+        x = torch.zeros(3, dtype=F64)
+        for _ in range(40):
+            x = newton(x, theta["t"].detach())
+        return {"x": newton(x, theta["t"])}
+
+    theta = {"t": torch.tensor([0.4, -0.7], dtype=F64)}
+    return Known(Problem(theta0=theta, x0={"x": torch.zeros(3, dtype=F64)}, g=g, f=f), theta, solution)
+
+
+def wells() -> Problem:
+    """g = Σ (x² − 1)²/4 in one dimension, from the top between its two minimisers −1 and 1."""
+    return Problem(
+        theta0={"t": torch.zeros(1, dtype=F64)},
+        x0={"x": torch.zeros(1, dtype=F64)},
+        g=lambda theta, x, batch: (x["x"].square() - 1).square().sum() / 4 + 0 * theta["t"].sum(),
+        f=lambda theta, x, batch: x["x"].sum() + 0 * theta["t"].sum(),
+    )
+
+
+def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
+    """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean is off by. Known in closed
+    form, with data, and easy: what a whole method has to solve."""
+    centre = torch.tensor([1.0, -0.5], dtype=F64)
+    parts = {}
+    for number, role in enumerate(("train", "differentiate", "select", "stop")):
+        noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
+        around = torch.zeros(2, dtype=F64) if role == "train" else centre
+        parts[role] = Data.of({"a": (around + noise - noise.mean(0)).to(dtype)})
+    train = parts.pop("train")
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean()
+
+    return Problem(
+        theta0={"t": torch.zeros(2, dtype=dtype)},
+        x0={"x": torch.full((2,), 0.5, dtype=dtype)},
+        g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
+        f=f,
+        lower_data=train,
+        upper_data=parts,
+        evaluate=lambda theta, x: {"distance": float((theta["t"].double() - centre).norm())},
+        references={"clean": {"t": centre.to(dtype)}},
+    )
+
+
+def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
+    """Rows of two named sources around two points; validation rows around one of them: the best weight of that source is 1."""
+    names = ("near", "far")
+    corners = torch.eye(2, dtype=F64)
+
+    def around(centre: Tensor, rows: int, number: int) -> Tree:
+        noise = 0.05 * normal(rows, 2, seed=1000 * seed + 300 + number)
+        return {"a": (centre + noise - noise.mean(0)).to(dtype)}
+
+    pool = {"a": torch.cat([around(corners[i], 12, i)["a"] for i in range(2)])}
+    pool["source"] = torch.arange(2).repeat_interleave(12)
+    upper = {
+        role: Data.of({**around(corners[0], 8, 10 + number), "source": torch.zeros(8, dtype=torch.int64)})
+        for number, role in enumerate(("differentiate", "select", "stop"))
+    }
+
+    def examples(x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+
+    def losses(x: Tree, batch: Tree) -> Tensor:
+        share = torch.nn.functional.one_hot(batch["source"], 2).to(batch["a"])
+        return (examples(x, batch) @ share) / share.sum(0).clamp_min(1)
+
+    def theta(weights: Mapping[str, float]) -> Tree:
+        if set(weights) - set(names) or not sum(weights.values()) > 0:
+            raise ConfigError(f"the sources are near and far: {dict(weights)}")
+        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64)
+        return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(dtype)}
+
+    def weights(theta: Tree) -> Tensor:
+        return torch.softmax(theta["logits"], 0)
+
+    return Problem(
+        theta0={"logits": torch.zeros(2, dtype=dtype)},
+        x0={"x": torch.full((2,), 0.5, dtype=dtype)},
+        g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
+        f=lambda _, x, batch: examples(x, batch).mean(),
+        lower_data=evolve(Data.of(pool), strata=(("near", 12), ("far", 12))),
+        upper_data=upper,
+        evaluate=lambda theta, x: {"far": float(weights(theta)[1])},
+        sources=Sources(names=names, weights=weights, theta=theta, losses=losses, examples=examples),
+    )
