@@ -21,17 +21,20 @@ import attrs
 
 from hgms_core.errors import ConfigError, MissingExtra, unknown
 from hgms_core.registry import Kind
-from hgms_core.testing import every, hypergradients, imports, outer, selectors, solvers
+from hgms_core.testing import every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
 from hgms_core.testing.instances import instance_of as instance_of
 from hgms_core.testing.instances import kind_of as kind_of
 from hgms_core.testing.kit import Check as Check
 from hgms_core.testing.kit import CheckFailed as CheckFailed
 
 OF_KIND: Mapping[str, Any] = {
+    "generator": generators,
     "selector": selectors,
     "solver": solvers,
     "hypergradient": hypergradients,
     "outer": outer,
+    "task": tasks,
+    "method": methods,
 }
 """The module with the checks of a kind and the use of a component that the checks of every kind look at."""
 
@@ -46,10 +49,7 @@ def checks_of(component: Any, kind: Kind | None = None) -> Iterator[Check]:
     ['registration', 'docstring', 'source']
     """
     kind = kind or kind_of(type(component))
-    module = OF_KIND.get(kind.name)
-    if module is None:
-        yield from every.class_checks(kind)
-        return
+    module = OF_KIND[kind.name]
     yield from every.checks(kind, module.exercise)
     yield from module.checks()
 

@@ -39,9 +39,13 @@ def instance_of(cls: Any) -> Any:
         ) from None
 
 
+FIRST = {"generator": "branches", "hypergradient": "implicit"}
+"""The parts that go with most others; where they are not installed any other is taken."""
+
+
 def _part(kind: registry.Kind) -> Any:
-    """Any registered component of a kind."""
-    for component in registry.default().components(kind.name):
+    """A registered component of a kind."""
+    for component in sorted(registry.default().components(kind.name), key=lambda each: each.name != FIRST.get(kind.name)):
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
                 return instance_of(component.target)

@@ -80,6 +80,8 @@ INSTANCES: dict[str, dict[str, Any]] = {
     "fixed-point": {"lr": 0.8},
     "neumann": {"lr": 0.8, "steps": 60},
     "one-step": {"lr": 1.0},
+    "ula": {"steps": 20, "lr": 0.05},
+    "regmix": {"runs": 12, "steps": 20, "updates": 10, "lr": 0.1, "simulated": 2000, "top": 20},
 }
 ONE_STEP = "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η"
 NOTHING = "h = 0 is its definition"
@@ -106,7 +108,8 @@ def made(component: registry.Component) -> Any:
     return attrs.evolve(instance_of(component.target), **INSTANCES.get(component.name, {}))
 
 
-@parametrize_with_checks([made(each) for each in CLASSES], expected_failures=excused)
+# `source-mixture` needs files of text and a model: tests/plugins/test_llm_task.py makes both.
+@parametrize_with_checks([made(each) for each in CLASSES if each.name != "source-mixture"], expected_failures=excused)
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 

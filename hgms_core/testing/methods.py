@@ -1,0 +1,172 @@
+"""Checks of methods: they find a known optimum, keep to their budget, go on after an interruption and fail readably."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from hgms_core import compat
+from hgms_core.budget import Budget
+from hgms_core.errors import HgmsError
+from hgms_core.folder import RunFolder
+from hgms_core.problem import Problem
+from hgms_core.runner import RunResult, run
+from hgms_core.testing import problems
+from hgms_core.testing.kit import Check, demand, difference, snapshot
+from hgms_core.trees import Tree
+
+STEPS = 60
+
+
+def checks() -> Iterator[Check]:
+    for question in (check_result, check_records, check_optimum, check_resume, check_budget, check_failure):
+        yield Check("method", question)
+
+
+def problem_for(method: Any, dtype: torch.dtype = torch.float64, variant: int = 0) -> Problem:
+    """A mixture of sources for methods that need one, else the tracking of a point."""
+    return problems.mixture(dtype, variant) if "sources" in compat.needs(method) else problems.tracking(dtype, variant)
+
+
+def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
+    problem = problem_for(method, dtype, variant)
+    start = method.init(problem, 7 + variant)
+    state, _ = method.step(problem, start, 0.0)
+    data = {role: data.whole for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
+
+    def call() -> Any:
+        following, _ = method.step(problem, state, 0.5)
+        theta, x = method.result(following)
+        return {"theta": theta, "x": x}
+
+    return {"state": state, "theta0": problem.theta0, "x0": problem.x0, "data": data}, call
+
+
+def _names(tree: Tree) -> dict[str, list[int]]:
+    return {name: list(leaf.shape) for name, leaf in tree.items()}
+
+
+def check_result(method: Any) -> None:
+    """`result` gives (θ, x) with the names and shapes of the problem, before the first step and after, without a graph."""
+    problem = problem_for(method)
+    state = method.init(problem, 0)
+    for when in ("before the first step", "after it"):
+        theta, x = method.result(state)
+        came, wanted = (_names(theta), _names(x)), (_names(problem.theta0), _names(problem.x0))
+        demand(came == wanted, f"{when} (θ, x) is {came} instead of {wanted}")
+        bad = [name for name, leaf in {**theta, **x}.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+        demand(not bad, f"{when} {bad} have a graph or are not finite")
+        state, _ = method.step(problem, state, 0.0)
+
+
+def check_records(method: Any) -> None:
+    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow."""
+    problem = problem_for(method)
+    state, before = method.init(problem, 0), 0
+    for step in range(3):
+        state, record = method.step(problem, state, step / 3)
+        bad = {
+            name: type(value).__name__
+            for name, value in record.items()
+            if not (value is None or isinstance(value, torch.Tensor | bool | int | float | str))
+        }
+        demand(not bad, f"these entries of the record cannot be one column of a table: {bad}")
+        calls = record.get("oracle_calls")
+        demand(isinstance(calls, int), f"the record's oracle_calls are {calls!r}; a budget in calls needs them")
+        demand(calls >= before, f"oracle_calls fell from {before} to {calls}")
+        before = int(calls)
+
+
+def check_optimum(method: Any) -> None:
+    """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to it (or take the right source)."""
+    problem = problem_for(method)
+    state = method.init(problem, 0)
+    first = _distance(method, problem, state)
+    for step in range(STEPS):
+        if getattr(method, "finished", lambda _: False)(state):
+            break
+        state, _ = method.step(problem, state, step / STEPS)
+    last = _distance(method, problem, state)
+    demand(last <= 0.5 * first, f"the distance was {first:.3g} at the start and is {last:.3g} after {STEPS} steps")
+
+
+def _distance(method: Any, problem: Problem, state: Any) -> float:
+    (told,) = problem.evaluate(*method.result(state)).values()
+    return float(told)
+
+
+def _run(method: Any, problem: Problem, budget: Budget, folder: Path | None = None, resume: bool = False) -> RunResult:
+    return run(
+        method, problem, budget, seed=3, folder=RunFolder(folder) if folder else None, resume=resume, checkpoint_seconds=0.0
+    )
+
+
+def check_resume(method: Any) -> None:
+    """Stopped after 2 of 4 steps, written to disk and resumed, it ends bit for bit where an uninterrupted run ends."""
+    problem = problem_for(method)
+    whole = _run(method, problem, Budget(outer_steps=4))
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        folder.create("", {})
+        state = method.init(problem, 3)
+        for step in range(2):
+            if getattr(method, "finished", lambda _: False)(state):
+                return
+            state, _ = method.step(problem, state, step / 4)
+        folder.save(state, 2)
+        loaded = folder.load()
+    assert loaded is not None
+    state = loaded[0]
+    for step in (2, 3):
+        if not getattr(method, "finished", lambda _: False)(state):
+            state, _ = method.step(problem, state, step / 4)
+    differs = difference(snapshot([whole.theta, whole.x]), snapshot(list(method.result(state))))
+    demand(not differs, f"resumed, {differs}")
+
+
+def check_budget(method: Any) -> None:
+    """A budget of steps and one of oracle calls end the run: the last step may begin within it, none after."""
+    problem = problem_for(method)
+    done = _run(method, problem, Budget(outer_steps=3))
+    steps = done.summary["outer_steps"]
+    demand(steps == 3 or hasattr(method, "finished"), f"with a budget of 3 steps it made {steps}")
+    records = [row["oracle_calls"] for row in done.records if row["step"]]
+    if len(records) >= 2 and records[1] > records[0] > 0:
+        short = _run(method, problem, Budget(oracle_calls=records[0] + 1))
+        demand(
+            short.summary["outer_steps"] == 2,
+            f"with a budget of {records[0] + 1} calls it made {short.summary['outer_steps']} steps",
+        )
+
+
+def check_failure(method: Any) -> None:
+    """Losses that stop being finite end in an error for people or in a result; the folder says how far it came and why."""
+    problem = problem_for(method)
+    calls = 0
+
+    def broken(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return problem.g(theta, x, batch) * (float("nan") if calls > 40 else 1.0)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        folder.create("", {})
+        try:
+            run(method, evolve(problem, g=broken), Budget(outer_steps=20), seed=3, folder=folder, checkpoint_seconds=0.0)
+            expected = "done"
+        except HgmsError:
+            expected = "failed"
+        summary, rows = folder.read_summary(), folder.records()
+        demand(summary is not None, "there is no summary.json")
+        assert summary is not None
+        demand(summary["status"] == expected, f"the summary says {summary['status']!r}, the run ended as {expected!r}")
+        demand(expected == "done" or summary.get("error"), "the summary names no error")
+        last = rows[-1]["step"] if rows else 0
+        demand(last == summary["outer_steps"], f"steps.jsonl ends with step {last}, the summary says {summary['outer_steps']}")
+        demand(folder.load() is not None or not rows, "there is no checkpoint of the last good state")
