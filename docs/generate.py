@@ -18,7 +18,7 @@ import click
 from click.testing import CliRunner
 
 import hgms_core
-from hgms_core import cli, config, hookspecs, registry
+from hgms_core import cli, config, hookspecs, registry, testing
 from hgms_core.plugins import FIRST_PARTY, host
 
 DOCS = Path(__file__).resolve().parent
@@ -104,6 +104,20 @@ def plugins() -> str:
     return "| plugin | folder | brings |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
+def kit() -> str:
+    """Every check of the conformance kit, by kind, with what it demands."""
+    every = testing.checks_of_every_kind()
+    groups = {
+        "Every kind": every,
+        **{registry.KINDS[kind].label.capitalize() + "s": checks for kind, checks in testing.all_checks().items()},
+    }
+    shown = []
+    for title, checks in groups.items():
+        rows = "\n".join(f"| `{check.name}` | {_escaped(check.demands)} |" for check in checks)
+        shown.append(f"## {title}\n\n| check | what is demanded |\n|---|---|\n{rows}\n")
+    return "\n".join(shown)
+
+
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
     return [found for found in registry.default().components(kind) if found.plugin.distribution in own]
@@ -161,7 +175,7 @@ def _escaped(text: str) -> str:
 
 
 MAKERS: dict[str, Callable[[], str]] = {
-    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, api, plugins)
+    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, api, plugins, kit)
 }
 
 

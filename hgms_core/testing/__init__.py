@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from hgms_core.errors import ConfigError, MissingExtra, unknown
-from hgms_core.registry import Kind
+from hgms_core.registry import KINDS, Kind
 from hgms_core.testing import every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
 from hgms_core.testing.instances import instance_of as instance_of
 from hgms_core.testing.instances import kind_of as kind_of
@@ -55,8 +55,13 @@ def checks_of(component: Any, kind: Kind | None = None) -> Iterator[Check]:
 
 
 def all_checks() -> dict[str, list[Check]]:
-    """Every check by kind: what the reference page lists."""
+    """The checks of each kind beside those of every kind: what the reference page lists."""
     return {name: list(module.checks()) for name, module in OF_KIND.items()}
+
+
+def checks_of_every_kind() -> list[Check]:
+    """The checks that are the same for every kind."""
+    return list(every.checks(KINDS["solver"], solvers.exercise))
 
 
 def check_component(component: Any) -> dict[str, str]:
@@ -122,6 +127,7 @@ __all__ = [
     "all_checks",
     "check_component",
     "checks_of",
+    "checks_of_every_kind",
     "instance_of",
     "kind_of",
     "parametrize_with_checks",

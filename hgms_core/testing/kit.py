@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Data, Problem
+from hgms_core.registry import KINDS
 from hgms_core.seeding import Key
 
 PAGE = "docs/reference/kit.md"
-"""Where every check is described, under a heading of its name."""
+"""Where every check is described, under a heading for each kind."""
 
 
 class Fault(AssertionError):
@@ -60,6 +61,12 @@ class Check:
     def demands(self) -> str:
         return " ".join((inspect.getdoc(self.question) or "").split())
 
+    @property
+    def heading(self) -> str:
+        """Of the part of the page that the check stands in."""
+        everyone = self.question.__module__.endswith(".every")
+        return "every-kind" if everyone else KINDS[self.kind].label.replace(" ", "-") + "s"
+
     def fault(self, component: Any) -> str:
         """What came instead of what is demanded; empty where the component passes."""
         try:
@@ -76,7 +83,7 @@ class Check:
         if came:
             raise CheckFailed(
                 f"{self.kind} {getattr(component, 'name', type(component).__name__)!r} fails the check {self.name}\n"
-                f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n  read more: {PAGE}#{self.name}"
+                f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n  read more: {PAGE}#{self.heading}"
             )
 
 

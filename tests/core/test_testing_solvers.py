@@ -242,7 +242,7 @@ def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_rea
     assert expected == "  expected: A field `ridge` is added to H: the answer is (H + ridge·I)⁻¹ b."
     assert got.startswith("  got: it claims the residual ")
     assert which.startswith("  component: ForgottenRidge(")
-    assert more == "  read more: docs/reference/kit.md#ridge"
+    assert more == "  read more: docs/reference/kit.md#linear-solvers"
 
 
 def test_all_faults_at_once() -> None:

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree, gradient, groups, repeat
+from hgms_core.testing import check_component
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -361,3 +362,15 @@ def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: P
     assert sum(value for name, value in row.items() if name.startswith("weight.")) == pytest.approx(1)
     assert row["step_backward_tokens"] > 0
     assert row["step_forward_tokens"] > row["step_backward_tokens"]
+
+
+def test_the_conformance_kit_finds_nothing(files: dict[str, Source]) -> None:
+    # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked candidates differ.
+    made = task(
+        files,
+        validation={"sums": evolve(files["sums"], skip=16, rows=4)},
+        test={"sums": evolve(files["sums"], skip=20)},
+        reference={"sums": 1.0, "dots": 0.0, "words": 0.0},
+        adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
+    )
+    assert check_component(made) == {}
