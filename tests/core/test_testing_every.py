@@ -241,7 +241,22 @@ def test_every_check_has_a_mutant() -> None:
     assert asked == {row[0] for row in MUTANTS} | {"import"}
 
 
-def test_a_class_without_the_method_is_named() -> None:
+@frozen(kw_only=True)
+class NoReplay:
+    __doc__ = DOC
+    name: ClassVar[str] = "no-replay"
+
+    def init(self, problem: Any, key: Any) -> Any: ...
+    def propose(self, problem: Any, theta: Any, start: Any, key: Any) -> Any: ...
+    def carry(self, start: Any, candidates: Any, index: Any, key: Any, problem: Any) -> Any: ...
+
+
+def test_a_missing_method_is_named() -> None:
+    came = named("registration", NoReplay()).fault(NoReplay())
+    assert came == "it misses the method replay(problem, theta, start, key, index, last)"
+
+
+def test_a_class_without_any_method_is_told_what_there_is() -> None:
     with pytest.raises(Exception, match="has the methods of no kind of component"):
         list(checks_of(NoMethod()))
 
