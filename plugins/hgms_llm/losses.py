@@ -30,7 +30,10 @@ class Rows:
         count = next(iter(x.values())).shape[0]
         if stacked and not own:
             tokens, mask = (leaf.expand(count, *leaf.shape) for leaf in (tokens, mask))
-        summed, number = self.model.nll(x, tokens, mask, self._seeds(batch, dropout), batch.get("attention"))
+        seeds = self._seeds(batch, dropout)
+        if seeds is not None and stacked and not own:
+            seeds = seeds * count  # one batch, one mask: that of a candidate on its own
+        summed, number = self.model.nll(x, tokens, mask, seeds, batch.get("attention"))
         if self.average == "example":
             return summed / number.clamp_min(1)
         return summed / self.lengths.to(summed.dtype)[batch["source"]]

@@ -156,16 +156,17 @@ def test_a_step_that_is_not_linear_is_refused(files: dict[str, Source], fields: 
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_stacked_steps_equal_separate_ones(files: dict[str, Source], kind: str) -> None:
-    problem = problem_of(files, kind)
+@pytest.mark.parametrize("batches", ["independent", "shared"])
+def test_stacked_steps_equal_separate_ones(files: dict[str, Source], kind: str, batches: str) -> None:
+    problem = problem_of(files, kind)  # with dropout
     start = one_step().init(problem, Key(0))
-    found = {
-        mode: one_step(mode=mode, chunk=chunk).propose(problem, problem.theta0, start, Key(1))
-        for mode, chunk in (("loop", None), ("stacked", None), ("auto", 2))
-    }
-    for other in ("stacked", "auto"):
-        for name, leaf in found["loop"].x.items():
-            torch.testing.assert_close(found[other].x[name], leaf, rtol=1e-5, atol=1e-7)
+    loop, *others = (
+        one_step(mode=mode, chunk=chunk, batches=batches).propose(problem, problem.theta0, start, Key(1))
+        for mode, chunk in (("loop", None), ("stacked", None), ("stacked", 2))
+    )
+    for other in others:
+        for name, leaf in loop.x.items():
+            torch.testing.assert_close(other.x[name], leaf, rtol=1e-5, atol=1e-7)
 
 
 def test_the_mixture_loss_has_no_bias(files: dict[str, Source]) -> None:
