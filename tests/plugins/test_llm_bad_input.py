@@ -270,7 +270,7 @@ def test_two_tables_of_one_name_are_no_toml() -> None:
 
 @pytest.mark.parametrize("reason", ["unknown", "no network"])
 def test_a_name_that_the_hub_does_not_give_is_asked_for_once(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
+    import httpx2 as httpx  # what huggingface_hub is built on
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -380,7 +380,7 @@ def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -
     assert caught.value.exit_code == 2
 
 
-def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     import importlib
 
     inside = {
@@ -390,6 +390,9 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch) -> N
         "evaluate": ("hgms_mix.losses", "row_losses"),
     }
     done: list[str] = []
+    # A worker of pytest-xdist ignores Ctrl-C; a program does not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     for stage, (module, function) in inside.items():
         where = importlib.import_module(module)
         kept = getattr(where, function)
