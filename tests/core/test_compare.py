@@ -314,8 +314,10 @@ class Server:
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HGMS_PLUGINS": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+            # A program started in the background ignores Ctrl-C, and so do its children unless they are told not to.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
         assert self._line() == "ready"
 
     def _line(self) -> str:
