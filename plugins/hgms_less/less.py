@@ -15,7 +15,8 @@ from hgms_less.features import Preconditioner, directions, row_gradients
 from hgms_less.projection import Projector
 from hgms_less.selection import highest, on_host, shares, sources_of
 from hgms_less.store import FeatureStore, fingerprint, tree_digest
-from hgms_less.training import Schedule, adam, epoch_rows, fresh, of
+from hgms_less.training import Schedule, epoch_rows
+from hgms_llm import adamw, adamw_part, adamw_start
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -109,7 +110,7 @@ class Less:
             "epoch": 0,
             "at": 0,
             "warmup": chosen,
-            "train": fresh(problem.x0),
+            "train": adamw_start(problem.x0),
             "val": {},
             "scores": torch.zeros(len(sources.parts), pool.size, dtype=torch.float64),
             "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
@@ -137,7 +138,7 @@ class Less:
         return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return state["theta"], of(state["train"], "x")
+        return state["theta"], adamw_part(state["train"], "x")
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Each row's score over the epochs scored so far; NaN before the first of them."""
@@ -149,9 +150,10 @@ class Less:
         return Schedule(lr=self.lr, warmup=self.rising, epochs=self.epochs, updates=updates)
 
     def _update(self, problem: Problem, state: State, rows: Tensor, count: int, lr: float) -> tuple[Tree, Record, Cost]:
-        trained, loss = adam(
-            problem, rows, state["train"], step=state["step"] + 1, count=count, lr=lr, betas=self.betas, eps=self.eps,
-            weight_decay=self.weight_decay,
+        data = problem.lower_data
+        trained, loss = adamw(
+            problem, data.rows(rows.to(data.device)), state["train"], step=state["step"] + 1, count=count, lr=lr,
+            betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
         )  # fmt: skip
         return trained, {"lower_loss": loss, "lr": lr}, Cost(lower_gradients=1, rows=len(rows))
 
@@ -167,7 +169,7 @@ class Less:
         """Adds the directions of some validation rows to their sets' sums."""
         data, parts = problem.upper_data["differentiate"], len(sources_of(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
-        grads, losses, batch = row_gradients(problem, of(state["train"], "x"), data, index)
+        grads, losses, batch = row_gradients(problem, adamw_part(state["train"], "x"), data, index)
         _refuse_nonfinite(losses, state, "validation")
         found = directions(grads, self._projector(state))
         if state["at"]:
@@ -199,7 +201,7 @@ class Less:
 
     def _features(self, problem: Problem, state: State, first: int, last: int) -> tuple[Tensor, Record]:
         """The directions of Γ of consecutive rows: from the store, or computed."""
-        projector, x = self._projector(state), of(state["train"], "x")
+        projector, x = self._projector(state), adamw_part(state["train"], "x")
         store = None
         if self.store is not None:
             store = FeatureStore(
@@ -212,7 +214,7 @@ class Less:
         index = torch.arange(first, last)
         grads, losses, _ = row_gradients(problem, x, problem.lower_data, index)
         _refuse_nonfinite(losses, state, "pool")
-        m, v = (list(of(state["train"], part).values()) for part in "mv")
+        m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
         found = directions(self._gamma()(grads, m, v), projector)
         return store.write(first, found) if store is not None else found, {"lower_loss": losses.mean()}
 
@@ -233,7 +235,7 @@ class Less:
             "epoch": state["epoch"] + (not last),
         }
         if last and self.train_steps != 0:
-            changes["train"] = fresh(problem.x0)
+            changes["train"] = adamw_start(problem.x0)
         return changes
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:

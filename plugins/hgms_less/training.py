@@ -1,4 +1,4 @@
-"""Adam on the mean loss of rows, and the warm-up's learning rates."""
+"""The warm-up: its learning rates, and which rows an update sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key, NumericalError, Problem, Tree, gradient
+from hgms_core import Key
 
 
 @frozen(kw_only=True)
@@ -41,43 +41,3 @@ def epoch_rows(key: Key, rows: Tensor, epoch: int, update: int, batch_size: int)
     """Which of ``rows`` an update of an epoch sees; every epoch has an order of its own and sees each row once."""
     order = torch.randperm(len(rows), generator=key.fold("epoch", epoch).generator())
     return rows[order[update * batch_size : (update + 1) * batch_size]]
-
-
-def adam(
-    problem: Problem, rows: Tensor, state: Tree, *, step: int, count: int, lr: float, betas: tuple[float, float],
-    eps: float, weight_decay: float,
-) -> tuple[Tree, Tensor]:  # fmt: skip
-    """One update on the mean loss of lower rows, by number. ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays.
-
-    ``count`` is how many updates the moments will then have seen. The decay is decoupled (AdamW).
-    """
-    x, m, v = (of(state, part) for part in "xmv")
-    data = problem.lower_data
-    grads, loss = gradient(problem.f, problem.theta0, x, data.rows(rows.to(data.device)))
-    if not torch.isfinite(loss):
-        raise NumericalError(f"step {step}: the training loss is {float(loss)}; lower lr, or check the rows and the model")
-    beta1, beta2 = betas
-    first = torch._foreach_lerp(list(m.values()), grads, 1 - beta1)
-    second = torch._foreach_mul(list(v.values()), beta2)
-    torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-    root = torch._foreach_sqrt(second)
-    torch._foreach_div_(root, math.sqrt(1 - beta2**count))
-    torch._foreach_add_(root, eps)
-    moved = torch._foreach_mul(list(x.values()), 1 - lr * weight_decay)
-    torch._foreach_addcdiv_(moved, first, root, -lr / (1 - beta1**count))
-    return merged(dict(zip(x, moved, strict=True)), dict(zip(m, first, strict=True)), dict(zip(v, second, strict=True))), loss
-
-
-def fresh(x: Tree) -> Tree:
-    """The state of training that begins at ``x``."""
-    zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
-    return merged(x, zeros, zeros)
-
-
-def merged(x: Tree, m: Tree, v: Tree) -> Tree:
-    return {f"{part}.{name}": leaf for part, tree in zip("xmv", (x, m, v), strict=True) for name, leaf in tree.items()}
-
-
-def of(state: Tree, part: str) -> Tree:
-    """x, m or v."""
-    return {name.removeprefix(f"{part}."): leaf for name, leaf in state.items() if name.startswith(f"{part}.")}

@@ -28,6 +28,9 @@ from hgms_llm.templates import stop_tokens as stop_tokens
 from hgms_llm.templates import template_for as template_for
 from hgms_llm.tokens import TokenTable as TokenTable
 from hgms_llm.tokens import token_table as token_table
+from hgms_llm.training import adamw as adamw
+from hgms_llm.training import adamw_part as adamw_part
+from hgms_llm.training import adamw_start as adamw_start
 
 
 @hookimpl

@@ -59,7 +59,7 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     _, slope, bend = torch.linalg.solve(powers, taken).tolist()
     pass_bytes = int(rows * (slope * length + max(bend, 0.0) * length**2))
 
-    vocabulary, width = model.model.get_output_embeddings().weight.shape  # type: ignore[operator, union-attr]
+    vocabulary, width = model.model.get_output_embeddings().weight.shape  # type: ignore[operator]
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
     if model.checkpointing is None:
         return StepMemory(base, adapters, pass_bytes, head)

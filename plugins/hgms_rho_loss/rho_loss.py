@@ -10,7 +10,8 @@ from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
 from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree
-from hgms_rho_loss.training import adamw, counts_of, epoch_rows, fresh, highest, of, on_host, row_losses
+from hgms_llm import adamw, adamw_part, adamw_start
+from hgms_rho_loss.training import counts_of, epoch_rows, highest, on_host, row_losses
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -105,7 +106,7 @@ class RhoLoss:
             "step": 0,
             "phase": "reference",
             "at": 0,
-            "train": fresh(problem.x0),
+            "train": adamw_start(problem.x0),
             "best": {"x": dict(problem.x0), "loss": None},
             "irreducible": missing,
             "ranking": missing,
@@ -140,7 +141,7 @@ class RhoLoss:
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """(θ, x); x is the reference's until there is another."""
-        return state["theta"], of(state["train"], "x")
+        return state["theta"], adamw_part(state["train"], "x")
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere until a static score is
@@ -169,23 +170,23 @@ class RhoLoss:
 
         looked = Cost(upper_values=1, rows=held_out.size)
         if at == 0:
-            best, spent = better(of(state["train"], "x")), looked
+            best, spent = better(adamw_part(state["train"], "x")), looked
         rows = epoch_rows(Key(state["seed"]).fold("reference"), data, at, self.batch_size)
         trained, loss = self._update(problem, state, data, rows, self.reference_lr)
         spent += Cost(upper_gradients=1, rows=len(rows))
         updates = math.ceil(data.size / self.batch_size)
         if (at + 1) % updates == 0:
-            best, spent = better(of(trained, "x")), spent + looked
+            best, spent = better(adamw_part(trained, "x")), spent + looked
         changes: State = {"train": trained, "best": best, "at": at + 1}
         if at + 1 == updates * self.reference_epochs:
-            changes |= {"phase": "irreducible", "at": 0, "train": fresh(best["x"]), "best": {}}
+            changes |= {"phase": "irreducible", "at": 0, "train": adamw_start(best["x"]), "best": {}}
         return changes, {"upper_loss": loss, "stop_loss": best["loss"]}, spent
 
     def _losses(self, problem: Problem, state: State) -> tuple[Tensor, Tensor, Cost]:
         """The losses of the next rows of the pool, and their numbers."""
         pool = problem.lower_data
         index = torch.arange(state["at"], min(state["at"] + self.chunk, pool.size))
-        losses = row_losses(problem, of(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
+        losses = row_losses(problem, adamw_part(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         return losses, index, Cost(upper_values=1, rows=len(index))
 
     def _irreducible(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -194,7 +195,7 @@ class RhoLoss:
         changes: State = {"irreducible": irreducible, "at": state["at"] + len(index)}
         if changes["at"] == problem.lower_data.size:
             following = "online" if self.mode == "online" else "target" if self.target_steps else "scores"
-            changes |= {"phase": following, "at": 0, "train": fresh(problem.x0)}
+            changes |= {"phase": following, "at": 0, "train": adamw_start(problem.x0)}
         return changes, {"lower_loss": losses.mean()}, spent
 
     def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -212,7 +213,7 @@ class RhoLoss:
             kept = highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
             changes |= {"phase": "train", "at": 0, "kept": kept, "theta": self._mixture(problem, kept)}
             if self.train_steps != 0:
-                changes["train"] = fresh(problem.x0)
+                changes["train"] = adamw_start(problem.x0)
         return changes, {"lower_loss": losses.mean()}, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -227,7 +228,7 @@ class RhoLoss:
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
         index = epoch_rows(Key(state["seed"]).fold("online"), pool, state["at"], min(self.big_batch, pool.size))
-        losses = row_losses(problem, of(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
+        losses = row_losses(problem, adamw_part(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         scores = losses.double() - state["irreducible"][index]
         chosen = index[highest(scores, max(1, int(self.top * len(index))))]
         trained, loss = self._update(problem, state, pool, chosen, self.lr)

@@ -21,7 +21,7 @@ from hgms_core.folder import pack, unpack
 from hgms_less import Less
 from hgms_less.features import Preconditioner
 from hgms_less.projection import Projector
-from hgms_less.training import adam, fresh, of
+from hgms_llm import adamw, adamw_part, adamw_start
 
 pytestmark = pytest.mark.plugins
 
@@ -74,7 +74,7 @@ def scores_by_hand(method: Less, problem: Problem) -> Tensor:
     validation, pool = problem.upper_data["differentiate"], problem.lower_data
     total = torch.zeros(pool.size, validation.size, dtype=F64)
     for weight, trained in zip(weights, checkpoints(method, problem), strict=True):
-        x, m, v = of(trained, "x"), flat(of(trained, "m")), flat(of(trained, "v"))
+        x, m, v = adamw_part(trained, "x"), flat(adamw_part(trained, "m")), flat(adamw_part(trained, "v"))
         for i in range(pool.size):
             g = row_gradient(problem, x, pool, i)
             first = method.betas[0] * m + (1 - method.betas[0]) * g
@@ -137,7 +137,7 @@ def test_warm_up_is_adamw_with_a_linear_schedule() -> None:
         optimizer.zero_grad()
         PROBLEM.f({}, x, PROBLEM.lower_data.rows(index)).backward()
         optimizer.step()
-    assert_same(of(final, "x"), {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-12, atol=1e-14)
+    assert_same(adamw_part(final, "x"), {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
@@ -247,14 +247,15 @@ def test_training_on_the_kept_rows() -> None:
     method = less(train_steps=5)
     ends = [(state, row) for state, row in through(method, PROBLEM) if row["phase"] == "train"]
     assert len(ends) == 5
-    state = fresh(PROBLEM.x0)
+    state = adamw_start(PROBLEM.x0)
     kept = ends[0][0]["kept"]
     assert len(kept) == 8  # one batch
     for count in range(1, 6):
-        state, _ = adam(
-            PROBLEM, kept, state, step=1, count=count, lr=0.02, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+        rows = PROBLEM.lower_data.rows(kept)
+        state, _ = adamw(
+            PROBLEM, rows, state, step=1, count=count, lr=0.02, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
         )  # fmt: skip
-    assert_same(method.result(ends[-1][0])[1], of(state, "x"), rtol=1e-9, atol=1e-12)
+    assert_same(method.result(ends[-1][0])[1], adamw_part(state, "x"), rtol=1e-9, atol=1e-12)
     open_end = less(epochs=1, train_steps=None)
     state = open_end.init(PROBLEM, 3)
     for _ in range(30):

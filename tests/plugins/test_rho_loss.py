@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
 from hgms_core.folder import pack, unpack
+from hgms_llm import adamw_part
 from hgms_rho_loss import RhoLoss
-from hgms_rho_loss.training import of
 
 pytestmark = pytest.mark.plugins
 
@@ -97,7 +97,7 @@ def test_the_reference_with_the_lowest_held_out_loss_is_kept(stop: float, expect
     # After 0, 1 and 2 epochs the reference is at 0, 0.5 and a little below 1.
     method = by_hand(reference_epochs=2)
     states = [state for state, row in through(method, four_rows(stop)) if row["phase"] == "reference"]
-    x = float(of(states[-1]["train"], "x")["x"])
+    x = float(adamw_part(states[-1]["train"], "x")["x"])
     assert x == pytest.approx(expected, abs=0.06)
     assert (x == 0.0) == (stop == -1.0)
 
