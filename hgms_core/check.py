@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from hgms_core import plugins, registry
+from hgms_core import discovery, plugins, registry
 from hgms_core.errors import ConfigError, HgmsError, PluginError, closest
 from hgms_core.testing import checks_of, instance_of
 from hgms_core.testing import kind_of as kind_of
@@ -55,7 +55,7 @@ def import_class(spec: str) -> type:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = plugins.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+        module = discovery.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
     except PluginError:
         raise
     except Exception as error:

@@ -1,24 +1,35 @@
-"""Every hook a plugin may implement, all in version 1 of the plugin API (``hgms_core.PLUGIN_API``).
+"""Every hook a plugin may implement.
 
-A hook implementation may take fewer arguments than its specification, so specifications can grow. Registration hooks are called
-once and return classes; what is returned is checked against the protocol of its kind. Observers are called one at a time, in
-the order of the plugins' names, outside the budget's clock; one that raises is reported and not called again.
-
-A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``::
+A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``, and, if it likes, the plugin API it was
+written for::
 
     from hgms_core import hookimpl
+
+    hgms_plugin_api = 1
 
     @hookimpl
     def hgms_register_linear_solvers():
         return [MySolver]
+
+Registering hooks are called once in a process, when a component is first looked up, and return classes; what they return is
+checked against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the
+budget's clock; one that raises is reported and not called again.
+
+How this grows: a specification gets new arguments at its end, and an implementation may take fewer, so yesterday's plugin
+goes on working. A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on every plugin
+that implements it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+from attrs import field, frozen
+
+from hgms_core.budget import Budget
 
 if TYPE_CHECKING:
     import click
@@ -33,75 +44,232 @@ if TYPE_CHECKING:
         Task,
     )
     from hgms_core.registry import Composition
-    from hgms_core.runner import RunInfo
+
+PLUGIN_API = 1
+"""The version of hooks and protocols that plugins are written against; it grows only when an old plugin would break."""
+
+OLDEST_PLUGIN_API = 1
+"""The oldest version that still works here."""
 
 hookspec = pluggy.HookspecMarker("hgms")
 hookimpl = pluggy.HookimplMarker("hgms")
+"""Marks a function of a plugin as the implementation of the hook it is called like."""
+
+
+@frozen(kw_only=True)
+class RunInfo:
+    """What an observer is told about a run. ``folder`` is where it writes (None: nowhere); ``config`` is its resolved
+    configuration as nested tables; ``resumed_from`` is the step a resumed run goes on from (0 for a new one).
+
+    >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
+    0
+    """
+
+    task: str
+    method: str
+    seed: int
+    budget: Budget
+    folder: Path | None = None
+    resumed_from: int = 0
+    config: Mapping[str, Any] = field(factory=dict)
 
 
 @hookspec
 def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
-    """Candidate generators, as classes."""
+    """Candidate generators, as classes: what proposes N lower states.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_generators():
+    ...     from hgms_branches import Branches          # a class of your own
+    ...     return [Branches]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_selectors() -> Iterable[type[Selector]]:
-    """Selectors, as classes."""
+    """Selectors, as classes: what picks one of the candidates.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_selectors():
+    ...     from hgms_selectors import BestOfN          # a class of your own
+    ...     return [BestOfN]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
-    """Linear solvers, as classes."""
+    """Linear solvers, as classes: what solves (H + ridge·I) v = b from products with H.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_linear_solvers():
+    ...     from hgms_cg import CG                      # a class of your own
+    ...     return [CG]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
-    """Hypergradient estimators, as classes."""
+    """Hypergradient estimators, as classes: what differentiates at the selected candidate.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_hypergradients():
+    ...     from hgms_hypergradients import Implicit    # a class of your own
+    ...     return [Implicit]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
-    """Outer optimisers, as classes."""
+    """Outer optimisers, as classes: what turns a hypergradient into the next θ.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_outer_optimizers():
+    ...     from hgms_outer import Adam                 # a class of your own
+    ...     return [Adam]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_tasks() -> Iterable[type[Task]]:
-    """Tasks, as classes."""
+    """Tasks, as classes: what builds a problem.
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> @hookimpl
+    ... def hgms_register_tasks():
+    ...     from hgms_task_quadratic import Quadratic   # a class of your own
+    ...     return [Quadratic]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_methods() -> Iterable[type[Method] | Composition]:
-    """Methods: classes, or compositions (named defaults for the parts of a Pipeline)."""
+    """Methods: classes, or compositions (named defaults for the parts of a Pipeline).
+
+    Called: once in a process, when the first component is looked up by name.
+
+    >>> from hgms_core import Composition
+    >>> @hookimpl
+    ... def hgms_register_methods():
+    ...     return [Composition(name="my-method", summary="One branch, MINRES.", source="this page", parts={
+    ...         "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
+    ...         "hypergradient": {"name": "implicit", "solver": {"name": "minres"}}, "outer": {"name": "adam", "lr": 0.1},
+    ...     })]
+
+    .. versionadded:: 0.1
+    """
     raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_commands(cli: click.Group) -> None:
-    """Add commands of your own to the ``hgms`` command line: ``@cli.command("my-command")``. A name that is taken stays."""
+    """Add commands of your own to the ``hgms`` command line. A name that is taken stays as it is. An HgmsError that a command
+    raises is shown as a message, with exit code 2.
+
+    Called: when the command line is asked for a command that is not ours, or for the list of all.
+
+    >>> import click
+    >>> @hookimpl
+    ... def hgms_register_commands(cli):
+    ...     @cli.command("count-runs")
+    ...     @click.argument("folder", type=click.Path(exists=True))
+    ...     def count_runs(folder):
+    ...         "How many runs are in FOLDER?"
+
+    .. versionadded:: 0.1
+    """
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_ready() -> None:
     """A comparison is about to begin. ConfigError or MissingExtra says that what a person asked for (a tracker, say) cannot be
-    had, before any run has failed for it."""
+    had, before any run has failed for it.
+
+    Called: once for each ``hgms compare``, before its first run.
+
+    >>> @hookimpl
+    ... def hgms_ready():
+    ...     from hgms_core import MissingExtra
+    ...     try:
+    ...         import attrs                            # the client of your tracker
+    ...     except ModuleNotFoundError:
+    ...         raise MissingExtra("tracking needs attrs\\n  pip install 'hgms-mine[track]'") from None
+
+    .. versionadded:: 0.1
+    """
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_run_started(run: RunInfo) -> None:
-    """A run begins or resumes."""
+    """A run begins or resumes (``run.resumed_from`` says from which step). ConfigError or MissingExtra stops it.
+
+    Called: once for each run, when its method and problem have been built, before the first step.
+
+    >>> @hookimpl
+    ... def hgms_run_started(run):
+    ...     print(run.task, run.method, run.seed, run.folder)
+
+    .. versionadded:: 0.1
+    """
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
-    """An outer step is done; ``record`` holds plain numbers and strings. Called outside the budget's clock."""
+    """An outer step is done; ``record`` is its row of ``steps.jsonl`` with ``seconds``: plain numbers, short lists and strings,
+    a copy of your own.
+
+    Called: after every outer step, outside the budget's clock; the step is on disk by then.
+
+    >>> @hookimpl
+    ... def hgms_step_finished(record):                 # fewer arguments are fine
+    ...     print(record["step"], record["upper_loss"])
+
+    .. versionadded:: 0.1
+    """
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None) -> None:
-    """A run ended: with its summary, or with the error that stopped it."""
+    """A run ended: with its summary (a copy of your own), or with the error that stopped it (also KeyboardInterrupt).
+
+    Called: once for each run that has begun, whatever ended it, after ``summary.json`` has been written.
+
+    >>> @hookimpl
+    ... def hgms_run_finished(run, summary):
+    ...     print(run.method, summary and summary["metrics"])
+
+    .. versionadded:: 0.1
+    """
+    raise AssertionError("a specification is never called")

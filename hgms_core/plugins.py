@@ -16,13 +16,9 @@ What happens to a plugin that fails:
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.metadata
-import importlib.util
+import copy
 import logging
 import os
-import re
-import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,18 +30,20 @@ import pluggy
 from attrs import frozen
 
 from hgms_core import hookspecs
+from hgms_core.discovery import FIRST_PARTY, Watch, canonical, import_plugin, install_line, installed, versions_of, watched
 from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
 
-GROUP = "hgms"
-FIRST_PARTY = "hgms"
 LOG = logging.getLogger("hgms.plugins")
+SLOW = 1.0
+"""Seconds that the import of a plugin may take before it is said: every command waits for it."""
 
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
 
 @frozen(kw_only=True)
 class PluginInfo:
-    """What became of one plugin. ``incomplete``: it loaded, but some of its components were refused."""
+    """What became of one plugin. ``incomplete``: it loaded, but some of its components were refused. ``seconds`` its import
+    took; ``notes`` are what else a person should know of it."""
 
     name: str
     module: str
@@ -57,6 +55,8 @@ class PluginInfo:
     install: str | None = None
     traceback: str | None = None
     extras: tuple[str, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -70,7 +70,7 @@ class PluginInfo:
 
     def row(self) -> dict[str, Any]:
         shown = attrs.asdict(self, filter=lambda field, _: field.name not in ("traceback", "extras"))
-        return {**shown, "hooks": list(self.hooks)}
+        return {**shown, "hooks": list(self.hooks), "notes": list(self.notes), "seconds": round(self.seconds, 3)}
 
 
 class Host:
@@ -121,8 +121,8 @@ class Host:
             if info.name in self._silenced:
                 continue
             try:
-                impl.function(*[arguments[name] for name in impl.argnames])
-            except Exception as error:
+                impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
+            except (Exception, SystemExit) as error:
                 if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
                     raise
                 if self.strict:
@@ -139,7 +139,7 @@ class Host:
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
         """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring says."""
-        install = _install_line(info, error)
+        install = install_line(info, error)
         status: Status = "missing-extra" if install else ("incomplete" if part else "failed")
         earlier = self.infos.get(info.name, info).error
         text = describe(error)
@@ -165,53 +165,86 @@ class Host:
         """The plugins that are not there, or not whole."""
         return [info for info in self.infos.values() if info.status in ("failed", "incomplete", "missing-extra")]
 
+    def note(self, info: PluginInfo, text: str) -> None:
+        """Something to say of a plugin that works all the same."""
+        self.infos[info.name] = attrs.evolve(self.infos[info.name], notes=(*self.infos[info.name].notes, text))
+        LOG.warning("plugin %r (%s): %s", info.name, info.owner, text)
+
+    @contextlib.contextmanager
+    def watched(self, info: PluginInfo) -> Iterator[Watch]:
+        """:func:`hgms_core.discovery.watched`, with what was seen noted on the plugin."""
+        with watched() as seen:
+            yield seen
+        if seen.changed and info.name in self.infos:
+            self.note(info, f"it changed {' and '.join(seen.changed)}, for everybody; this was undone")
+
     def _load_installed(self) -> None:
-        found = importlib.metadata.entry_points(group=GROUP)
-        # ours first among equals, so that a third party cannot take a built-in plugin's name
-        owners = {
-            id(dist): (dist.name, dist.version) for dist in {id(entry.dist): entry.dist for entry in found}.values() if dist
-        }
-        owned = [(entry.name, *owners.get(id(entry.dist), ("(unknown)", "?")), entry) for entry in found]
-        owned.sort(key=lambda item: (item[0], item[1] != FIRST_PARTY, item[1]))
-        names = {name for name, *_ in owned}
+        found = installed()
+        names = {each.name for each in found}
         allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
             if not self.tolerant:
                 raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
         for name in sorted(blocked - names):
             LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
-        for _, distribution, version, entry in owned:
+        taken: dict[str, PluginInfo] = {}
+        for each in found:
             info = PluginInfo(
-                name=entry.name,
-                module=entry.value,
-                distribution=distribution,
-                version=version,
-                extras=tuple(entry.extras),
+                name=each.name,
+                module=each.module,
+                distribution=each.distribution,
+                version=each.version,
+                extras=each.extras,
             )
-            if entry.name in self.infos:
-                twin = self.infos[entry.name]
-                info = attrs.evolve(info, name=f"{entry.name} ({distribution})")
-                self.blame(info, PluginError(f"a plugin of {twin.owner} is already called {entry.name!r}; rename one"))
-            elif entry.name in blocked or (allowed is not None and entry.name not in allowed):
-                variable = "HGMS_DISABLE_PLUGINS" if entry.name in blocked else "HGMS_PLUGINS"
-                self.infos[entry.name] = attrs.evolve(info, status="blocked", error=f"by {variable}")
+            twin = taken.setdefault(canonical(each.name), info)
+            if twin is not info:
+                info = attrs.evolve(info, name=f"{each.name} ({each.distribution})")
+                alike = "" if twin.name == each.name else " (case, - and _ do not tell names apart)"
+                self.blame(info, PluginError(f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; rename one"))
+            elif each.name in blocked or (allowed is not None and each.name not in allowed):
+                variable = "HGMS_DISABLE_PLUGINS" if each.name in blocked else "HGMS_PLUGINS"
+                self.infos[each.name] = attrs.evolve(info, status="blocked", error=f"by {variable}")
             else:
                 with self._guarded(info):
-                    self._register(info, entry.load())
+                    self._register(info, each.load())
+        self._say_twice_installed()
+
+    def _say_twice_installed(self) -> None:
+        for info in list(self.infos.values()):
+            if info.vital or info.distribution is None:
+                continue
+            copies = versions_of(info.distribution)
+            if len(copies) > 1:
+                where = ", ".join(f"{version} in {folder}" for version, folder in copies)
+                self.note(
+                    info,
+                    f"{info.distribution} is installed {len(copies)} times: {where}; {copies[0][0]} comes first on the path "
+                    f"and is used; `pip uninstall {info.distribution}` until none is left, then install one",
+                )
 
     @contextlib.contextmanager
     def _guarded(self, info: PluginInfo) -> Iterator[None]:
         try:
-            # a plugin that prints while it is imported must not spoil --json
-            with contextlib.redirect_stdout(sys.stderr):
+            with self.watched(info) as seen:
                 yield
         except (Exception, SystemExit) as error:
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
+        self.infos[info.name] = attrs.evolve(self.infos[info.name], seconds=seen.seconds)
+        if seen.seconds > SLOW:
+            self.note(
+                info,
+                f"its import took {seen.seconds:.1f} s, which every command waits for; import what is heavy where it is used",
+            )
+        if seen.printed:
+            self.note(info, "it prints while it is imported (shown on stderr)")
+        for text in seen.deprecated:
+            self.note(info, text)
 
     def _register(self, info: PluginInfo, plugin: object) -> None:
-        known = {name for name in dir(hookspecs) if name.startswith("hgms_")}
+        _ensure_api(plugin)
+        known = {name for name in vars(self._manager.hook) if name.startswith("hgms_")}
         hooks = []
         for name in dir(plugin):
             options = self._manager.parse_hookimpl_opts(plugin, name)
@@ -254,9 +287,37 @@ def notify(hook: str, **arguments: Any) -> None:
     host().notify(hook, **arguments)
 
 
+def _own_copy(value: Any) -> Any:
+    """An observer may do with a record what it likes: neither the run nor another observer sees it."""
+    return copy.deepcopy(value) if isinstance(value, dict) else value
+
+
+def _ensure_api(plugin: object) -> None:
+    """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 1`` at module level."""
+    from hgms_core import __version__
+
+    wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
+    if wanted is None:
+        return
+    if not isinstance(wanted, int) or isinstance(wanted, bool):
+        raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
+    if wanted > here:
+        raise PluginError(
+            f"it was written for plugin API {wanted}, this hgms ({__version__}) has {here}; "
+            "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
+        )
+    if wanted < oldest:
+        raise PluginError(
+            f"it was written for plugin API {wanted}, this hgms ({__version__}) has {oldest} to {here}; "
+            "install a newer version of the plugin, or an older hgms"
+        )
+
+
 def describe(error: BaseException) -> str:
     """One of our own messages as it is; any other exception with its type."""
     text = str(error).strip()
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({text})"
     return text if isinstance(error, HgmsError) else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
 
 
@@ -275,62 +336,3 @@ def _not_installed(variable: str, name: str, names: Iterable[str]) -> str:
     return (
         f"{variable} names {name!r}, which is not an installed plugin{hint} (installed: {', '.join(sorted(names)) or 'none'})"
     )
-
-
-def import_plugin(where: str) -> ModuleType:
-    """A module by its name, or from a file under a name that cannot clash with an installed module's."""
-    path = Path(where)
-    if path.suffix != ".py":
-        if os.sep in where:
-            raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
-        return importlib.import_module(where)
-    if not path.is_file():
-        raise PluginError(f"there is no file {where}")
-    name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise PluginError(f"{where} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # attrs and typing look a class's module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _install_line(info: PluginInfo, error: BaseException) -> str | None:
-    """The command that installs what ``error`` misses, if that is an optional extra of the plugin's distribution."""
-    if isinstance(error, MissingExtra):
-        found = re.search(r"pip install '?[^'\s`]+'?", str(error))
-        return found[0] if found else None
-    if not isinstance(error, ModuleNotFoundError) or not error.name or info.distribution is None:
-        return None
-    module = error.name.partition(".")[0]
-    if module in sys.modules or module == info.module.partition(".")[0].partition(":")[0]:
-        return None  # the package is there: a part of it is not, which no extra cures
-    extra = _extra_of(info, module)
-    return f"pip install '{info.distribution}[{extra}]'" if extra else None
-
-
-def _extra_of(info: PluginInfo, module: str) -> str | None:
-    """The extra that brings ``module``: named by the entry point, called like it, or requiring a project called like it."""
-    try:
-        distribution = importlib.metadata.distribution(info.distribution or "")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    extras = distribution.metadata.get_all("Provides-Extra") or []
-    wanted = _canonical(module)
-    requiring = [
-        found[2]
-        for requirement in distribution.requires or []
-        if (found := re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", requirement)) and _canonical(found[1]) == wanted
-    ]
-    likely = [extra for extra in info.extras if extra in extras]
-    likely += [extra for extra in extras if _canonical(extra) == wanted] + requiring
-    return likely[0] if likely else None
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -14,9 +14,9 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import protocols
-from hgms_core.errors import PluginError, UnknownComponent, unknown
+from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
 from hgms_core.pipeline import Pipeline
-from hgms_core.plugins import Host, PluginInfo, host
+from hgms_core.plugins import Host, PluginInfo, describe, host
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
@@ -162,6 +162,7 @@ class Registry:
     def __init__(self, plugins: Host) -> None:
         self.host = plugins
         self._found: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
+        self._clashes: dict[tuple[str, str], PluginError] = {}
         self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
         for kind in KINDS.values():
             for info, impl in plugins.implementations(kind.hook):
@@ -170,7 +171,7 @@ class Registry:
 
     def components(self, kind: str | None = None) -> list[Component]:
         kinds = KINDS if kind is None else (kind,)
-        return [self._found[name][key] for name in kinds for key in sorted(self._found[name])]
+        return [found for name in kinds for key in sorted(self._found[name]) if (found := self.find(name, key)) is not None]
 
     def absent(self, kind: str | None = None) -> list[Absent]:
         """What the plugins that did not load would have brought."""
@@ -181,7 +182,7 @@ class Registry:
         ]
 
     def find(self, kind: str, name: str) -> Component | None:
-        return self._found[kind].get(name)
+        return None if (kind, name) in self._clashes else self._found[kind].get(name)
 
     def get(self, kind: str, name: str) -> Component:
         """The component, or an error with the nearest name, the list, and the plugins that are missing."""
@@ -192,6 +193,8 @@ class Registry:
 
     def unknown(self, kind: str, name: str) -> list[str]:
         """The message for an unknown name, line by line."""
+        if (kind, name) in self._clashes:
+            return [line.strip() for line in str(self._clashes[kind, name]).splitlines()]
         label = KINDS[kind].label
         absent = {item.name: item for item in self.absent(kind)}
         if name in absent:
@@ -213,12 +216,15 @@ class Registry:
 
     def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> Iterator[Any]:
         try:
-            returned = impl.function()
+            with self.host.watched(info):
+                returned = impl.function()
             if inspect.isclass(returned) or not isinstance(returned, Iterable) or isinstance(returned, (str, Mapping)):
                 what = f"the class {returned.__name__}" if inspect.isclass(returned) else f"{type(returned).__name__}"
                 raise PluginError(f"{impl.function.__name__} returned {what}; return a list of classes")
             targets = list(returned)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, HgmsError):
+                error = PluginError(f"{impl.function.__name__} raised {describe(error)}")
             self.host.blame(info, error, part=True)
             return
         for target in targets:
@@ -230,20 +236,29 @@ class Registry:
                 yield target
 
     def _add(self, component: Component) -> None:
+        """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant, and
+        the clash is an error where the name is used. What a person named (a file) clashes at once."""
         known = self._found[component.kind.name]
         other = known.setdefault(component.name, component)
         if other is component:
             return
-        pair = (other, component)
-        width = max(len(item.where) for item in pair)
-        owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
-        block = next((item.plugin.name for item in reversed(pair) if not item.plugin.vital), None)
-        block = block or next((item.plugin.name for item in pair if item.plugin.distribution), None)
-        advice = f"block one with HGMS_DISABLE_PLUGINS={block}, or rename it" if block else "rename one"
-        error = PluginError(f"two plugins register the {component.kind.label} {component.name!r}:{owners}\n  {advice}")
-        if not self.host.tolerant:
+        error = PluginError(_clash(other, component))
+        if self.host.strict or (component.plugin.vital and not self.host.tolerant):
             raise error
+        if other.plugin.vital is component.plugin.vital:
+            self._clashes.setdefault((component.kind.name, component.name), error)
         self.host.blame(component.plugin, error, part=True)
+
+
+def _clash(one: Component, other: Component) -> str:
+    pair = (one, other)
+    width = max(len(item.where) for item in pair)
+    owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
+    block = next((item.plugin.name for item in reversed(pair) if not item.plugin.vital), None)
+    block = block or next((item.plugin.name for item in pair if item.plugin.distribution), None)
+    advice = f"block one with HGMS_DISABLE_PLUGINS={block}, or rename it" if block else "rename one"
+    kept = f"; {one.plugin.owner}'s is the one that is used" if one.plugin.vital and not other.plugin.vital else ""
+    return f"two plugins register the {one.kind.label} {one.name!r}{kept}:{owners}\n  {advice}"
 
 
 _default: tuple[Host, int, Registry] | None = None

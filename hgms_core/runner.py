@@ -22,6 +22,7 @@ from hgms_core import compat
 from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, out_of_memory
 from hgms_core.folder import RunFolder, plain
+from hgms_core.hookspecs import RunInfo as RunInfo
 from hgms_core.problem import Data, Problem
 from hgms_core.protocols import Method, State, Task
 from hgms_core.records import Record, to_numbers
@@ -30,19 +31,6 @@ from hgms_core.trees import Tree
 if TYPE_CHECKING:
     from hgms_core.config import RunConfig
     from hgms_core.progress import Progress
-
-
-@frozen(kw_only=True)
-class RunInfo:
-    """What an observer is told about the run. ``resumed_from`` is the step a resumed run goes on from (0 for a new one)."""
-
-    task: str
-    method: str
-    seed: int
-    budget: Budget
-    folder: Path | None = None
-    resumed_from: int = 0
-    config: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(kw_only=True)

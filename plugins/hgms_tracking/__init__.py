@@ -9,7 +9,7 @@ from hgms_core import ConfigError, hookimpl, unknown
 from hgms_tracking.trackers import TRACKERS, Tracker, ensure_installed, numbers
 
 if TYPE_CHECKING:
-    from hgms_core.runner import RunInfo
+    from hgms_core import RunInfo
 
 VARIABLE = "HGMS_TRACK"
 

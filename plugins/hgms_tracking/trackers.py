@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hgms_core import MissingExtra
 
 if TYPE_CHECKING:
-    from hgms_core.runner import RunInfo
+    from hgms_core import RunInfo
 
 PROJECT = "hgms"
 

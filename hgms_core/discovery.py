@@ -1,0 +1,226 @@
+"""Where plugins come from: installed distributions, modules, single files; and what importing one does to everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from hgms_core.errors import MissingExtra, PluginError, closest
+
+GROUP = "hgms"
+FIRST_PARTY = "hgms"
+
+
+@frozen(kw_only=True)
+class Found:
+    """An entry point of an installed distribution."""
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+    extras: tuple[str, ...]
+    load: Callable[[], object] = field(eq=False, repr=False)
+
+
+def installed() -> list[Found]:
+    """Every entry point in our group, in the order of names; ours first among equals, so that a third party cannot take a
+    built-in plugin's name."""
+    entries = importlib.metadata.entry_points(group=GROUP)
+    # one look at each distribution's metadata, however many entry points it has
+    owners = {
+        id(dist): (dist.name, dist.version) for dist in {id(entry.dist): entry.dist for entry in entries}.values() if dist
+    }
+    found = [
+        Found(
+            name=entry.name,
+            module=entry.value,
+            distribution=distribution,
+            version=version,
+            extras=tuple(entry.extras),
+            load=functools.partial(_loaded, entry),
+        )
+        for entry in entries
+        for distribution, version in [owners.get(id(entry.dist), ("(unknown)", "?"))]
+    ]
+    return sorted(found, key=lambda item: (canonical(item.name), item.distribution != FIRST_PARTY, item.distribution))
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> object:
+    module = importlib.import_module(entry.module)
+    loaded: object = module
+    for name in entry.attr.split(".") if entry.attr else ():
+        if not hasattr(loaded, name):
+            near = closest(name, dir(loaded))
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise PluginError(
+                f"its entry point {entry.name} = {entry.value!r} names {name!r}, which {entry.module} does not have{hint}\n"
+                f"  an entry point names the module: {entry.name} = {entry.module!r}"
+            )
+        loaded = getattr(loaded, name)
+    return loaded
+
+
+def versions_of(distribution: str) -> list[tuple[str, str]]:
+    """(version, folder) of each copy of a distribution on the path. Python uses the first, entry points and all."""
+    copies = importlib.metadata.distributions(name=distribution)
+    found = {str(Path(str(each.locate_file(""))).resolve()): each.version for each in copies}
+    return [(version, folder) for folder, version in found.items()]
+
+
+def import_plugin(where: str) -> ModuleType:
+    """A module by its name, or from a file under a name that cannot clash with an installed module's."""
+    path = Path(where)
+    if path.suffix != ".py":
+        if os.sep in where or path.is_file():
+            raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
+        return importlib.import_module(where)
+    if not path.is_file():
+        near = closest(path.name, [each.name for each in path.parent.glob("*.py")]) if path.parent.is_dir() else None
+        raise PluginError(f"there is no file {where}" + (f"; did you mean {path.with_name(near)}?" if near else ""))
+    name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{where} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # attrs and typing look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@define
+class Watch:
+    """What was seen while a plugin's code ran: see :func:`watched`."""
+
+    seconds: float = 0.0
+    printed: str = ""
+    changed: list[str] = field(factory=list)
+    deprecated: list[str] = field(factory=list)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Watch]:
+    """Runs a plugin's own code (its import, a registering hook) and takes back what it does to the rest of the process.
+
+    What it prints goes to stderr, so that it cannot spoil ``--json``; torch's defaults, the working directory and the handler
+    of Ctrl-C are put back. A deprecated hook is noted instead of warned about where nobody sees it.
+    """
+    seen, before, caught = Watch(), _settings(), []
+    started = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(_Noted(seen)):
+            warnings.simplefilter("always", HookDeprecated)
+            yield seen
+    finally:
+        seen.seconds = time.perf_counter() - started
+        for name, (value, restore) in before.items():
+            after = _settings()[name][0]
+            if after != value:
+                restore(value)
+                seen.changed.append(f"{name} from {_told(value)} to {_told(after)}")
+        for each in caught:
+            if issubclass(each.category, HookDeprecated):
+                seen.deprecated.append(str(each.message))
+            else:  # not ours to judge
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+class _Noted(io.TextIOBase):
+    """Stdout for a while: shown on stderr, and noted."""
+
+    def __init__(self, seen: Watch) -> None:
+        self.seen = seen
+
+    def write(self, text: str) -> int:
+        self.seen.printed += text
+        return sys.stderr.write(text)
+
+
+class HookDeprecated(DeprecationWarning):
+    """The warning of a hook that will go: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4; implement … instead"))``."""
+
+
+def _settings() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """What a process has one of: the present value and how to set it."""
+    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "torch's default dtype": (torch.get_default_dtype(), torch.set_default_dtype),
+        "torch's default device": (torch.get_default_device(), torch.set_default_device),
+        "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
+        "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
+        "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled(), torch.use_deterministic_algorithms),
+        "torch's precision of float32 products": (
+            torch.get_float32_matmul_precision(),
+            torch.set_float32_matmul_precision,
+        ),
+        "the working directory": (os.getcwd(), os.chdir),
+    }
+    if threading.current_thread() is threading.main_thread():
+        found["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
+    return found
+
+
+def _told(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+def install_line(found: Any, error: BaseException) -> str | None:
+    """The command that installs what ``error`` misses, if that is an optional extra of the plugin's distribution."""
+    if isinstance(error, MissingExtra):
+        named = re.search(r"pip install '?[^'\s`]+'?", str(error))
+        return named[0] if named else None
+    if not isinstance(error, ModuleNotFoundError) or not error.name or found.distribution is None:
+        return None
+    module = error.name.partition(".")[0]
+    if module in sys.modules or module == found.module.partition(".")[0].partition(":")[0]:
+        return None  # the package is there: a part of it is not, which no extra cures
+    extra = _extra_of(found.distribution, found.extras, module)
+    return f"pip install '{found.distribution}[{extra}]'" if extra else None
+
+
+def _extra_of(distribution: str, named: tuple[str, ...], module: str) -> str | None:
+    """The extra that brings ``module``: named by the entry point, called like it, or requiring a project called like it."""
+    try:
+        metadata = importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    extras = metadata.metadata.get_all("Provides-Extra") or []
+    wanted = canonical(module)
+    requiring = [
+        found[2]
+        for requirement in metadata.requires or []
+        if (found := re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", requirement)) and canonical(found[1]) == wanted
+    ]
+    likely = [extra for extra in named if extra in extras]
+    likely += [extra for extra in extras if canonical(extra) == wanted] + requiring
+    return likely[0] if likely else None
+
+
+def canonical(name: str) -> str:
+    """How names are told apart: case and the kind of separator do not count.
+
+    >>> canonical("Fast_CG")
+    'fast-cg'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
