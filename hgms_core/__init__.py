@@ -50,6 +50,7 @@ from hgms_core.protocols import (
 from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome, Record, Selection, Solution
 from hgms_core.registry import Composition
 from hgms_core.seeding import Key
+from hgms_core.solution import lower_solution
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack
 
@@ -113,6 +114,7 @@ __all__ = [
     "implicit",
     "learned_start",
     "load_images",
+    "lower_solution",
     "norm",
     "out_of_memory",
     "repeat",
