@@ -233,10 +233,7 @@ class Host:
             self.blame(info, error)
         self.infos[info.name] = attrs.evolve(self.infos[info.name], seconds=seen.seconds)
         if seen.seconds > SLOW:
-            self.note(
-                info,
-                f"its import took {seen.seconds:.1f} s, which every command waits for; import what is heavy where it is used",
-            )
+            self.note(info, f"its import took {seen.seconds:.1f} s, and every command waits for it; import heavy things at use")
         if seen.printed:
             self.note(info, "it prints while it is imported (shown on stderr)")
         for text in seen.deprecated:
@@ -317,7 +314,7 @@ def describe(error: BaseException) -> str:
     """One of our own messages as it is; any other exception with its type."""
     text = str(error).strip()
     if isinstance(error, SystemExit):
-        return f"it calls sys.exit({text})"
+        return f"SystemExit: it calls sys.exit({text})"
     return text if isinstance(error, HgmsError) else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
 
 

@@ -236,8 +236,8 @@ class Registry:
                 yield target
 
     def _add(self, component: Component) -> None:
-        """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant, and
-        the clash is an error where the name is used. What a person named (a file) clashes at once."""
+        """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant,
+        and the clash is an error where the name is used. What a person named (a file) clashes at once."""
         known = self._found[component.kind.name]
         other = known.setdefault(component.name, component)
         if other is component:
