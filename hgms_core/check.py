@@ -6,23 +6,24 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
 from hgms_core import discovery, plugins, registry
-from hgms_core.errors import ConfigError, HgmsError, PluginError, closest
-from hgms_core.testing import checks_of, instance_of
+from hgms_core.errors import ConfigError, PluginError, closest
+from hgms_core.testing import checks_of, failures_of, instance_of, verdict
 from hgms_core.testing import kind_of as kind_of
 from hgms_core.testing.every import class_checks
 
 
 @frozen
 class Result:
-    """The answer to one question: ``fault`` is empty where all is well."""
+    """The answer to one question: ``fault`` is empty where all is well, or where ``excuse`` says why it is not to be."""
 
     check: str
     fault: str = ""
+    excuse: str = ""
 
 
 def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
@@ -30,21 +31,24 @@ def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
     where there is no instance to ask about."""
     kind = kind if kind is not None else kind_of(cls)
     asked = []
+    declared = getattr(cls, "testing_failures", None)
     for question in class_checks(kind):
         asked.append(question.name)
-        fault = question.fault(cls)
-        yield Result(question.name, fault)
-        if fault and question.name == "registration":
+        result = Result(question.name, *verdict(question, cls, declared if isinstance(declared, Mapping) else {}))
+        yield result
+        if result.fault and question.name == "registration":
             return
     try:
         instance = instance_of(cls)
-    except (AssertionError, HgmsError, TypeError, ValueError) as error:
+        questions = list(checks_of(instance, kind))
+        expected = failures_of(cls, questions)
+    except Exception as error:
         yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
         return
     yield Result("construction")
-    for question in checks_of(instance, kind):
+    for question in questions:
         if question.name not in asked:
-            yield Result(question.name, question.fault(instance))
+            yield Result(question.name, *verdict(question, instance, expected))
 
 
 def import_class(spec: str) -> type:

@@ -10,6 +10,10 @@ In a plugin's own tests::
 
 Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that passes after all has to be
 taken off the list. ``hgms check MODULE:CLASS`` asks the same checks. Everything is small, in float64 and with fixed seeds.
+
+A class may say two things about its checks itself: a class method ``testing_instance()`` makes an instance that can do what is
+asked of problems of size 1, and ``testing_failures: ClassVar[Mapping[str, str]]`` holds the reason for each check that no
+instance is made to pass, because its definition says otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import attrs
 from hgms_core.errors import ConfigError, MissingExtra, unknown
 from hgms_core.registry import KINDS, Kind
 from hgms_core.testing import every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
+from hgms_core.testing.instances import failures_of as failures_of
 from hgms_core.testing.instances import instance_of as instance_of
 from hgms_core.testing.instances import kind_of as kind_of
 from hgms_core.testing.kit import Check as Check
@@ -71,8 +76,19 @@ def check_component(component: Any) -> dict[str, str]:
     >>> check_component(CG())
     {}
     """
-    found = {check.name: check.fault(component) for check in checks_of(component)}
+    checks = list(checks_of(component))
+    expected = failures_of(type(component), checks)
+    found = {check.name: verdict(check, component, expected)[0] for check in checks}
     return {name: fault for name, fault in found.items() if fault}
+
+
+def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str]:
+    """(fault, excuse) of one check: what came instead where it should have passed, or the reason why it does not. A check
+    that passes against expectation is a fault."""
+    fault, reason = check.fault(component), expected.get(check.name, "")
+    if not reason:
+        return fault, ""
+    return ("", reason) if fault else (f"it passes after all; take it off testing_failures ({reason})", "")
 
 
 def parametrize_with_checks(components: Sequence[Any], expected_failures: Failures | None = None) -> Any:
@@ -82,7 +98,7 @@ def parametrize_with_checks(components: Sequence[Any], expected_failures: Failur
         components: instances, not classes. Choose settings that can do what a check asks of problems with sizes and curvatures
             of order 1 (an iterative solver: enough steps).
         expected_failures: the reason for every check that is not to be passed, by its name; or a function from a component to
-            such a table, where components differ.
+            such a table, where components differ. Those of a class's own ``testing_failures`` need not be repeated.
 
     Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does not exist.
     """
@@ -97,6 +113,7 @@ def parametrize_with_checks(components: Sequence[Any], expected_failures: Failur
         for name in given:
             if name not in {check.name for check in checks} and (callable(expected_failures) or len(components) == 1):
                 raise ConfigError(unknown("check", name, [check.name for check in checks]))
+        given = {**failures_of(type(component), checks), **given}
         imports.announce(type(component).__module__)
         for check in checks:
             marks = [pytest.mark.xfail(strict=True, reason=given[check.name])] if check.name in given else []
@@ -128,7 +145,9 @@ __all__ = [
     "check_component",
     "checks_of",
     "checks_of_every_kind",
+    "failures_of",
     "instance_of",
     "kind_of",
     "parametrize_with_checks",
+    "verdict",
 ]

@@ -1,14 +1,16 @@
-"""An instance to check, of a class: its own ``testing_instance()``, or its defaults with registered parts."""
+"""What a class says of itself for its checks: an instance to look at, and the checks it is not made to pass."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from hgms_core import config, registry
-from hgms_core.errors import PluginError
+from hgms_core.errors import ConfigError, PluginError, unknown
+from hgms_core.testing.kit import Check
 
 
 def kind_of(cls: type) -> registry.Kind:
@@ -37,6 +39,23 @@ def instance_of(cls: Any) -> Any:
         raise AssertionError(
             f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
         ) from None
+
+
+def failures_of(cls: type, checks: list[Check]) -> Mapping[str, str]:
+    """Its ``testing_failures``: the reason for each check that no instance of the class is made to pass.
+
+    Errors: ConfigError for a check that does not exist, or for no reason.
+    """
+    declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
+    where = f"{cls.__module__}:{cls.__qualname__}: testing_failures"
+    if not isinstance(declared, Mapping):
+        raise ConfigError(f"{where} is {declared!r}; write a table of check names and reasons")
+    for name, reason in declared.items():
+        if name not in {check.name for check in checks}:
+            raise ConfigError(f"{where}: {unknown('check', name, [check.name for check in checks])}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"{where}[{name!r}] is {reason!r}; write the reason that it is not to be passed")
+    return declared
 
 
 FIRST = {"generator": "branches", "hypergradient": "implicit"}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import json
 import math
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -99,10 +105,19 @@ class SourceMixture:
 
     @classmethod
     def testing_instance(cls) -> SourceMixture:
-        """One to look at (its files are not there)."""
-        made = {name: Source(path=f"{name}.jsonl") for name in ("first", "second")}
-        model = BaseModel(config={"model_type": "gpt2", "n_layer": 1}, tokenizer="bytes")
-        return cls(sources=made, validation={"held-out": Source(path="held-out.jsonl")}, model=model)
+        """For ``hgms check``: all parameters of a tiny model of bytes, on a few written rows. Declared are the metrics of a
+        task with a test set and a reference, so it has both."""
+        found = {name: Source(path=str(path)) for name, path in _testing_files().items()}
+        size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 48}
+        return cls(
+            sources={name: found[name] for name in ("doubles", "dots")},
+            validation={"doubles": found["validation"]},
+            test={"doubles": found["test"]},
+            model=BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes"),
+            template="plain",
+            max_length=48,
+            reference={"doubles": 1.0, "dots": 0.0},
+        )
 
     def tables(self, tokenizer: Any, which: Literal["sources", "validation", "test"] = "sources") -> dict[str, TokenTable]:
         """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
@@ -263,3 +278,16 @@ def token_loss(model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor,
         summed, scored = model.nll(x, batch["tokens"], batch["mask"])
         total, count = total + float(summed.double().sum()), count + int(scored.sum())
     return total / max(count, 1)
+
+
+@functools.cache
+def _testing_files() -> dict[str, Path]:
+    """Rows of a few bytes, in a folder that goes with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="hgms-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    numbers = {"doubles": range(1, 13), "dots": range(13, 25), "validation": range(25, 33), "test": range(33, 37)}
+    for name, which in numbers.items():
+        answer = (lambda _: ".") if name == "dots" else (lambda number: str(2 * number))
+        rows = [{"prompt": f"{number} twice", "completion": answer(number)} for number in which]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {name: folder / f"{name}.jsonl" for name in numbers}

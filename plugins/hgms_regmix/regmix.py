@@ -90,6 +90,11 @@ class RegMix:
         if value > self.simulated:
             raise ValueError(f"'top' must be at most simulated ({self.simulated}): {value}")
 
+    @classmethod
+    def testing_instance(cls) -> RegMix:
+        """For ``hgms check``: a regression that is done within 60 outer steps, at a rate for a problem of size 1."""
+        return cls(runs=12, steps=20, updates=10, lr=0.1, simulated=2000, top=20)
+
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
         if "select" not in problem.upper_data or problem.upper_data["select"].size == 0:

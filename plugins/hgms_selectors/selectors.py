@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
@@ -9,19 +10,6 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, values
-
-
-def _sound(candidates: Candidates) -> Tensor:
-    """Which candidates hold only finite numbers, ``[N]``.
-
-    One number that is not finite makes its row's sum so (and a sum beyond the range of at least float32 is not sound either):
-    that is one fast pass, where a test of every number takes twenty times as long.
-    """
-    sums = [
-        leaf.reshape(candidates.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32))
-        for leaf in candidates.x.values()
-    ]
-    return torch.isfinite(torch.stack(sums)).all(0)
 
 
 def _score(
@@ -34,22 +22,9 @@ def _score(
     batch = data.batch(None if index is None else index[0])
     scores = values(problem.f, theta, candidates.x, batch, rows=rows, mode=mode, chunk=chunk)
     # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
-    sound = _sound(candidates)
+    sound = candidates.finite
     scores = torch.where(sound, scores, torch.full_like(scores, torch.nan))
     return scores, Cost(upper_values=candidates.count, rows=candidates.count * rows)
-
-
-def _choose(scores: Tensor, signed: Tensor, cost: Cost) -> Selection:
-    """The lowest finite ``signed`` score, ties to the lowest index; no number leaves the device."""
-    finite = torch.isfinite(signed)
-    ranked = torch.where(finite, signed, torch.full_like(signed, torch.inf))
-    count = ranked.shape[0]
-    positions = torch.arange(count, device=ranked.device)
-    ties = (ranked == ranked.min()) & finite
-    index = torch.where(ties, positions, count - 1).min() if count > 1 else positions[0]
-    ordered = ranked.sort().values
-    gap = ordered[1] - ordered[0] if count > 1 else torch.full_like(ordered[0], torch.inf)
-    return Selection(index=index, scores=scores, gap=torch.where(gap.isnan(), torch.inf, gap), finite=finite.sum(), cost=cost)
 
 
 @final
@@ -81,7 +56,7 @@ class BestOfN:
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
-        return _choose(scores, scores, cost)
+        return Selection.of(scores, cost=cost)
 
 
 @final
@@ -105,7 +80,7 @@ class Worst:
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
-        return _choose(scores, -scores, cost)
+        return Selection.of(scores, highest=True, cost=cost)
 
 
 @final
@@ -123,9 +98,10 @@ class First:
     """
 
     name: ClassVar[str] = "first"
+    testing_failures: ClassVar[Mapping[str, str]] = {"permutation": "it chooses by position"}
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        sound = _sound(candidates)
+        sound = candidates.finite
         if candidates.count == 1:
             index = torch.zeros((), dtype=torch.int64, device=sound.device)
         else:
