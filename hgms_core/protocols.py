@@ -4,7 +4,7 @@ A component is any frozen attrs class with a kebab-case ``name`` and the methods
 nothing else; data and state go through its methods, and state is a value: nested dictionaries of tensors, numbers and
 strings, so that every run can be written to disk and resumed. Nothing has to inherit from these protocols.
 
-One outer step, in the order of the calls (:class:`hgms_core.Pipeline` makes them)::
+One outer step, in the order of the calls (:class:`hgms_core.Pipeline` makes them; the page of the hooks has all of them)::
 
     candidates = generator.propose(problem, theta, start, key)      N lower states, stacked
     selection  = selector.select(problem, theta, candidates, key)   one of them
@@ -31,6 +31,7 @@ State = dict[str, Any]
 """Nested dictionaries of tensors, numbers, strings and None: all that a component may remember."""
 
 MatVec = Callable[[Tensor], Tensor]
+"""A symmetric operator as its product with a vector: ``[d]`` to ``[d]``, or ``[N, d]`` to ``[N, d]``, row by row."""
 
 
 @frozen(kw_only=True)
@@ -42,6 +43,12 @@ class Branch:
     returns the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together
     with the backward pass. ``last_step()`` tells the branch's last step, from generators whose last step is linear in ∇_x g
     and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
+
+    >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
+    >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
+    tensor([1., 1.])
+
+    .. versionadded:: 0.1
     """
 
     x: Tree
@@ -54,12 +61,38 @@ class Branch:
 class CandidateGenerator(Protocol):
     """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be replayed.
 
+    Called: ``init`` once in a run; ``propose`` first in every outer step; ``replay`` where a hypergradient follows the selected
+    branch; ``carry`` last.
+
     It may also have:
 
     - ``last_step(problem, theta, start, key, index) -> LastStep``, of ``propose`` with the same arguments: the last step of
       candidate ``index``, where that step is linear in ∇_x g (ConfigError where the settings make it another). It is what a
       hypergradient through one step needs, and reaches it as ``Branch.last_step``.
     - ``can_learn_start = True``: it starts from the leaves ``start.<name>`` of θ where there are such.
+
+    Two points beside the one it came from:
+
+    >>> from attrs import frozen
+    >>> from hgms_core.trees import repeat
+    >>> @frozen(kw_only=True)
+    ... class Beside:
+    ...     name = "beside"
+    ...     def init(self, problem, key):
+    ...         return {"x": problem.x0}
+    ...     def propose(self, problem, theta, start, key):
+    ...         x = repeat(start["x"], 2)
+    ...         draw = key.generator()
+    ...         return Candidates(x={name: leaf + torch.randn(leaf.shape, generator=draw) for name, leaf in x.items()})
+    ...     def replay(self, problem, theta, start, key, index, last):
+    ...         return self.propose(problem, theta, start, key).at(index), Cost()
+    ...     def carry(self, start, candidates, index, key, problem):
+    ...         return {"x": candidates.at(index)}
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(3)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> Beside().propose(problem, {}, Beside().init(problem, Key(0)), Key(0)).x["x"].shape
+    torch.Size([2, 3])
+
+    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -86,7 +119,24 @@ class CandidateGenerator(Protocol):
 
 @runtime_checkable
 class Selector(Protocol):
-    """Picks one of N candidates, by their upper value on one shared batch or otherwise."""
+    """Picks one of N candidates, by their upper value on one shared batch or otherwise.
+
+    Called: ``select`` in every outer step, after ``propose``.
+
+    The candidate of least norm:
+
+    >>> @frozen
+    ... class Shortest:
+    ...     name = "shortest"
+    ...     def select(self, problem, theta, candidates, key):
+    ...         scores = torch.stack([leaf.flatten(1).norm(dim=1) for leaf in candidates.x.values()]).norm(dim=0)
+    ...         return Selection.of(scores)
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> int(Shortest().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [-1.0]])}), Key(0)).index)
+    1
+
+    .. versionadded:: 0.1
+    """
 
     name: ClassVar[str]
 
@@ -101,6 +151,28 @@ class LinearSolver(Protocol):
 
     ``b`` is ``[d]``, or ``[N, d]`` for N systems with N different operators at once (``matvec`` maps rows to rows). A solver
     never raises for non-convergence and never returns NaN: how it ended is in ``Solution.codes``.
+
+    Called: by hypergradient estimators that need one, once in an outer step; by a person's own code through ``hypergradient``.
+
+    For an H that is a multiple of the identity:
+
+    >>> @frozen(kw_only=True)
+    ... class OneProduct:
+    ...     name = "one-product"
+    ...     ridge: float = 1e-2
+    ...     def solve(self, matvec, b, x0=None):
+    ...         from hgms_core import LinearSystem, Outcome
+    ...         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=1e-6)
+    ...         x, r = system.start(None)
+    ...         rate = system.dot(r, r) / system.dot(r, product := system.apply(r))
+    ...         x, r = x + system.rows(rate) * r, r - system.rows(rate) * product
+    ...         solved = system.norm(r) <= system.target
+    ...         codes = torch.where(solved, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+    ...         return system.solution(x, system.norm(r), codes, torch.ones_like(codes), 1 / rate)
+    >>> OneProduct(ridge=0.0).solve(lambda v: 2 * v, torch.ones(2)).value
+    tensor([0.5000, 0.5000])
+
+    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -110,7 +182,32 @@ class LinearSolver(Protocol):
 
 @runtime_checkable
 class HyperGradient(Protocol):
-    """Estimates ∇F(θ) at the selected candidate."""
+    """Estimates ∇F(θ) at the selected candidate.
+
+    Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``.
+
+    The direct part alone, ∂_θ f, which is right where the lower solution does not depend on θ:
+
+    >>> @frozen
+    ... class Direct:
+    ...     name = "direct"
+    ...     def init(self, problem):
+    ...         return {}
+    ...     def estimate(self, problem, theta, branch, key, state):
+    ...         from hgms_core import upper_gradients
+    ...         batch = problem.upper_data["differentiate"].batch(None)
+    ...         loss, direct, _ = upper_gradients(lambda theta, x: problem.f(theta, x, batch), theta, branch.x)
+    ...         return Hypergradient(value=direct, upper_loss=loss, cost=Cost(upper_gradients=1)), state
+    >>> problem = Problem(
+    ...     theta0={"a": torch.ones(2)}, x0={"x": torch.zeros(2)},
+    ...     g=lambda theta, x, batch: x["x"].square().sum(), f=lambda theta, x, batch: theta["a"].square().sum(),
+    ... )
+    >>> branch = Branch(x=problem.x0, replay=lambda theta, last: (problem.x0, Cost()))
+    >>> Direct().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["a"]
+    tensor([2., 2.])
+
+    .. versionadded:: 0.1
+    """
 
     name: ClassVar[str]
 
@@ -125,7 +222,23 @@ class HyperGradient(Protocol):
 
 @runtime_checkable
 class OuterOptimizer(Protocol):
-    """Turns a hypergradient into the next θ. ``progress`` in [0, 1] is the share of the budget spent, for schedules."""
+    """Turns a hypergradient into the next θ. ``progress`` in [0, 1] is the share of the budget spent, for schedules.
+
+    Called: ``init`` once in a run; ``step`` in every outer step, after ``estimate``. The problem's projection comes after it.
+
+    >>> @frozen(kw_only=True)
+    ... class Signs:
+    ...     name = "signs"
+    ...     lr: float = 0.1
+    ...     def init(self, theta):
+    ...         return {}
+    ...     def step(self, theta, gradient, state, progress):
+    ...         return {name: leaf - self.lr * gradient[name].sign() for name, leaf in theta.items()}, state
+    >>> Signs().step({"a": torch.zeros(2)}, {"a": torch.tensor([3.0, -1.0])}, {}, 0.0)[0]["a"]
+    tensor([-0.1000,  0.1000])
+
+    .. versionadded:: 0.1
+    """
 
     name: ClassVar[str]
 
@@ -139,7 +252,29 @@ class Task(Protocol):
     """Builds a :class:`Problem` from its fields, a seed and a device. The same seed gives the same problem.
 
     ``version`` changes whenever results are no longer comparable with earlier ones; ``metrics`` names what ``evaluate``
-    returns, with ``True`` where higher is better.
+    returns, with ``True`` where higher is better. It may also have ``traits``, a frozenset of what its problems have
+    (:data:`hgms_core.compat.TRAITS`), so that methods that need something else are refused before they run.
+
+    Called: ``problem`` once in a run.
+
+    Where should a point lie so that the least of a bowl around it is at 1?
+
+    >>> @frozen(kw_only=True)
+    ... class Point:
+    ...     name, version, metrics = "point", "1", {"distance": False}
+    ...     def problem(self, seed, device, dtype):
+    ...         start = {"x": torch.zeros(2, device=device, dtype=dtype)}
+    ...         return Problem(
+    ...             theta0={"theta": start["x"]}, x0=start,
+    ...             g=lambda theta, x, batch: 0.5 * (x["x"] - theta["theta"]).square().sum(),
+    ...             f=lambda theta, x, batch: 0.5 * (x["x"] - 1).square().sum(),
+    ...             evaluate=lambda theta, x: {"distance": float((theta["theta"] - 1).norm())},
+    ...         )
+    >>> problem = Point().problem(0, torch.device("cpu"), torch.float64)
+    >>> round(problem.evaluate(problem.theta0, problem.x0)["distance"], 3)
+    1.414
+
+    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -162,6 +297,27 @@ class Method(Protocol):
 
     On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner records ``weight.<source>``
     from ``result`` before the first step and after each.
+
+    Called: ``init`` once in a run; ``step`` until the budget is spent; ``result`` after each step and at the end. A Pipeline is
+    one; so is whatever is not made of its parts:
+
+    >>> @frozen
+    ... class Guess:
+    ...     name = "guess"
+    ...     def init(self, problem, seed):
+    ...         return {"step": 0, "seed": seed, "theta": dict(problem.theta0), "x": dict(problem.x0)}
+    ...     def step(self, problem, state, progress):
+    ...         draw = Key(state["seed"]).fold("guess", state["step"]).generator()
+    ...         theta = {name: torch.randn(leaf.shape, generator=draw) for name, leaf in state["theta"].items()}
+    ...         return {**state, "step": state["step"] + 1, "theta": theta}, {"step": state["step"] + 1, "oracle_calls": 0}
+    ...     def result(self, state):
+    ...         return state["theta"], state["x"]
+    >>> problem = Problem(theta0={"a": torch.zeros(1)}, x0={}, g=lambda t, x, _: t["a"].sum(), f=lambda t, x, _: t["a"].sum())
+    >>> state, record = Guess().step(problem, Guess().init(problem, 0), 0.0)
+    >>> record["step"], Guess().result(state)[0]["a"].shape
+    (1, torch.Size([1]))
+
+    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]

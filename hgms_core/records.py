@@ -102,6 +102,18 @@ class Candidates:
     def at(self, index: int | Tensor) -> Tree:
         return take(self.x, index)
 
+    @property
+    def finite(self) -> Tensor:
+        """Which candidates hold only finite numbers, ``[N]``.
+
+        One number that is not finite makes its row's sum so (and a sum beyond the range of at least float32 is not sound
+        either): that is one fast pass, where a test of every number takes twenty times as long.
+        """
+        sums = [
+            leaf.reshape(self.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in self.x.values()
+        ]
+        return torch.isfinite(torch.stack(sums)).all(0)
+
 
 @frozen(kw_only=True)
 class LastStep:
@@ -129,6 +141,26 @@ class Selection:
     gap: Tensor
     finite: Tensor
     cost: Cost = Cost()
+
+    @classmethod
+    def of(cls, scores: Tensor, *, highest: bool = False, cost: Cost | None = None) -> Selection:
+        """The lowest (``highest``: the highest) finite score, ``[N]``; ties go to the lowest index. No number leaves the device.
+
+        >>> chosen = Selection.of(torch.tensor([3.0, 1.0, torch.nan]))
+        >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
+        (1, 2.0, 2)
+        """
+        signed = -scores if highest else scores
+        finite = torch.isfinite(signed)
+        ranked = torch.where(finite, signed, torch.full_like(signed, torch.inf))
+        count = ranked.shape[0]
+        positions = torch.arange(count, device=ranked.device)
+        ties = (ranked == ranked.min()) & finite
+        index = torch.where(ties, positions, count - 1).min() if count > 1 else positions[0]
+        ordered = ranked.sort().values
+        gap = ordered[1] - ordered[0] if count > 1 else torch.full_like(ordered[0], torch.inf)
+        gap = torch.where(gap.isnan(), torch.inf, gap)
+        return cls(index=index, scores=scores, gap=gap, finite=finite.sum(), cost=cost or Cost())
 
 
 @frozen(kw_only=True)
