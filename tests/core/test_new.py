@@ -1,0 +1,223 @@
+"""``hgms new plugin``: what it writes for each kind, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fakes import Site
+
+from hgms_core import PLUGIN_API, __version__, plugins, registry
+from hgms_core.cli import main
+from hgms_core.commands.new import kebab
+
+FILES = {
+    ".github/workflows/tests.yml",
+    ".gitignore",
+    "CHANGELOG.md",
+    "LICENSE",
+    "README.md",
+    "pyproject.toml",
+    "run.toml",
+    "src/hgms_my_own.py",
+    "tests/test_conformance.py",
+    "tests/test_hgms_my_own.py",
+}
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in ("new", "plugin", *arguments)])
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(params=list(registry.KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def texts(kind: str, site: Site, tmp_path: Path) -> dict[str, str]:
+    done = call("my-own", "--kind", kind, "--into", tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["hgms-my-own"]
+    return written(tmp_path / "new" / "hgms-my-own")
+
+
+def test_the_files(texts: dict[str, str]) -> None:
+    assert set(texts) == FILES
+    assert all(text.strip() and text.endswith("\n") for text in texts.values())
+
+
+def test_nothing_of_the_template_is_left(texts: dict[str, str]) -> None:
+    for place, text in texts.items():
+        assert not re.search(r"@\w+@|tmpl", text), place
+        if place.endswith(".py"):
+            ast.parse(text)
+    assert tomllib.loads(texts["run.toml"])["budget"]
+
+
+def test_the_project_is_a_plugin_of_that_name(texts: dict[str, str]) -> None:
+    project = tomllib.loads(texts["pyproject.toml"])
+    assert project["project"]["name"] == "hgms-my-own"
+    assert project["project"]["entry-points"] == {"hgms": {"my-own": "hgms_my_own"}}
+    assert project["project"]["dependencies"] == [f"hgms>={'.'.join(__version__.split('.')[:2])}"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == ["src/hgms_my_own.py"]
+    assert project["project"]["optional-dependencies"]["test"]
+    assert project["project"]["description"] in texts["README.md"]
+
+
+def test_the_module_has_one_component_of_the_kind(kind: str, texts: dict[str, str], site: Site) -> None:
+    host = plugins.Host.load([site.module("hgms_my_own", texts["src/hgms_my_own.py"])])
+    (component,) = [each for each in registry.Registry(host).components(kind) if each.plugin.name == "hgms_my_own"]
+    assert (component.name, component.plugin.status, component.plugin.hooks) == (
+        "my-own", "loaded", (registry.KINDS[kind].hook,),
+    )  # fmt: skip
+    assert isinstance(component.target, type)
+    assert component.target.__name__ == "MyOwn"
+    (api,) = re.findall(r"^hgms_plugin_api = (\d+)$", texts["src/hgms_my_own.py"], re.MULTILINE)
+    assert int(api) == PLUGIN_API
+
+
+def test_the_readme_says_where_the_method_is_from_and_what_to_type(kind: str, texts: dict[str, str]) -> None:
+    readme = texts["README.md"]
+    headings = re.findall(r"^#+ (.*)$", readme, re.MULTILINE)
+    assert headings == ["hgms-my-own", "Source", "Equations", "Deviations"]
+    for command in ("pip install -e '.[test]'", "pytest", "hgms check hgms_my_own:MyOwn", f"hgms describe {kind} my-own"):
+        assert command in readme
+    source = re.search(r"^    Source: (.*?)\n    \"\"\"", texts["src/hgms_my_own.py"], re.MULTILINE | re.DOTALL)
+    assert source is not None
+    assert source[1].split(",")[0] in readme
+
+
+def test_ci_and_tests_ask_for_that_class(kind: str, texts: dict[str, str]) -> None:
+    ci = texts[".github/workflows/tests.yml"]
+    runs = re.findall(r"- run: (.*)", ci)
+    assert runs[:2] == ["pip install -e '.[test]'", "pytest"]
+    assert "hgms check hgms_my_own:MyOwn" in runs
+    assert "${{ matrix.python-version }}" in ci
+    asked = texts["tests/test_conformance.py"]
+    assert "from hgms_my_own import MyOwn\n" in asked
+    assert re.search(r"@parametrize_with_checks\(\[MyOwn\(\), MyOwn\(\w+=.*\)\]\)", asked)
+    assert f"found.load().{registry.KINDS[kind].hook}()" in asked
+
+
+def test_what_it_prints(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("my-own")
+    assert done.exit_code == 0
+    first, *rest = done.stdout.splitlines()
+    assert first == "hgms-my-own: a plugin with the linear solver 'my-own'"
+    assert {line.split()[0] for line in rest[: len(FILES)]} == FILES
+    assert rest[len(FILES)] == "next:"
+    assert [line.partition("#")[0].strip() for line in rest[len(FILES) + 1 :]] == [
+        "cd hgms-my-own && pip install -e '.[test]'",
+        "pytest",
+        "hgms run run.toml",
+    ]
+
+
+def test_as_json(site: Site, tmp_path: Path) -> None:
+    done = call("my-own", "--kind", "tasks", "--into", tmp_path / "a folder", "--json")
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["folder"] == str(tmp_path / "a folder" / "hgms-my-own")
+    assert set(told["files"]) == FILES
+    assert told["next"][0] == f"cd '{told['folder']}' && pip install -e '.[test]'"
+    assert "class MyOwn" in Path(told["folder"], "src", "hgms_my_own.py").read_text()
+
+
+@pytest.mark.parametrize(("name", "kind", "cls"), [("problem", "task", "ProblemTask"), ("none", "solver", "NoneSolver")])
+def test_a_class_is_not_called_like_something_the_module_uses(
+    site: Site, tmp_path: Path, name: str, kind: str, cls: str
+) -> None:
+    assert call(name, "--kind", kind, "--into", tmp_path).exit_code == 0
+    file = tmp_path / f"hgms-{name}" / "src" / f"hgms_{name}.py"
+    found = registry.Registry(plugins.Host.load([file])).get(kind, name)
+    assert found.where.endswith(f":{cls}")
+
+
+def test_the_two_instances_differ_from_each_other(kind: str, texts: dict[str, str]) -> None:
+    """A second instance with the defaults' values would ask the same questions again."""
+    (given,) = re.findall(r"MyOwn\((\w+=[^)]*)\)", texts["tests/test_conformance.py"])
+    for setting in given.split(", "):
+        name, _, value = setting.partition("=")
+        field = re.search(rf"^    {name}: .*?default=([^,]+),", texts["src/hgms_my_own.py"], re.MULTILINE)
+        assert field is not None, name
+        assert field[1] != value, setting
+
+
+BAD = [
+    ("My_Solver", "solver", "error: the name 'My_Solver' is not in kebab-case; did you mean 'my-solver'?\n"),
+    ("MySolver", "solver", "did you mean 'my-solver'?"),
+    ("2fast", "solver", "did you mean 'fast'?"),
+    ("42", "solver", "the name '42' is not in kebab-case; write for example 'my-solver'\n"),
+    ("a/b", "solver", "did you mean 'a-b'?"),
+    ("", "solver", "the name '' is not in kebab-case; write for example 'my-solver'"),
+    ("hgms-mine", "solver", "begins with hgms-, which is put before it anyway; did you mean 'mine'?"),
+    (
+        "mine",
+        "solvr",
+        "error: unknown kind of component 'solvr'; did you mean 'solver'?\n  available: generator, hypergradient",
+    ),
+    (
+        "fast",
+        "solver",
+        "error: there is a linear solver 'fast' already, of hgms-fake 3.0\n  choose another name; `hgms describe",
+    ),
+    ("slow", "solver", "error: there is a linear solver 'slow' already, of hgms-slow 2.0\n"),
+    ("pipeline", "method", "error: there is a method 'pipeline' already, of hgms "),
+    ("fake", "task", "error: there is a plugin 'fake' already, of hgms-fake 3.0\n  choose another name; `hgms plugins` lists"),
+    ("core", "task", "its module would be hgms_core, and a module of that name can be imported already\n  choose another"),
+    ("bare", "task", "error: a distribution hgms-bare 1.0 is installed already\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "message"), BAD)
+def test_refused(site: Site, tmp_path: Path, name: str, kind: str, message: str) -> None:
+    site.solver("fake_plugin", "fast")
+    site.install("hgms-fake", {"fake": "fake_plugin"}, version="3.0")
+    # a plugin whose extra is missing: what it would bring is taken too
+    site.module("slow_plugin", "import no_such_module\n" + site.solver("template", "slow").read_text().replace("from __f", "#"))
+    site.install("hgms-slow", {"slowly": "slow_plugin"}, version="2.0", extras=["x"], requires=['no-such-module; extra == "x"'])
+    site.install("hgms-bare", {})
+    done = call(name, "--kind", kind, "--into", tmp_path / "new")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(site: Site, tmp_path: Path) -> None:
+    folder = tmp_path / "hgms-mine"
+    folder.mkdir()
+    assert call("mine", "--into", tmp_path).exit_code == 0  # an empty one is as good as none
+    before = written(folder)
+    done = call("mine", "--kind", "task", "--into", tmp_path)
+    assert done.exit_code == 2
+    assert f"error: {folder} is there already and not empty (.github, .gitignore, CHANGELOG.md, LICENSE, …)" in done.stderr
+    assert "choose another name or another folder (--into)" in done.stderr
+    assert written(folder) == before
+
+
+def test_a_file_in_the_way(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "hgms-mine").write_text("mine")
+    done = call("mine", "--into", tmp_path)
+    assert (done.exit_code, (tmp_path / "hgms-mine").read_text()) == (2, "mine")
+    assert "is there already, and a file" in done.stderr
+    done = call("mine", "--into", tmp_path / "hgms-mine")
+    assert done.exit_code == 2
+    assert "is a file; --into takes a folder" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name"])
+def test_the_nearest_spelling_is_right(text: str) -> None:
+    assert registry.NAME.fullmatch(kebab(text))
