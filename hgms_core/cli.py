@@ -235,7 +235,7 @@ def check(ctx: click.Context, spec: str, as_json: bool) -> None:
     if as_json:
         print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
     else:
-        click.echo(f"{spec}: a {kind.label}")
+        click.echo(f"{spec}: {kind.one}")
         for result in results:
             what = result.fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
             label = "FAIL" if result.fault else ("but " if result.excuse else "ok  ")

@@ -176,6 +176,7 @@ def load(
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -265,7 +266,7 @@ def spell(hint: Any) -> str:
     if hint in _SCALARS:
         return _SCALARS[hint]
     if hint in PROTOCOLS:
-        return f"a {PROTOCOLS[hint].label}"
+        return PROTOCOLS[hint].one
     if hint is Budget:
         return 'a budget like "60s", "25 steps" or "1e5 calls"'
     if hint in (None, type(None)):
@@ -477,7 +478,7 @@ def _component(converter: cattrs.Converter, registry: Registry, traits: frozense
     kind = PROTOCOLS[protocol]
     table: Mapping[str, Any] = {"name": value} if isinstance(value, str) else typing.cast("Mapping[str, Any]", value)
     if not isinstance(table, Mapping):
-        fail(f"expected a table with the name of a {kind.label}, got {show(value)}")
+        fail(f"expected a table with the name of {kind.one}, got {show(value)}")
     name = table.get("name")
     if not isinstance(name, str):
         names = ", ".join(item.name for item in registry.components(kind.name)) or "none is installed"

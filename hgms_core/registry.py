@@ -30,6 +30,11 @@ class Kind:
     hook: str
     protocol: type
 
+    @property
+    def one(self) -> str:
+        """``a linear solver``, ``an outer optimiser``."""
+        return f"{'an' if self.label[0] in 'aeiou' else 'a'} {self.label}"
+
     def methods(self) -> dict[str, inspect.Signature]:
         found = vars(self.protocol).items()
         return {name: inspect.signature(value) for name, value in found if inspect.isfunction(value) and name[0] != "_"}
@@ -231,7 +236,7 @@ class Registry:
             faults = faults_of(kind, target)
             if faults:
                 lines = "".join(f"\n  - {fault}" for fault in faults)
-                self.host.blame(info, PluginError(f"{_called(target)} is not a {kind.label}:{lines}"), part=True)
+                self.host.blame(info, PluginError(f"{_called(target)} is not {kind.one}:{lines}"), part=True)
             else:
                 yield target
 

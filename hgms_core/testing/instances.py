@@ -68,4 +68,4 @@ def _part(kind: registry.Kind) -> Any:
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
                 return instance_of(component.target)
-    raise AssertionError(f"it needs a {kind.label}, and none is installed to try it with")
+    raise AssertionError(f"it needs {kind.one}, and none is installed to try it with")
