@@ -5,7 +5,9 @@ A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -15,10 +17,11 @@ from typing import Any
 
 import attrs
 import click
+import traced
 from click.testing import CliRunner
 
 import hgms_core
-from hgms_core import cli, config, hookspecs, registry, testing
+from hgms_core import cli, config, hookspecs, registry, running, testing
 from hgms_core.plugins import FIRST_PARTY, host
 
 DOCS = Path(__file__).resolve().parent
@@ -66,28 +69,57 @@ def component_keys() -> str:
 
 
 def hooks() -> str:
-    """Every hook with its signature."""
+    """Every hook: its signature, purpose, when it is called, an example, and since when there is one."""
     shown = []
     for name, hook in vars(hookspecs).items():
         if name.startswith("hgms_"):
             arguments = ", ".join(f"{one.name}: {one.annotation}" for one in inspect.signature(hook).parameters.values())
             returned = inspect.signature(hook).return_annotation
-            shown.append(f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_doc(hook)}\n")
+            shown.append(f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_whole_doc(hook)}\n")
     return "\n".join(shown)
 
 
 def api() -> str:
-    """Every public name of hgms_core with its first paragraph."""
+    """Every public name of hgms_core, for components."""
+    return _names(hgms_core)
+
+
+def programs() -> str:
+    """Every public name of hgms_core.running, for programs."""
+    return _names(running)
+
+
+def _names(module: Any) -> str:
+    """A module's public names, each with its first paragraph."""
+    notes = _attribute_docs()
     rows = []
-    for name in sorted(vars(hgms_core), key=str.casefold):
-        thing = getattr(hgms_core, name)
-        if name.startswith("_") or inspect.ismodule(thing) or name == "annotations":
-            continue
-        documented = inspect.isclass(thing) or inspect.isfunction(thing)
-        text = registry.summary_of(thing.__doc__) if documented else ""
-        module = thing.__module__ if documented else ""
-        rows.append(f"| `{name}` | {_escaped(text)} | {f'`{module}`' if module.startswith('hgms_core') else ''} |")
-    return "| name | what it is | defined in |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    for name in module.__all__:
+        thing = getattr(module, name)
+        documented = name not in notes
+        text = registry.summary_of(thing.__doc__ if documented else notes[name][0])
+        where = thing.__module__ if documented else notes[name][1]
+        since = re.search(r"versionadded:: (\S+)", (thing.__doc__ or "") if documented else "")
+        rows.append(f"| `{name}` | {_escaped(text)} | `{where}` | {since[1] if since else '0.1'} |")
+    return "| name | what it is | defined in | since |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _attribute_docs() -> dict[str, tuple[str, str]]:
+    """The strings below the assignments of the core's modules: what documents a name that is no class or function."""
+    found = {}
+    for path in sorted(Path(inspect.getfile(hgms_core)).parent.glob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for one, next_one in itertools.pairwise(body):
+            if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):
+                targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        found[target.id] = (str(next_one.value.value), f"hgms_core.{path.stem}")
+    return found
+
+
+def step() -> str:
+    """Every call of a run with one outer step, in order, as they happened in one."""
+    return f"```text\n{traced.calls_of_a_step()}\n```\n"
 
 
 def plugins() -> str:
@@ -164,6 +196,20 @@ def _toml(name: str, parts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _whole_doc(thing: Any) -> str:
+    """A docstring as Markdown: paragraphs, the example as code, since when."""
+    parts = []
+    for part in inspect.cleandoc(thing.__doc__).split("\n\n"):
+        if part.startswith(">>> "):
+            parts.append("```{code-block} python\n" + re.sub(r"^(>>>|\.\.\.) ?", "", part, flags=re.MULTILINE) + "\n```")
+        elif part.startswith(".. versionadded:: "):
+            parts.append(f"*Since {part.removeprefix('.. versionadded:: ')}.*")
+        else:
+            text = " ".join(part.split()).replace("``", "`")
+            parts.append(re.sub(r"^Called: (.*)", r"**Called** \1", text))
+    return "\n\n".join(parts)
+
+
 def _doc(thing: Any) -> str:
     return registry.summary_of(thing.__doc__).replace("``", "`")
 
@@ -175,7 +221,7 @@ def _escaped(text: str) -> str:
 
 
 MAKERS: dict[str, Callable[[], str]] = {
-    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, api, plugins, kit)
+    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, step, api, programs, plugins, kit)
 }
 
 

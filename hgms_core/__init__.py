@@ -17,6 +17,7 @@ from hgms_core.errors import (
     OutOfMemory,
     PluginError,
     UnknownComponent,
+    closest,
     out_of_memory,
     unknown,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "Tree",
     "UnknownComponent",
     "clone",
+    "closest",
     "cross_product",
     "curvature",
     "detach",

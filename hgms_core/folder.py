@@ -120,7 +120,7 @@ def unpack(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @frozen
 class RunFolder:
-    """One run's files."""
+    """The files of one run: what is written when, and how a killed run is found again (docs/reference/run-folder.md)."""
 
     path: Path = field(converter=Path)
 

@@ -23,6 +23,7 @@ from hgms_core.records import Cost, Hypergradient, Outcome, Solution
 from hgms_core.trees import Ravel, Tree, detach, require_grad
 
 Strategy = Literal["vjp", "jvp", "difference"]
+"""How products with the lower Hessian are made; :func:`curvature` says which costs what."""
 Lower = Callable[[Tree], Tensor]
 """A lower loss with θ and the batch already bound: ``g(x)``, or ``[N]`` values for a stacked x."""
 

@@ -20,6 +20,7 @@ Runs = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 # Okabe & Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in which they are given out."""
 
 
 def _figure(columns: int, width: float) -> tuple[Figure, list[Axes]]:

@@ -291,8 +291,6 @@ def _own_copy(value: Any) -> Any:
 
 def _ensure_api(plugin: object) -> None:
     """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 1`` at module level."""
-    from hgms_core import __version__
-
     wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
     if wanted is None:
         return
@@ -300,12 +298,12 @@ def _ensure_api(plugin: object) -> None:
         raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
     if wanted > here:
         raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms ({__version__}) has {here}; "
+            f"it was written for plugin API {wanted}, this hgms has {here}; "
             "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
         )
     if wanted < oldest:
         raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms ({__version__}) has {oldest} to {here}; "
+            f"it was written for plugin API {wanted}, this hgms has {oldest} to {here}; "
             "install a newer version of the plugin, or an older hgms"
         )
 

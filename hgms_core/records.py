@@ -110,7 +110,8 @@ class Candidates:
         either): that is one fast pass, where a test of every number takes twenty times as long.
         """
         sums = [
-            leaf.reshape(self.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in self.x.values()
+            leaf.reshape(self.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32))
+            for leaf in self.x.values()
         ]
         return torch.isfinite(torch.stack(sums)).all(0)
 
@@ -144,7 +145,8 @@ class Selection:
 
     @classmethod
     def of(cls, scores: Tensor, *, highest: bool = False, cost: Cost | None = None) -> Selection:
-        """The lowest (``highest``: the highest) finite score, ``[N]``; ties go to the lowest index. No number leaves the device.
+        """The lowest (``highest``: the highest) finite score of ``[N]``; ties go to the lowest index. No number leaves the
+        device.
 
         >>> chosen = Selection.of(torch.tensor([3.0, 1.0, torch.nan]))
         >>> int(chosen.index), float(chosen.gap), int(chosen.finite)

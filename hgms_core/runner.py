@@ -74,14 +74,14 @@ class _Clock:
         self.seconds += self._now() - self._started
 
 
-class _Interrupts:
+class Interrupts:
     """Lets the running step finish on the first Ctrl-C, so that what is written is whole; a second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
         self._before: Any = None
 
-    def __enter__(self) -> _Interrupts:
+    def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._hear)
         return self
@@ -225,7 +225,7 @@ class _Run:
         return self.budget.spent(self.clock.seconds, self.step, self.calls)
 
     def loop(self) -> None:
-        with _Interrupts() as interrupts:
+        with Interrupts() as interrupts:
             if not self.records:
                 self.commit({"step": 0, **to_numbers(self.weights(self.state)), **self.evaluation()})
             if self.budget.seconds is not None and self.share < 1 and not self.finished():

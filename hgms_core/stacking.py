@@ -21,6 +21,7 @@ from hgms_core.problem import Batch, Loss
 from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
+"""How N candidates are evaluated: in one computation, one after the other, or whichever is likely faster (``auto``)."""
 
 STACK_BELOW = 5_000_000
 """Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (measured: docs/benchmarks.md)."""

@@ -11,9 +11,12 @@ from typing import Any
 import click
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+"""The option ``--json`` of a command, as its argument ``as_json``."""
+
 plugin_option = click.option(
     "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
 )
+"""The option ``--plugin`` of a command, as its argument ``files``, which ``host(files)`` loads."""
 
 
 def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -28,6 +31,7 @@ track_option = click.option(
     callback=_track,
     help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
+"""The option ``--track`` of a command that carries out runs; the trackers' observers hear of it by themselves."""
 
 
 def print_json(value: object) -> None:
@@ -44,6 +48,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 Tree = dict[str, Tensor]
+"""Tensors by name: θ, x, their gradients. Flat, so a module's ``named_parameters`` are one."""
 
 
 def detach(tree: Mapping[str, Tensor]) -> Tree:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from hgms_core.errors import closest
-from hgms_core.terminal import json_option, plugin_option, print_json, track_option
+from hgms_core import closest
+from hgms_core.running import host, json_option, plugin_option, print_json, track_option
 
 FILE = click.Path(path_type=Path)
 
@@ -95,7 +95,7 @@ _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
 @json_option
 def demo(out: Path, seeds: int, as_json: bool) -> None:
     """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix --demo`."""
-    from hgms_mix.core import Progress
+    from hgms_core.running import Progress
     from hgms_mix.demo import run_demo
 
     with Progress(enabled=not as_json) as view:
@@ -110,11 +110,9 @@ def _run(
     upto: str, path: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
     device: str | None, files: Sequence[str], as_json: bool,
 ) -> None:  # fmt: skip
-    import hgms_core.plugins
-
-    hgms_core.plugins.host(files)
+    host(files)
+    from hgms_core.running import Progress
     from hgms_mix.config import load
-    from hgms_mix.core import Progress
     from hgms_mix.summary import carry_out
 
     config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale)

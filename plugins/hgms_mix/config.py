@@ -11,8 +11,8 @@ import attrs
 from attrs import frozen
 
 from hgms_core import ConfigError
+from hgms_core.running import RunConfig, lay, plain, read_toml
 from hgms_evaluation import Evaluate
-from hgms_mix.core import RunConfig, lay, plain, read_toml
 from hgms_mix.finetune import Finetune
 from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample

@@ -10,9 +10,9 @@ from typing import Any
 import click
 from attrs import frozen
 
+from hgms_core.running import Interval, Progress, RunFolder, paired, print_table, read_toml, replace_file
 from hgms_mix import pictures, texts
 from hgms_mix.config import MixConfig, read
-from hgms_mix.core import Interval, Progress, RunFolder, paired, print_table, read_toml, replace_file
 from hgms_mix.summary import Report, carry_out
 
 METHOD, REFERENCE = "hg-ms", "uniform"

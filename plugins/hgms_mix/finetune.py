@@ -17,7 +17,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import Key, NumericalError, OutOfMemory, out_of_memory
-from hgms_mix.core import Interrupted, Interrupts, replace_file
+from hgms_core.running import Interrupted, Interrupts, replace_file
 from hgms_mix.randomness import borrowed
 
 if TYPE_CHECKING:

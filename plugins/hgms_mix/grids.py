@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hgms_core import ConfigError, unknown
-from hgms_mix.core import overlay, scaled
+from hgms_core.running import overlay, scaled
 
 OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
 

@@ -13,10 +13,10 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError, MissingExtra, Problem
+from hgms_core import ConfigError, DataError, MissingExtra, Problem, RunInfo
+from hgms_core.running import Progress, RunFolder, device_called, environment, replace_file, run_config
 from hgms_mix import losses
 from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
-from hgms_mix.core import Progress, RunFolder, RunInfo, device_called, environment, replace_file, run_config
 from hgms_mix.finetune import peft_behind
 from hgms_mix.sample import moved, positions, read_rows, write_rows
 from hgms_mix.stages import Done, Stage

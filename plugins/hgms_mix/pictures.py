@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgms_core import MissingExtra
-from hgms_mix.core import COLOURS
+from hgms_core.running import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

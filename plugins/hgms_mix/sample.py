@@ -14,8 +14,8 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import ConfigError, Key
+from hgms_core.running import replace_file
 from hgms_mix.apportion import apportion
-from hgms_mix.core import replace_file
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms_core import CheckpointError
-from hgms_mix.core import replace_file
+from hgms_core.running import replace_file
 
 MANIFEST = "manifest.json"
 

@@ -13,9 +13,9 @@ import tomlkit
 from attrs import frozen
 
 from hgms_core import CheckpointError, MissingExtra
+from hgms_core.running import Interrupted, Progress, RunFolder, plain, print_table, replace_file
 from hgms_mix import losses, pictures
 from hgms_mix.config import MixConfig, comparable
-from hgms_mix.core import Interrupted, Progress, RunFolder, plain, print_table, replace_file
 from hgms_mix.mix import STAGES, Mix, mix_path
 
 UNIFORM = "uniform"

@@ -196,6 +196,7 @@ def test_plugins_works_whatever_is_broken(fake: Site) -> None:
     fake.module("bad_plugin", "import does_not_exist_anywhere\n")
     fake.install("hgms", {"ours": "bad_plugin"}, version="0.1.0")
     rows = {row["name"]: row for row in json_of("plugins")}
+    assert rows["fake"].pop("seconds") > 0
     assert rows["fake"] == {
         "name": "fake",
         "module": "fake_plugin",
@@ -205,6 +206,7 @@ def test_plugins_works_whatever_is_broken(fake: Site) -> None:
         "hooks": ["hgms_register_commands", "hgms_register_methods", "hgms_register_tasks"],
         "error": None,
         "install": None,
+        "notes": [],
     }
     assert rows["ours"]["status"] == "failed"
     assert rows["ours"]["error"] == "ModuleNotFoundError: No module named 'does_not_exist_anywhere'"
@@ -218,13 +220,21 @@ def test_plugins_works_whatever_is_broken(fake: Site) -> None:
     assert failed.stderr.startswith("error: plugin 'ours' (hgms 0.1.0) failed to load: ModuleNotFoundError")
 
 
-def test_plugins_shows_duplicates_that_stop_every_other_command(fake: Site) -> None:
+def test_two_of_one_name_stop_only_who_uses_it(fake: Site) -> None:
     fake.module("twin", PLUGIN)
     fake.install("hgms-twin", {"twin": "twin"})
     assert {row["name"]: row["status"] for row in json_of("plugins")} == {"fake": "loaded", "twin": "incomplete"}
-    done = call("list")
-    assert done.exit_code == 2
-    assert "HGMS_DISABLE_PLUGINS=twin" in done.stderr
+    listed = call("list")
+    assert listed.exit_code == 0
+    assert "HGMS_DISABLE_PLUGINS=twin" in listed.stderr
+    used = call("describe", "task", "one")
+    assert used.exit_code == 2
+    assert used.stderr.splitlines()[-4:] == [
+        "error: two plugins register the task 'one':",
+        "  fake_plugin:One  (hgms-fake 3.0, plugin 'fake')",
+        "  twin:One         (hgms-twin 1.0, plugin 'twin')",
+        "  block one with HGMS_DISABLE_PLUGINS=twin, or rename it",
+    ]
 
 
 def test_a_broken_third_party_plugin_is_a_warning_on_stderr(fake: Site) -> None:

@@ -43,12 +43,12 @@ class TestTheApiItWasWrittenFor:
         [
             (
                 "99",
-                "it was written for plugin API 99, this hgms (0.1.0) has 1; upgrade hgms (pip install -U hgms), or install an "
+                "it was written for plugin API 99, this hgms has 1; upgrade hgms (pip install -U hgms), or install an "
                 "older version of the plugin",
             ),
             (
                 "0",
-                "it was written for plugin API 0, this hgms (0.1.0) has 1 to 1; install a newer version of the plugin, or an "
+                "it was written for plugin API 0, this hgms has 1 to 1; install a newer version of the plugin, or an "
                 "older hgms",
             ),
             ("'1'", "hgms_plugin_api must be a whole number, such as 1: '1'"),

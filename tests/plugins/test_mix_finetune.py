@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hgms_core import NumericalError, OutOfMemory
-from hgms_mix.core import Interrupted
+from hgms_core.running import Interrupted
 from hgms_mix.finetune import Finetune, collate, completion_loss, newest_checkpoint
 from hgms_mix.losses import row_losses
 

@@ -1,0 +1,119 @@
+"""One outer step, watched: which calls a Pipeline makes of its parts, the problem and the observers, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+import torch
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_hypergradients import Implicit, Unrolled
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
+from hgms_task_quadratic import Quadratic
+
+from hgms_core import Budget, Pipeline
+from hgms_core.folder import RunFolder
+from hgms_core.runner import run
+
+GIVES = {
+    "generator.init": "start: what the first step starts from",
+    "generator.propose": "Candidates: N lower states, stacked",
+    "generator.replay": "the selected state as a function of θ",
+    "generator.carry": "start of the next step",
+    "selector.select": "Selection: index, scores, gap",
+    "hypergradient.init": "state: what is remembered between steps",
+    "hypergradient.estimate": "Hypergradient h ≈ ∇F(θ), and state",
+    "solver.solve": "Solution v of (H + γI) v = ∇_x f",
+    "outer.init": "state: moments",
+    "outer.step": "θ − lr·h or the like, and state",
+    "problem.project": "the nearest θ in Θ",
+    "problem.evaluate": "metrics on test data (the clock is stopped)",
+    "method.init": "state before the first step",
+    "method.step": "state after the step, and its record",
+    "method.result": "(θ, x)",
+}
+
+
+@attrs.define
+class Trace:
+    """The calls so far, each with its depth."""
+
+    lines: list[tuple[int, str]] = attrs.field(factory=list)
+    depth: int = 0
+
+    def watched(self, label: str, call: Callable[..., Any], names: tuple[str, ...] = ()) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            shown = ", ".join(names[: len(args)] + tuple(kwargs))
+            self.lines.append((self.depth, f"{label}({shown})"))
+            self.depth += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.depth -= 1
+
+        return noted
+
+
+class Watched:
+    """A component whose calls are noted; everything else is the component's."""
+
+    def __init__(self, trace: Trace, label: str, part: Any) -> None:
+        self.trace, self.label, self.part = trace, label, part
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.part, name)
+        if f"{self.label}.{name}" not in GIVES:
+            return value
+        parameters = value.__code__.co_varnames[1 : value.__code__.co_argcount]
+        return self.trace.watched(f"{self.label}.{name}", value, parameters)
+
+
+def calls_of_a_step() -> str:
+    """The calls of a run of one step, with an implicit hypergradient; where an unrolled one differs is shown below it."""
+    whole = _trace(lambda trace: Implicit(solver=Watched(trace, "solver", CG(max_steps=2))))
+    unrolled = _trace(lambda trace: Unrolled())
+    inner = unrolled[unrolled.index(next(line for line in unrolled if "estimate" in line[1])) :]
+    lines = [*_shown(whole), "", "an estimator that follows the branch asks for it once more:", "", *_shown(inner[:2])]
+    return "\n".join(lines)
+
+
+def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
+    trace = Trace()
+    problem = Quadratic().problem(0, torch.device("cpu"), torch.float64)
+    problem = attrs.evolve(
+        problem,
+        project=trace.watched("problem.project", problem.project, ("theta",)),
+        evaluate=trace.watched("problem.evaluate", problem.evaluate, ("theta", "x")),
+    )
+    method = Pipeline(
+        generator=Watched(trace, "generator", Branches(count=2, steps=2, lr=0.1)),  # type: ignore[arg-type]
+        selector=Watched(trace, "selector", BestOfN()),  # type: ignore[arg-type]
+        hypergradient=Watched(trace, "hypergradient", estimator(trace)),  # type: ignore[arg-type]
+        outer=Watched(trace, "outer", Adam(lr=0.1)),  # type: ignore[arg-type]
+    )
+
+    def notify(hook: str, **arguments: Any) -> None:
+        trace.watched(hook, lambda **_: None)(**arguments)
+
+    with TemporaryDirectory() as folder:
+        run(Watched(trace, "method", method), problem, Budget(outer_steps=1), folder=RunFolder(Path(folder)), notify=notify)  # type: ignore[arg-type]
+    return trace.lines
+
+
+def _shown(lines: list[tuple[int, str]]) -> list[str]:
+    width = max(4 * depth + len(call) for depth, call in lines) + 2
+    shown = []
+    for depth, call in lines:
+        left = "    " * depth + call
+        gives = GIVES.get(call.partition("(")[0])
+        shown.append(f"{left:<{width}}→ {gives}" if gives else left)
+    return shown
+
+
+if __name__ == "__main__":
+    print(calls_of_a_step())
