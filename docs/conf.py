@@ -1,8 +1,17 @@
-"""Sphinx: Markdown pages, the furo theme, nothing else."""
+"""Sphinx: Markdown pages, the furo theme, and pictures of real runs (docs/figures.py)."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import hgms_core
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "HGMS"
 author = "The HGMS developers"
@@ -11,8 +20,44 @@ release = hgms_core.__version__
 extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+nitpicky = True
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
 html_title = f"HGMS {release}"
-# Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve.
+# Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve; tests/docs follows them.
 suppress_warnings = ["myst.xref_missing"]
+
+# `tox -e links` asks every outside address once. These answer no program, or only after a login.
+linkcheck_ignore = [r"https://(www\.)?(dl\.acm|jstor|sciencedirect|openreview)\.", r"https?://(localhost|127\.0\.0\.1)"]
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_workers = 4
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/"]  # its headings are made by scripts
+
+NEW = Path(tempfile.mkdtemp(prefix="hgms-figures-"))
+
+
+def draw(app: Sphinx) -> None:
+    """Runs what the figures show. Numbers that are not those beside the committed pictures are a warning, so an error."""
+    if app.builder.format != "html" or app.builder.name == "linkcheck":
+        return
+    sys.path.insert(0, str(Path(__file__).parent))
+    import figures
+    from sphinx.util import logging
+
+    for line in figures.write(NEW)[:5]:
+        logging.getLogger(__name__).warning("figures are stale, run `python docs/figures.py`: %s", line)
+
+
+def show(app: Sphinx, exception: Exception | None) -> None:
+    """The pages get the pictures just made."""
+    for picture in NEW.glob("*.svg"):
+        place = Path(app.outdir) / "_images" / picture.name
+        if exception is None and place.exists():
+            shutil.copyfile(picture, place)
+    shutil.rmtree(NEW, ignore_errors=True)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", draw)
+    app.connect("build-finished", show)

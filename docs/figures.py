@@ -52,8 +52,8 @@ Figures = tuple[Numbers, Callable[[Numbers], "Figure"]]
 STARTS = 2.5
 """Standard deviation of where candidates start around x0, beyond the circle's radius: some start on every side of it."""
 
-CHAINS = Ula(count=32, steps=80, lr=8e-3, temperature=1e-4, spread=STARTS**2 / 1e-4)
-DESCENT = Branches(count=1, steps=100, optimizer="sgd", lr=8e-3, schedule="constant", batch_size=None)
+CHAINS = Ula(count=32, steps=80, lr=5e-3, temperature=1e-4, spread=STARTS**2 / 1e-4)
+DESCENT = Branches(count=1, steps=80, optimizer="sgd", lr=8e-3, schedule="constant", batch_size=None)
 SOLVER = CG(ridge=0.1, rtol=1e-10, max_steps=10)
 
 
@@ -146,9 +146,9 @@ def kink_value() -> Figures:
     }, _draw_kink_value
 
 
-OUTER_STEPS = 25
+OUTER_STEPS = 20
 BRANCH: Mapping[str, Any] = {
-    "steps": 80, "optimizer": "sgd", "lr": 8e-3, "schedule": "constant", "batch_size": "none",
+    "steps": 60, "optimizer": "sgd", "lr": 8e-3, "schedule": "constant", "batch_size": "none",
 }  # fmt: skip
 IMPLICIT: Mapping[str, Any] = {"name": "implicit", "solver": {"name": "cg", "ridge": 0.1, "rtol": 1e-8, "max_steps": 10}}
 
@@ -196,12 +196,12 @@ def _runs(task: str, lr: float) -> Numbers:
 
 
 def kink_methods() -> Figures:
-    """θ and F(θ) over 25 outer steps on `circle-kink`."""
+    """θ and F(θ) over 20 outer steps on `circle-kink`."""
     return _runs("circle-kink", 0.02), _draw_methods
 
 
 def degenerate_methods() -> Figures:
-    """θ and F(θ) over 25 outer steps on `circle-degenerate`."""
+    """θ and F(θ) over 20 outer steps on `circle-degenerate`."""
     return _runs("circle-degenerate", 0.2), _draw_methods
 
 
@@ -470,7 +470,9 @@ def rounded(value: Any) -> Any:
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [rounded(item) for item in value]
-    return float(f"{value:.10g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.10g}") if math.isfinite(value) else None  # JSON has no NaN
+    return value
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -1,0 +1,57 @@
+"""The committed pictures show what the code computes: the numbers beside each are computed again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.plugins
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hgms_docs_figures", DOCS / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+figures = load()
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_the_numbers_on_file_are_those_of_a_new_run(name: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        numbers, draw = figures.FIGURES[name]()
+    finally:
+        torch.set_num_threads(threads)
+    assert figures.differences(name, numbers) == []
+    assert draw(figures.rounded(numbers)).axes
+
+
+def test_every_number_made_another_is_noticed() -> None:
+    numbers = json.loads((figures.IMAGES / "ridge.json").read_text())
+    numbers["error"]["1e-02"][3][1] *= 1.001
+    del numbers["ridge"][0]
+    found = figures.differences("ridge", numbers)
+    assert [line.split(":")[0] for line in found] == ["ridge.ridge", "ridge.error.1e-02[3][1]"]
+
+
+def test_every_picture_is_shown_on_the_page_and_every_file_has_its_maker() -> None:
+    page = (DOCS / "explanation" / "counterexamples.md").read_text(encoding="utf-8")
+    for name in figures.FIGURES:
+        assert f"](../images/{name}.svg)" in page
+        assert (figures.IMAGES / f"{name}.svg").is_file()
+    assert {path.stem for path in figures.IMAGES.glob("*.json")} == set(figures.FIGURES)
