@@ -1,0 +1,31 @@
+"""Cyclical Langevin candidates for HGMS: generator `cyclical-langevin`, which cycle won (`cycles.jsonl`), `hgms cycles`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgms_core import hookimpl
+from hgms_cyclical.langevin import CyclicalLangevin as CyclicalLangevin
+from hgms_cyclical.observer import hgms_run_finished as hgms_run_finished
+from hgms_cyclical.observer import hgms_run_started as hgms_run_started
+from hgms_cyclical.observer import hgms_step_finished as hgms_step_finished
+
+if TYPE_CHECKING:
+    import click
+
+__version__ = "0.1.0"
+
+hgms_plugin_api = 1
+"""The version of hooks and protocols that this was written for; a host of another one says so instead of failing later."""
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [CyclicalLangevin]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group) -> None:
+    from hgms_cyclical.command import cycles  # only now, so that a run does not import what it does not use
+
+    cli.add_command(cycles)

@@ -1,0 +1,147 @@
+"""`hgms cycles`: which cycle's candidate was selected how often, from the `cycles.jsonl` of finished and unfinished runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import define, field, frozen
+
+from hgms_core import CheckpointError, ConfigError
+from hgms_core.running import json_option, print_json, print_table
+from hgms_cyclical.observer import FILE
+
+
+@frozen(kw_only=True)
+class Record:
+    """One run's `cycles.jsonl`."""
+
+    folder: Path
+    task: str
+    method: str
+    seed: int
+    cycles: int
+    rows: tuple[dict[str, Any], ...]
+
+
+@define
+class Group:
+    """The runs of one task and method with equally many cycles, over their seeds."""
+
+    task: str
+    method: str
+    cycles: int
+    runs: list[Record] = field(factory=list)
+
+    @property
+    def steps(self) -> int:
+        return sum(len(run.rows) for run in self.runs)
+
+    @property
+    def shares(self) -> list[float | None]:
+        """For each cycle the share of outer steps that it won; None where there is no step yet."""
+        won = [row["cycle"] for run in self.runs for row in run.rows]
+        return [won.count(cycle) / len(won) if won else None for cycle in range(1, self.cycles + 1)]
+
+    @property
+    def mean_gap(self) -> float | None:
+        """The mean distance of the best two upper values, over the steps that have two finite ones."""
+        gaps = [row["gap"] for run in self.runs for row in run.rows if row["gap"] is not None]
+        return sum(gaps) / len(gaps) if gaps else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "method": self.method,
+            "runs": [str(run.folder) for run in self.runs],
+            "outer_steps": self.steps,
+            "shares": self.shares,
+            "mean_gap": self.mean_gap,
+        }
+
+
+def read(path: Path) -> Record:
+    """Raises CheckpointError for a damaged file; a last line that was being written is left out."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    number = 0
+    try:
+        rows = []
+        for number, line in enumerate(lines, start=1):  # noqa: B007
+            rows.append(json.loads(line))
+        head = rows[0]
+        record = Record(
+            folder=path.parent,
+            task=str(head["task"]),
+            method=str(head["method"]),
+            seed=int(head["seed"]),
+            cycles=int(head["cycles"]),
+            rows=tuple({"step": int(row["step"]), "cycle": int(row["cycle"]), "gap": row["gap"]} for row in rows[1:]),
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            f"damaged file {path}: line {max(number, 1)} is not what {FILE} holds ({type(error).__name__}: {error})\n"
+            "  restore it, or remove it: the run itself does not need it"
+        ) from None
+    return record
+
+
+def groups(folders: Iterable[Path]) -> list[Group]:
+    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their paths.
+
+    Raises ConfigError where a folder is not there, or where nothing below it is such a run.
+    """
+    found: dict[tuple[str, str, int], Group] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}\n  give run folders, or directories of them, such as runs")
+        names = [Path(place, name) for place, _, files in os.walk(folder) for name in files]
+        records = [read(path) for path in sorted(names) if path.name == FILE]
+        if not records:
+            runs = sum(path.name == "steps.jsonl" for path in names)
+            what = f"none of the {runs} runs in {folder} has a {FILE}" if runs else f"{folder} holds no runs"
+            raise ConfigError(
+                f"{what}\n  {FILE} is written while hgms-cyclical is installed, by runs whose method has "
+                'generator = { name = "cyclical-langevin" }'
+            )
+        for record in records:
+            key = (record.task, record.method, record.cycles)
+            found.setdefault(key, Group(*key)).runs.append(record)
+    return list(found.values())
+
+
+def row(group: Group, columns: int) -> dict[str, str]:
+    """A line of the table: shares in per cent, one column a cycle."""
+    shares = ["" if share is None else f"{share:.0%}" for share in group.shares] + [""] * (columns - group.cycles)
+    gap = "" if group.mean_gap is None else f"{group.mean_gap:.3g}"
+    counts = {"runs": str(len(group.runs)), "steps": str(group.steps)}
+    cells = {f"cycle {number}": share for number, share in enumerate(shares, start=1)}
+    return {"task": group.task, "method": group.method, **counts, **cells, "mean gap": gap}
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the shares into this file (.png, .svg, .pdf)."
+)
+@json_option
+def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
+    """Which cycle of `cyclical-langevin` won: the share of outer steps whose selected candidate each cycle ended in.
+
+    RUNS are run folders or directories of them; seeds of one method are taken together.
+    """
+    found = groups(runs)
+    if plot is not None:
+        from hgms_cyclical.picture import draw
+
+        draw(found, plot)
+    if as_json:
+        print_json([group.as_dict() for group in found])
+        return
+    rows = [row(group, max(each.cycles for each in found)) for group in found]
+    print_table(tuple(rows[0]), rows)
+    if plot is not None:
+        click.echo(f"  {plot}")
