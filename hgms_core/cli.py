@@ -184,7 +184,10 @@ def _description(found: registry.Component) -> dict[str, Any]:
         if not required:
             factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
             value = one.default if factory is None else (None if factory.takes_self else factory.factory())
-            default = config.plain(value, hints[one.name])
+            try:
+                default = config.plain(value, hints[one.name])
+            except HgmsError:
+                default = f"{value!r}, from Python only"
         fields.append({"name": key, "type": config.spell(hints[one.name]), "required": required, "default": default})
     return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
 

@@ -518,14 +518,33 @@ def plain(value: Any, hint: Any = None) -> Any:
         inner = _arguments(hint, (Mapping,))
         return {str(key): plain(item, inner[1] if inner else None) for key, item in value.items()}
     if attrs.has(type(value)):
-        hints = type_hints(type(value))
-        name = getattr(type(value), "name", None)
-        named = {"name": name} if isinstance(name, str) else {}
-        items = {key: plain(getattr(value, one.name), hints[one.name]) for key, one in init_fields(type(value)).items()}
-        if isinstance(value, Budget):
-            return {key: item for key, item in items.items() if item != "none"}
-        return named | items
-    raise ConfigError(f"{value!r} cannot be written into a configuration; it can only be used from Python")
+        return _plain_fields(value)
+    raise _NotPlain(value)
+
+
+class _NotPlain(ConfigError):
+    """A value that TOML has no word for."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(f"{value!r} cannot be written into a configuration; it can only be used from Python")
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    cls = type(value)
+    hints, name = type_hints(cls), getattr(cls, "name", None)
+    named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
+    items = {}
+    for key, one in init_fields(cls).items():
+        try:
+            items[key] = plain(getattr(value, one.name), hints[one.name])
+        except _NotPlain as error:
+            raise ConfigError(
+                f"the field {key!r} of {name or cls.__name__!r}: {error}\n"
+                "  let the field hold a name, a number, a table or a component to have it in configurations"
+            ) from None
+    if isinstance(value, Budget):
+        return {key: item for key, item in items.items() if item != "none"}
+    return named | items
 
 
 def _arguments(hint: Any, classes: tuple[Any, ...]) -> tuple[Any, ...]:
