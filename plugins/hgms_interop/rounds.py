@@ -1,0 +1,72 @@
+"""A foreign solver made honest: it corrects, we look at the true residual, and it corrects again while that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import LinearSystem, Outcome, Solution
+
+CONVERGED, LIMIT = Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code
+
+
+@frozen(kw_only=True)
+class Correction:
+    """What a solver found for A d = r, per system.
+
+    ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not), ``curvature`` the smallest
+    Rayleigh quotient it met. ``value`` may be anything: a correction that does not shrink the residual is not taken.
+    """
+
+    value: Tensor
+    steps: Tensor
+    codes: Tensor
+    curvature: Tensor
+
+
+Corrector = Callable[[Tensor, Tensor, Tensor], Correction]
+"""``(r, tolerance, left)``: d with ‖r − A d‖ ≤ tolerance·‖r‖ where it can, in at most ``left`` products a system. A system with
+r = 0 needs nothing."""
+
+
+def in_rounds(system: LinearSystem, x0: Tensor | None, max_steps: int, correct: Corrector) -> Solution:
+    """x ← x + d with A d = r = b − A x from ``correct``, until the true residual is at most the target: iterative refinement.
+
+    Solvers stop by residuals that they update instead of computing (and MINRES by another criterion), so what they claim may
+    not hold; a second round starts from what is left. Ends as ITERATION_LIMIT where the products are used up, as STAGNATED
+    where a round has not halved the residual, with the solver's own reason where it gave one.
+    """
+    x, r = system.start(x0)
+    size = system.norm(r)
+    codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+    active, steps, curvature = codes == LIMIT, torch.zeros_like(codes), torch.full_like(size, torch.inf)
+    ease = 0.9
+    while active.any():
+        open_ = torch.where(system.rows(active), r, torch.zeros_like(r))
+        tolerance = ease * system.target / torch.where(active, size, torch.ones_like(size))
+        found = correct(open_, tolerance, torch.where(active, max_steps - steps, 0))
+        steps, curvature = steps + found.steps * active, torch.minimum(curvature, found.curvature)
+        moved = torch.where(system.rows(active), x + found.value, x)
+        fresh = system.rhs - system.apply(moved)
+        true = system.norm(fresh)
+        stuck = ~(true <= 0.5 * size)
+        better = active & (true < size)
+        x, r = torch.where(system.rows(better), moved, x), torch.where(system.rows(better), fresh, r)
+        size = torch.where(better, true, size)
+        why = torch.where(
+            size <= system.target,
+            CONVERGED,
+            torch.where(
+                found.codes != CONVERGED,
+                found.codes,
+                torch.where(steps >= max_steps, LIMIT, torch.where(stuck, Outcome.STAGNATED.code, CONVERGED)),
+            ),
+        )
+        ended = (size <= system.target) | (why != CONVERGED)
+        codes = torch.where(active & ended, why, codes)
+        active = active & ~ended
+        ease *= 0.1
+    return system.solution(x, size, codes, steps, curvature)
