@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from hgms_core import __version__, plugins, registry
+from hgms_core.discovery import canonical
 from hgms_core.errors import ConfigError
 from hgms_core.terminal import json_option, print_json
 
@@ -156,10 +157,9 @@ def check_name(name: str, kind: registry.Kind) -> None:
             f"there is a {kind.label} {name!r} already, of {owners[name].owner}\n"
             f"  {advice}; `hgms describe {kind.name} {name}` shows what is there"
         )
-    if name in host.infos:
-        raise ConfigError(
-            f"there is a plugin {name!r} already, of {host.infos[name].owner}\n  {advice}; `hgms plugins` lists them"
-        )
+    twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
+    if twin is not None:
+        raise ConfigError(f"there is a plugin {twin.name!r} already, of {twin.owner}\n  {advice}; `hgms plugins` lists them")
     module = module_of(name)
     if importlib.util.find_spec(module) is not None:
         raise ConfigError(f"its module would be {module}, and a module of that name can be imported already\n  {advice}")

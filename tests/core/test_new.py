@@ -177,6 +177,7 @@ BAD = [
     ("slow", "solver", "error: there is a linear solver 'slow' already, of hgms-slow 2.0\n"),
     ("pipeline", "method", "error: there is a method 'pipeline' already, of hgms "),
     ("fake", "task", "error: there is a plugin 'fake' already, of hgms-fake 3.0\n  choose another name; `hgms plugins` lists"),
+    ("big-cat", "task", "error: there is a plugin 'Big_Cat' already, of hgms-fake 3.0\n"),
     ("core", "task", "its module would be hgms_core, and a module of that name can be imported already\n  choose another"),
     ("bare", "task", "error: a distribution hgms-bare 1.0 is installed already\n"),
 ]
@@ -185,7 +186,8 @@ BAD = [
 @pytest.mark.parametrize(("name", "kind", "message"), BAD)
 def test_refused(site: Site, tmp_path: Path, name: str, kind: str, message: str) -> None:
     site.solver("fake_plugin", "fast")
-    site.install("hgms-fake", {"fake": "fake_plugin"}, version="3.0")
+    site.install("hgms-fake", {"fake": "fake_plugin", "Big_Cat": "cat_plugin"}, version="3.0")
+    site.solver("cat_plugin", "cat")
     # a plugin whose extra is missing: what it would bring is taken too
     site.module("slow_plugin", "import no_such_module\n" + site.solver("template", "slow").read_text().replace("from __f", "#"))
     site.install("hgms-slow", {"slowly": "slow_plugin"}, version="2.0", extras=["x"], requires=['no-such-module; extra == "x"'])
