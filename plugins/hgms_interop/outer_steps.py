@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from attrs import Attribute, Factory, define, field, validators
 from torch import Tensor, nn
 
 from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, hypergradient, norm
+from hgms_interop.surroundings import Batches, moved, placed, undisturbed
 
 Loss = Callable[[Any, Tree, Any], Tensor]
 """``loss(theta, parameters, batch) -> scalar``; parameters by their names, as ``torch.func.functional_call`` takes them."""
@@ -119,9 +119,9 @@ class OuterSteps:
         if not x:
             raise ConfigError("the model has no parameter that requires a gradient, so there is no lower variable")
         device = next(iter(x.values())).device
-        with _undisturbed(model, device):
-            above = _moved(self._uppers.take(), device)
-            below = _moved(lower if self._lowers is None else self._lowers.take(), device)
+        with undisturbed(model, device):
+            above = moved(self._uppers.take(), device)
+            below = moved(lower if self._lowers is None else self._lowers.take(), device)
             found = hypergradient(
                 lambda theta, at: self.f(theta, at, above),
                 lambda theta, at: self.g(theta, at, below),
@@ -160,10 +160,10 @@ class OuterSteps:
             return
         theta = {name: leaf.detach() for name, leaf in leaves.items()}
         memory = self.optimizer.init(theta) if self._memory is None else self._memory
-        moved, self._memory = self.optimizer.step(theta, value, memory, progress)
+        after, self._memory = self.optimizer.step(theta, value, memory, progress)
         with torch.no_grad():
             for name, leaf in leaves.items():
-                leaf.copy_(moved[name])
+                leaf.copy_(after[name])
 
     def state_dict(self) -> dict[str, Any]:
         """θ, the optimiser's memory, the place among the batches and the records: what a checkpoint has to hold."""
@@ -192,7 +192,7 @@ class OuterSteps:
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self.optimizer.load_state_dict(state["optimizer"])
         else:
-            self._memory = _on(state["optimizer"], next(iter(leaves.values())).device)
+            self._memory = placed(state["optimizer"], next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
             self._uppers.skip(state["upper"])
             if self._lowers is not None:
@@ -208,67 +208,3 @@ def logged(row: Mapping[str, Any]) -> dict[str, float]:
     """
     numbers = {"hgms/converged": float(row["outcome"] == "converged")}
     return numbers | {f"hgms/{name}": float(value) for name, value in row.items() if name not in ("step", "outcome")}
-
-
-class Batches:
-    """An iterable gone through again and again, and how many it has given since it last began."""
-
-    def __init__(self, source: Iterable[Any], called: str) -> None:
-        self.source, self.called, self.taken = source, called, 0
-        self._running: Iterator[Any] | None = None
-
-    def take(self) -> Any:
-        if self._running is None:
-            self._running = iter(self.source)
-        try:
-            batch = next(self._running)
-        except StopIteration:
-            if self.taken == 0:
-                raise ConfigError(
-                    f"{self.called!r} gives no batch; it must be something that can be gone through again, such as a DataLoader"
-                ) from None
-            self._running, self.taken = None, 0
-            return self.take()
-        self.taken += 1
-        return batch
-
-    def skip(self, count: int) -> None:
-        self._running, self.taken = None, 0
-        for _ in range(count):
-            self.take()
-
-
-@contextlib.contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model in evaluation mode and the global generators as they were, once this is over."""
-    training = [module for module in model.modules() if module.training]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for module in training:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch on the model's device: tensors, what has a method ``to``, and dictionaries, lists and tuples of them."""
-    if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _moved(each, device) for key, each in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(each, device) for each in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(each, device) for each in batch)
-    return batch
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    """An outer optimiser's state where θ is."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _on(each, device) for key, each in value.items()}
-    return [_on(each, device) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,76 @@
+"""What outer steps take from a training and leave as it was: batches again and again, the model's mode, the generators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hgms_core import ConfigError
+
+
+class Batches:
+    """An iterable gone through again and again, and how many it has given since it last began."""
+
+    def __init__(self, source: Iterable[Any], called: str) -> None:
+        self.source, self.called, self.taken = source, called, 0
+        self._running: Iterator[Any] | None = None
+
+    def take(self) -> Any:
+        if self._running is None:
+            self._running = iter(self.source)
+        try:
+            batch = next(self._running)
+        except StopIteration:
+            if self.taken == 0:
+                raise ConfigError(
+                    f"{self.called!r} gives no batch; it must be something that can be gone through again, such as a DataLoader"
+                ) from None
+            self._running, self.taken = None, 0
+            return self.take()
+        self.taken += 1
+        return batch
+
+    def skip(self, count: int) -> None:
+        self._running, self.taken = None, 0
+        for _ in range(count):
+            self.take()
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model in evaluation mode and the global generators as they were, once this is over."""
+    training = [module for module in model.modules() if module.training]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on the model's device: tensors, what has a method ``to``, and dictionaries, lists and tuples of them."""
+    if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved(each, device) for key, each in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(each, device) for each in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(moved(each, device) for each in batch)
+    return batch
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """An outer optimiser's state where θ is."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: placed(each, device) for key, each in value.items()}
+    return [placed(each, device) for each in value] if isinstance(value, list | tuple) else value
