@@ -1,4 +1,4 @@
-"""SciPy's and GPyTorch's solvers as linear solvers: the kit's checks for each method, and what they would have said themselves."""
+"""SciPy's and GPyTorch's solvers as linear solvers: the kit's checks for each method, and their own answers beside ours."""
 
 from __future__ import annotations
 
@@ -174,6 +174,6 @@ def test_without_the_package_the_message_says_what_installs_it(monkeypatch: pyte
 )
 def test_bad_input_says_what_and_where(fields: str, said: str) -> None:
     text = f'task = "quadratic"\nbudget = "2 steps"\n[method]\nname = "hg-ms"\n[method.hypergradient.solver]\n{fields}\n'
-    with pytest.raises(ConfigError, match="method.hypergradient.solver") as raised:
+    with pytest.raises(ConfigError, match=r"method\.hypergradient\.solver") as raised:
         RunConfig.from_toml(text)
     assert said in str(raised.value)
