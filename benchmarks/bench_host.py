@@ -1,0 +1,119 @@
+"""What the plugin host costs: a step with ten observers, and `hgms list` with 50 installed plugins.
+
+    python benchmarks/bench_host.py [--observers 10] [--plugins 50] [--repeats 7]
+
+The first is the time of ``Host.notify`` on the record of a real step, against no observer. The second is the processor time of
+a whole process beyond that of ``import torch``, the two taken in turns, with as many distributions made on the spot as are
+missing to that number. Targets: 1 ms, 0.5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+from hgms_core import hookimpl
+from hgms_core.plugins import Host, host
+from hgms_core.running import RunConfig, run_config
+
+PLUGIN = '''
+from typing import ClassVar
+import attrs
+from hgms_core import LinearSystem, hookimpl
+
+hgms_plugin_api = 1
+
+@attrs.frozen(kw_only=True)
+class Solver:
+    """Nothing that anybody needs."""
+    name: ClassVar[str] = "made-{number}"
+    rtol: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
+    def solve(self, matvec, b, x0=None): return LinearSystem.of(matvec, b)
+
+@hookimpl
+def hgms_register_linear_solvers(): return [Solver]
+
+@hookimpl
+def hgms_step_finished(run, record): pass
+'''
+
+
+def observed(observers: int) -> tuple[float, float]:
+    """Milliseconds of a notification of that many observers, and of none, on a real record."""
+    with TemporaryDirectory() as folder:
+        table = {"task": "quadratic", "method": "hg-ms", "budget": "3 steps", "run": {"out": folder}}
+        result = run_config(RunConfig.from_dict(table))
+    record = result.records[-1]
+    heard = []
+    times = []
+    for count in (observers, 0):
+        plain = Host()
+        for number in range(count):
+            module = ModuleType(f"observer_{number}")
+
+            def hgms_step_finished(run: object, record: dict[str, object]) -> None:
+                heard.append(record["step"])
+
+            module.hgms_step_finished = hookimpl(hgms_step_finished)  # type: ignore[attr-defined]
+            plain.add(module)
+        began = time.perf_counter()
+        for _ in range(2000):
+            plain.notify("hgms_step_finished", run=result.info, record=record)
+        times.append((time.perf_counter() - began) / 2000 * 1e3)
+    assert len(heard) == 2000 * observers
+    return times[0], times[1]
+
+
+def seconds(command: list[str], path: Path) -> float:
+    """Processor seconds of a process; on an idle machine they are those of the clock."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    subprocess.run([sys.executable, *command], env=environment, check=True, stdout=subprocess.DEVNULL, cwd=path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def listed(plugins: int, repeats: int) -> tuple[float, float]:
+    """Median seconds of `import torch`, and of `hgms list` with that many plugins, in turns."""
+    with TemporaryDirectory() as folder:
+        site = Path(folder)
+        for number in range(plugins - len(host().infos)):
+            (site / f"made_{number}.py").write_text(PLUGIN.format(number=number))
+            info = site / f"hgms_made_{number}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-made-{number}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[hgms]\nmade-{number} = made_{number}\n")
+        count = subprocess.run(
+            [sys.executable, "-m", "hgms_core", "plugins"],
+            env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True,
+        ).stdout.count(" loaded ")  # fmt: skip
+        assert count == plugins, f"{count} plugins loaded"
+        pairs = [
+            (seconds(["-c", "import torch"], site), seconds(["-m", "hgms_core", "list"], site)) for _ in range(repeats)
+        ]
+    return statistics.median(one for one, _ in pairs), statistics.median(two - one for one, two in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--observers", type=int, default=10)
+    parser.add_argument("--plugins", type=int, default=50)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    with_observers, without = observed(options.observers)
+    print(f"a step with {options.observers} observers   {with_observers:.4f} ms (none: {without:.4f} ms)")
+    torch, beyond = listed(options.plugins, options.repeats)
+    print(f"import torch               {torch:.2f} s")
+    print(f"hgms list, {options.plugins} plugins      {beyond:.2f} s beyond that")
+
+
+if __name__ == "__main__":
+    main()
