@@ -81,16 +81,16 @@ def hooks() -> str:
 
 def api() -> str:
     """Every public name of hgms_core, for components."""
-    return _names(hgms_core)
+    return _names(hgms_core, "0.1")
 
 
 def programs() -> str:
     """Every public name of hgms_core.running, for programs."""
-    return _names(running)
+    return _names(running, "0.2")
 
 
-def _names(module: Any) -> str:
-    """A module's public names, each with its first paragraph."""
+def _names(module: Any, first: str) -> str:
+    """A module's public names: first paragraph, place, and since when (``first`` where nothing else is said)."""
     notes = _attribute_docs()
     rows = []
     for name in module.__all__:
@@ -99,7 +99,7 @@ def _names(module: Any) -> str:
         text = registry.summary_of(thing.__doc__ if documented else notes[name][0])
         where = thing.__module__ if documented else notes[name][1]
         since = re.search(r"versionadded:: (\S+)", (thing.__doc__ or "") if documented else "")
-        rows.append(f"| `{name}` | {_escaped(text)} | `{where}` | {since[1] if since else '0.1'} |")
+        rows.append(f"| `{name}` | {_escaped(text)} | `{where}` | {since[1] if since else first} |")
     return "| name | what it is | defined in | since |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 

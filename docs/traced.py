@@ -9,16 +9,16 @@ from typing import Any
 
 import attrs
 import torch
+
 from hgms_branches import Branches
 from hgms_cg import CG
+from hgms_core import Budget, Pipeline
+from hgms_core.folder import RunFolder
+from hgms_core.runner import run
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
 from hgms_task_quadratic import Quadratic
-
-from hgms_core import Budget, Pipeline
-from hgms_core.folder import RunFolder
-from hgms_core.runner import run
 
 GIVES = {
     "generator.init": "start: what the first step starts from",

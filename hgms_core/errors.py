@@ -47,7 +47,10 @@ class NumericalError(HgmsError):
 
 
 class OutOfMemory(HgmsError):
-    """The device's memory, or the machine's, is not enough; the message says what to lower, and the last good state is kept."""
+    """The device's memory, or the machine's, is not enough; the message says what to lower, and the last good state is kept.
+
+    .. versionadded:: 0.2
+    """
 
     exit_code = 1
 
@@ -59,6 +62,8 @@ def out_of_memory(error: BaseException) -> bool:
     True
     >>> out_of_memory(RuntimeError("shapes do not match"))
     False
+
+    .. versionadded:: 0.2
     """
     import torch
 
@@ -75,6 +80,8 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     'cg'
     >>> closest("zebra", ["cg", "minres"]) is None
     True
+
+    .. versionadded:: 0.2
     """
     folded = {choice.casefold(): choice for choice in choices}
     match = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
@@ -87,6 +94,8 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     >>> print(unknown("linear solver", "cgg", ["cg", "minres"]))
     unknown linear solver 'cgg'; did you mean 'cg'?
       available: cg, minres
+
+    .. versionadded:: 0.2
     """
     names = sorted(choices)
     near = closest(word, names)

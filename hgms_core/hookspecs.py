@@ -63,6 +63,8 @@ class RunInfo:
 
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
     0
+
+    .. versionadded:: 0.2
     """
 
     task: str
@@ -224,7 +226,7 @@ def hgms_ready() -> None:
     ...     except ModuleNotFoundError:
     ...         raise MissingExtra("tracking needs attrs\\n  pip install 'hgms-mine[track]'") from None
 
-    .. versionadded:: 0.1
+    .. versionadded:: 0.2
     """
     raise AssertionError("a specification is never called")
 

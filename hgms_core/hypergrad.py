@@ -31,7 +31,10 @@ Lower = Callable[[Tree], Tensor]
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
     """Inside, scaled dot-product attention has a second derivative: the math kernel has one, the flash and memory-efficient
-    kernels have none."""
+    kernels have none.
+
+    .. versionadded:: 0.2
+    """
     with sdpa_kernel(SDPBackend.MATH):
         yield
 

@@ -125,12 +125,17 @@ def learned_start(theta: Tree) -> Tree:
 
     >>> learned_start({"t": torch.zeros(1), "start.x": torch.ones(1)})
     {'x': tensor([1.])}
+
+    .. versionadded:: 0.2
     """
     return {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)}
 
 
 def without_start(theta: Tree) -> Tree:
-    """The upper variables of the problem itself."""
+    """The upper variables of the problem itself.
+
+    .. versionadded:: 0.2
+    """
     return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
 
 
@@ -142,7 +147,10 @@ ROLES = ("differentiate", "select", "stop")
 
 
 def validation_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
-    """The attrs validator of a field that says which share of the validation rows each role sees (:func:`roles`)."""
+    """The attrs validator of a field that says which share of the validation rows each role sees (:func:`roles`).
+
+    .. versionadded:: 0.2
+    """
     disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
     if not disjoint and value != (1, 1, 1):
         raise ValueError(
@@ -156,6 +164,8 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
 
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
+
+    .. versionadded:: 0.2
     """
     whole = Data.of(validation)
     if all(share == 1 for share in shares):
@@ -183,6 +193,8 @@ class Sources:
     batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``parts`` name the
     validation sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation
     rows, in ``parts``).
+
+    .. versionadded:: 0.2
     """
 
     names: tuple[str, ...]

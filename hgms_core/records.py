@@ -123,6 +123,8 @@ class LastStep:
 
     ``x`` is the state before that step, ``batch`` the lower batch it was taken on, ``rows`` how many rows that holds, ``cost``
     what it took to find all this again.
+
+    .. versionadded:: 0.2
     """
 
     x: Tree

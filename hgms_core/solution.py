@@ -68,6 +68,8 @@ def lower_solution(
     tensor([20., 12.])
 
     Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
+
+    .. versionadded:: 0.2
     """
     upper = dict(theta) if isinstance(theta, Mapping) else {"theta": theta}
     lower = dict(x) if isinstance(x, Mapping) else {"x": x}

@@ -37,7 +37,10 @@ Split = Literal["train", "test"]
 
 @frozen(eq=False)
 class Images:
-    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and where they come from."""
+    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and where they come from.
+
+    .. versionadded:: 0.2
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -69,7 +72,10 @@ class Images:
 
 
 def image_set(instance: object, attribute: Attribute[str], value: str) -> None:
-    """The attrs validator of a field that names an image set."""
+    """The attrs validator of a field that names an image set.
+
+    .. versionadded:: 0.2
+    """
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value not in ("digits", "mnist") and not (kind in ("idx", "npz", "hub") and rest):
         raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
@@ -84,6 +90,8 @@ def load_images(dataset: str, split: Split = "train") -> Images:
     >>> images = load_images("digits")
     >>> images.pixels.shape, images.scale, len(images.labels)
     ((1797, 8, 8), 16.0, 1797)
+
+    .. versionadded:: 0.2
     """
     kind, _, rest = dataset.partition(":")
     if kind == "digits":
