@@ -18,7 +18,7 @@ class Hooks:
     Arguments: those of ``OuterSteps``. Without ``lower``, g gets the batch that the training step had. ``progress`` is the
     share of the steps that the trainer expects.
 
-    The module's logger gets ``hgms/upper_loss``, ``hgms/hypergradient_norm``, ``hgms/lower_gradient_norm``, ``hgms/residual``,
+    The trainer's loggers get ``hgms/upper_loss``, ``hgms/hypergradient_norm``, ``hgms/lower_gradient_norm``, ``hgms/residual``,
     ``hgms/iterations``, ``hgms/moved`` and ``hgms/converged`` (1 or 0); ``records`` has the outcomes in words. Lightning's
     checkpoints hold θ, the outer optimiser and the place among the batches.
 
@@ -47,7 +47,9 @@ class Hooks:
         self._last = step
         total = float(trainer.estimated_stepping_batches)
         progress = min(1.0, step / total) if math.isfinite(total) and total > 0 else 0.0
-        pl_module.log_dict(logged(self.steps.step(pl_module, step, batch, progress)))
+        row = logged(self.steps.step(pl_module, step, batch, progress))
+        for logger in trainer.loggers:  # not pl_module.log, which would repeat a row until the next one
+            logger.log_metrics(row, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         return self.steps.state_dict()
