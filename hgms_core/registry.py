@@ -14,6 +14,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import protocols
+from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
 from hgms_core.pipeline import Pipeline
 from hgms_core.plugins import Host, PluginInfo, describe, host
@@ -170,7 +171,7 @@ class Registry:
         self._clashes: dict[tuple[str, str], PluginError] = {}
         self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
         for kind in KINDS.values():
-            for info, impl in plugins.implementations(kind.hook):
+            for info, impl in sorted(plugins.implementations(kind.hook), key=lambda pair: _rank(pair[0])):
                 for target in self._returned(kind, info, impl):
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
 
@@ -253,6 +254,11 @@ class Registry:
         if other.plugin.vital is component.plugin.vital:
             self._clashes.setdefault((component.kind.name, component.name), error)
         self.host.blame(component.plugin, error, part=True)
+
+
+def _rank(info: PluginInfo) -> int:
+    """Who is asked first: ours, so that nobody takes a name of theirs; then third parties; then what a person named."""
+    return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
 def _clash(one: Component, other: Component) -> str:

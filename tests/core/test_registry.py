@@ -95,19 +95,20 @@ def test_a_component_of_a_plugin_without_its_extra_is_listed_and_says_what_to_in
     )
 
 
-def test_a_third_party_cannot_take_the_name_of_one_of_ours(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["afast", "zfast"])  # before and after ours in the order of loading
+def test_a_third_party_cannot_take_the_name_of_one_of_ours(site: Site, name: str, caplog: pytest.LogCaptureFixture) -> None:
     site.solver("ours_plugin", "cg", cls="CG")
     site.solver("fastcg", "cg", cls="FastCG")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    site.install("hgms-fastcg", {"fast": "fastcg"}, version="2.1")
+    site.install("hgms-fastcg", {name: "fastcg"}, version="2.1")
     registry = registry_of()
     assert registry.get("solver", "cg").plugin.name == "cg"
-    assert registry.host.infos["fast"].status == "incomplete"
-    assert registry.host.infos["fast"].error == (
+    assert registry.host.infos[name].status == "incomplete"
+    assert registry.host.infos[name].error == (
         "two plugins register the linear solver 'cg'; hgms 0.1.0's is the one that is used:\n"
         "  ours_plugin:CG  (hgms 0.1.0, plugin 'cg')\n"
-        "  fastcg:FastCG   (hgms-fastcg 2.1, plugin 'fast')\n"
-        "  block one with HGMS_DISABLE_PLUGINS=fast, or rename it"
+        f"  fastcg:FastCG   (hgms-fastcg 2.1, plugin '{name}')\n"
+        f"  block one with HGMS_DISABLE_PLUGINS={name}, or rename it"
     )
     assert len(caplog.records) == 1
 
