@@ -1,0 +1,76 @@
+"""Every method that is installed runs on the task, or is refused before it runs, for a reason that is true.
+
+The distribution has to be installed for this (``pip install -e .``): methods find the task by its name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hgms_feature_penalties import FeaturePenalties
+
+NO_SOURCES = "it needs named data sources with one weight each"
+
+
+def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "hgms_core.cli", *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, tuple[bool | None, str]]:
+    """Of each method: whether it fits (None: it has no defaults to tell by), and why not."""
+    rows = json.loads(hgms("compat", "--json").stdout)
+    return {row["method"]: (row["fits"], row["why"]) for row in rows if row["task"] == "feature-penalties"}
+
+
+def test_only_methods_that_weigh_data_sources_are_refused(verdicts):
+    assert len(verdicts) > 20
+    refused = {name: why for name, (fits, why) in verdicts.items() if fits is False}
+    assert set(refused) >= {"fixed", "less", "regmix", "rho-loss"}
+    assert {why.partition(" (its part")[0] for why in refused.values()} == {NO_SOURCES}
+    # and it is true: all training rows are of one kind
+    assert FeaturePenalties().problem(0, torch.device("cpu"), torch.float64).sources is None
+
+
+def test_a_refused_method_does_not_begin(tmp_path):
+    flags = ["--task", "feature-penalties", "--methods", "less", "--budget", "2 steps", "--seeds", "1", "--out", str(tmp_path)]
+    assert NO_SOURCES in hgms("compare", *flags, code=2).stderr
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_every_other_method_runs(verdicts, tmp_path):
+    names = [name for name, (fits, _) in verdicts.items() if fits]
+    if importlib.util.find_spec("optuna") is None:
+        names.remove("tpe")  # it is listed without its extra, and asks for it when it runs
+    parts = 'generator = { name = "branches", steps = 5 }\nselector = { name = "best-of-n" }\n'
+    blocks = [f'[[method]]\nname = "{name}"\n' for name in names]
+    # these two have no parts of their own
+    blocks.append(f'[[method]]\nname = "search"\n{parts}')
+    blocks.append(
+        f'[[method]]\nname = "pipeline"\n{parts}'
+        'hypergradient = { name = "implicit", solver = { name = "cg" } }\nouter = { name = "adam" }\n'
+    )
+    unknown = {name for name, (fits, _) in verdicts.items() if fits is None}
+    assert unknown == {"search", "pipeline"}
+    grid = tmp_path / "grid.toml"
+    task = '[[task]]\nname = "feature-penalties"\ndataset = "wine"\nnoise_features = 7\n'
+    grid.write_text(f'budget = "2 steps"\nseeds = 1\n[run]\nout = "runs"\n{task}{"".join(blocks)}')
+    hgms("compare", str(grid), "--jobs", "0", "--out", str(tmp_path / "runs"))
+    ended = {path.parents[1].name: json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")}
+    assert len(ended) == len(names) + 2
+    assert {summary["status"] for summary in ended.values()} == {"done"}
+    for label, summary in ended.items():
+        metrics = summary["metrics"]
+        assert set(metrics) == {"test_loss", "test_score", "noise_auc"}, label
+        assert all(math.isfinite(value) for value in metrics.values()), label
+        assert 1 <= summary["outer_steps"] <= 2, label
