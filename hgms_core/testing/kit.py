@@ -79,6 +79,7 @@ class Check:
 
     def __call__(self, component: Any) -> None:
         """Raises :class:`CheckFailed` where the component does not do what is demanded."""
+        __tracebackhide__ = True  # pytest shows the line of the test, and the message
         came = self.fault(component)
         if came:
             raise CheckFailed(
