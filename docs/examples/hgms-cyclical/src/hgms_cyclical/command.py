@@ -90,7 +90,8 @@ def read(path: Path) -> Record:
 
 
 def groups(folders: Iterable[Path]) -> list[Group]:
-    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their paths.
+    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their paths; trials of a pilot sweep
+    are left out.
 
     Raises ConfigError where a folder is not there, or where nothing below it is such a run.
     """
@@ -98,7 +99,10 @@ def groups(folders: Iterable[Path]) -> list[Group]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}\n  give run folders, or directories of them, such as runs")
-        names = [Path(place, name) for place, _, files in os.walk(folder) for name in files]
+        names = []
+        for place, inside, files in os.walk(folder):
+            inside[:] = [name for name in inside if name != "sweeps"]  # trials of a pilot sweep are no results
+            names += [Path(place, name) for name in files]
         records = [read(path) for path in sorted(names) if path.name == FILE]
         if not records:
             runs = sum(path.name == "steps.jsonl" for path in names)
@@ -122,6 +126,7 @@ def row(group: Group, columns: int) -> dict[str, str]:
     return {"task": group.task, "method": group.method, **counts, **cells, "mean gap": gap}
 
 
+# start: command
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
@@ -145,3 +150,6 @@ def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
     print_table(tuple(rows[0]), rows)
     if plot is not None:
         click.echo(f"  {plot}")
+
+
+# end: command
