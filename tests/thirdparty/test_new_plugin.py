@@ -1,0 +1,169 @@
+"""A plugin of every kind from ``hgms new plugin``: built, installed, listed, checked, run, and put to its own tests.
+
+Starting an interpreter with torch takes seconds, so plugins of all kinds share one site, one run of pytest and one process of
+commands. The solver goes the whole way besides, one command at a time as its README has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hgms_core.cli import main
+from hgms_core.registry import KINDS
+
+pytestmark = pytest.mark.plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BUILD = """
+import os, sys
+from hatchling.builders.wheel import WheelBuilder
+for project in sys.argv[2:]:
+    os.chdir(project)
+    list(WheelBuilder(project).build(directory=sys.argv[1], versions=["standard"]))
+"""
+
+COMMANDS = """
+import json, sys
+from pathlib import Path
+from click.testing import CliRunner
+from hgms_core.cli import main
+told = {}
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split("|"))
+    told[line] = (done.exit_code, done.stdout, done.stderr)
+print(json.dumps(told))
+"""
+
+
+def name_of(kind: str) -> str:
+    return f"made-{kind}"
+
+
+def class_of(kind: str) -> str:
+    return f"hgms_made_{kind}:Made{kind.capitalize()}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with seven distributions as the command writes them."""
+    folder = tmp_path_factory.mktemp("new")
+    for kind in KINDS:
+        done = CliRunner().invoke(main, ["new", "plugin", name_of(kind), "--kind", kind, "--into", str(folder)])
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(place: Path) -> Path:
+    """A folder on the path with their unpacked wheels: installed, as far as importlib.metadata can tell."""
+    projects = [str(place / f"hgms-{name_of(kind)}") for kind in KINDS]
+    said([sys.executable, "-c", BUILD, str(place / "wheels"), *projects], place)
+    wheels = sorted((place / "wheels").glob("*.whl"))
+    assert len(wheels) == len(KINDS)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(place / "site")
+    return place / "site"
+
+
+def said(command: list[str], cwd: Path, site: Path | None = None) -> str:
+    environment = {**os.environ, **({"PYTHONPATH": str(site)} if site else {}), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def told(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
+    """What ``hgms plugins``, ``hgms check`` and ``hgms run`` say, with all of them installed."""
+    lines = ["plugins|--json"]
+    for kind in KINDS:
+        config = place / f"hgms-{name_of(kind)}" / "run.toml"
+        lines += [f"check|{class_of(kind)}", f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
+    found: dict[str, tuple[int, str, str]] = json.loads(said([sys.executable, "-c", COMMANDS, *lines], place, site))
+    return found
+
+
+def answer(told: dict[str, tuple[int, str, str]], start: str) -> str:
+    ((code, out, err),) = [value for line, value in told.items() if line.startswith(start)]
+    assert code == 0, out + err
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_wheel_holds_the_module_and_its_entry_point(site: Path, kind: str) -> None:
+    name = f"hgms_made_{kind}"
+    assert (site / f"{name}.py").is_file()
+    points = (site / f"{name}-0.1.0.dist-info" / "entry_points.txt").read_text()
+    assert points.split() == ["[hgms]", name_of(kind), "=", name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_listed_as_loaded(told: dict[str, tuple[int, str, str]], kind: str) -> None:
+    rows: list[dict[str, Any]] = json.loads(answer(told, "plugins"))
+    (row,) = [row for row in rows if row["name"] == name_of(kind)]
+    assert (row["status"], row["distribution"], row["version"], row["hooks"], row["error"]) == (
+        "loaded", f"hgms-{name_of(kind)}", "0.1.0", [KINDS[kind].hook], None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hgms_check_has_nothing_to_say(told: dict[str, tuple[int, str, str]], kind: str) -> None:
+    shown = answer(told, f"check|{class_of(kind)}")
+    assert shown.startswith(f"{class_of(kind)}: {KINDS[kind].one}\n")
+    assert re.search(r"\nall \d\d checks passed\n$", shown), shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_run_uses_it(told: dict[str, tuple[int, str, str]], place: Path, kind: str) -> None:
+    summary = json.loads(answer(told, f"run|{place / f'hgms-{name_of(kind)}'}"))
+    assert (summary["status"], summary["outer_steps"]) == ("done", 3)
+    assert f'"{name_of(kind)}"' in (Path(summary["folder"]) / "config.toml").read_text()
+
+
+def test_their_own_tests_pass(site: Path, place: Path) -> None:
+    """Those of all kinds in one process; each test is known by its component's name."""
+    folders = [f"hgms-{name_of(kind)}/{part}" for kind in KINDS for part in ("tests", "src")]
+    options = ["-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "hgms-made-solver/pyproject.toml"]
+    shown = said([sys.executable, "-m", "pytest", *options, *folders], place, site)
+    (count,) = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1])  # torch warns of itself
+    assert int(count) > 300
+    for kind in KINDS:
+        checks = set(re.findall(rf"PASSED \S*test_conformance\[{name_of(kind)}\([^)]*\)-([\w-]+)\]", shown))
+        assert {"registration", "docstring", "import", "repeatable"} < checks
+        assert f"test_hgms_made_{kind}.py::" in shown
+        assert f"hgms_made_{kind}.Made{kind.capitalize()}" in shown  # the docstring's example
+
+
+def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
+    """Its own pytest configuration, and its run as it was written, from its own folder."""
+    project = place / "hgms-made-solver"
+    shown = said([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
+    assert re.match(r"\d\d passed in ", shown.splitlines()[-1])
+    shown = said([sys.executable, "-m", "hgms_core.cli", "run", "run.toml"], project, site)
+    assert shown.startswith("quadratic, hg-ms, seed 0: done\n")
+    folder = project / shown.splitlines()[-1].strip()
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[1:]]
+    assert len(rows) == 10
+    assert {row["outcome"] for row in rows} == {"converged"}
+
+
+def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
+    said([sys.executable, "-c", BUILD, str(tmp_path), str(ROOT)], tmp_path)
+    (wheel,) = tmp_path.glob("hgms-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("hgms_core/template/")}
+    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hgms_core" / "template").rglob("*") if path.is_file()}
+    assert packed == here
+    assert len(here) == 7 + 4 * len(KINDS)
