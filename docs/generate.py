@@ -29,15 +29,21 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def commands() -> str:
-    """The help of each command of ours."""
+    """The help of each command of ours; of a group, that of the commands in it."""
     parent = click.Context(cli.main, info_name="hgms")
     shown = []
     for name in sorted({*cli.main.commands, *cli.BESIDES}):
         command = cli.main.get_command(parent, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
-        shown.append(f"## hgms {name}\n\n```text\n{command.get_help(context)}\n```\n")
+        context = _context(command, name, parent)
+        inside = command.commands if isinstance(command, click.Group) else {}
+        contexts = [_context(inside[part], part, context) for part in sorted(inside)] or [context]
+        shown += [f"## {each.command_path}\n\n```text\n{each.get_help()}\n```\n" for each in contexts]
     return "\n".join(shown)
+
+
+def _context(command: click.Command, name: str, parent: click.Context) -> click.Context:
+    return click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
 
 
 def run_keys() -> str:

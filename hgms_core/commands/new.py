@@ -60,13 +60,14 @@ def new() -> None:
 )
 @json_option
 def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
-    """Write a plugin as a distribution of its own, hgms-NAME, with one working component called NAME.
+    """Write a plugin as a distribution of its own.
 
-    It holds a small real method of the asked KIND, its tests, a README, a run to try it in and a CI file, passes every check
-    of the conformance kit as it is, and is yours to change. Nothing that exists is overwritten.
+    The folder hgms-NAME then holds one working component called NAME, a small real method of the asked KIND, with its tests, a
+    README, a run to try it in and a CI file. It passes every check of the conformance kit as it is, and is yours to change.
+    Nothing that exists is overwritten.
 
     \b
-    hgms new plugin steepest --kind solver
+    hgms new plugin minimal-residual --kind solver
     hgms new plugin my-task --kind task --into ~/code
     """
     wanted = registry.kind_called(kind)
