@@ -59,10 +59,11 @@ def import_class(spec: str) -> type:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = discovery.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+        with discovery.watched():
+            module = discovery.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{where} cannot be imported: {plugins.describe(error)}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):

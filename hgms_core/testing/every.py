@@ -107,11 +107,13 @@ def check_toml(component: Any) -> None:
 
 
 def check_import(component: Any) -> None:
-    """Importing its module touches neither CUDA nor the network nor a global random generator, prints nothing, never exits."""
+    """Importing its module touches neither CUDA nor the network nor a global random generator, changes no setting of the
+    process (torch's default dtype, threads, …), prints nothing, never exits."""
     seen = imports.observed(type(component).__module__)
     module = type(component).__module__
     demand(not seen["error"], f"importing {module} ends in {seen['error']}")
     demand(not seen["touched"], f"importing {module} touches {seen['touched']}")
+    demand(not seen["changed"], f"importing {module} changes {seen['changed']} for everybody")
     demand(not seen["random"], f"importing {module} draws from (or seeds) a global random generator; draw from a Key")
     demand(not seen["printed"], f"importing {module} prints {seen['printed']!r}")
 
@@ -145,10 +147,12 @@ def _global_state() -> dict[str, str]:
 
 def check_repeatable(component: Any, exercise: Exercise) -> None:
     """The same seed and inputs give the same result bit for bit, whatever it was used for in between."""
-    first = snapshot(exercise(component, torch.float64, 0)[1]())
+    call = exercise(component, torch.float64, 0)[1]
+    first, second = snapshot(call()), snapshot(call())
     exercise(component, torch.float64, 1)[1]()
-    differs = difference(first, snapshot(exercise(component, torch.float64, 0)[1]()))
-    demand(not differs, f"used again, {differs}; it remembers something between calls or draws without its key")
+    for again in (second, snapshot(exercise(component, torch.float64, 0)[1]())):
+        differs = difference(first, again)
+        demand(not differs, f"used again, {differs}; it remembers something between calls or draws without its key")
 
 
 def check_precision(component: Any, exercise: Exercise) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from hgms_core.problem import Loss
 from hgms_core.records import Hypergradient
 from hgms_core.seeding import Key
 from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, shown, snapshot
+from hgms_core.testing.kit import Check, demand, difference, fail, shown, snapshot
 from hgms_core.testing.outer import through_json
 from hgms_core.trees import Ravel, Tree
 
@@ -58,9 +59,28 @@ def _close(estimator: Any, known: problems.Known) -> None:
     demand(set(value) == set(exact), f"it has the leaves {sorted(value)}, θ has {sorted(exact)}")
     one, other = spec.ravel(exact), spec.ravel(value)
     error = float((one - other).norm() / one.norm())
-    demand(
-        error <= TOLERANCE, f"h = {shown(other)}, ∇F = {shown(one)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
-    )
+    if error > TOLERANCE:
+        what = f"h = {shown(other)}, ∇F = {shown(one)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
+        fail(what + _likely(known, one, other))
+
+
+def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
+    """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that comes through x*(θ)."""
+    problem, x = known.problem, {name: leaf.detach() for name, leaf in known.solution(known.theta).items()}
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in known.theta.items()}
+    with torch.enable_grad():
+        loss = problem.f(leaves, x, problem.upper_data["differentiate"].whole)
+        loss = loss + sum(0 * leaf.sum() for leaf in leaves.values())  # f need not depend on θ
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    direct = Ravel.of(known.theta).ravel_leaves(list(grads))
+    neighbours = {
+        "it is −∇F: the sign is wrong": -exact,
+        "the part that comes through x*(θ) has the wrong sign": 2 * direct - exact,
+        "it is ∂f/∂θ alone: the part that comes through x*(θ) is missing": direct,
+        "∂f/∂θ is missing": exact - direct,
+    }
+    size = TOLERANCE * exact.norm()
+    return next((f"; {what}" for what, each in neighbours.items() if (came - each).norm() <= size), "")
 
 
 def check_structure(estimator: Any) -> None:

@@ -12,6 +12,7 @@ import importlib, importlib.util, contextlib, io, json, os, random, socket, sys,
 modules, sys.path[:] = json.loads(sys.argv[1])
 import numpy, torch
 import hgms_core
+from hgms_core.discovery import watched
 touched = []
 def refuse(what):
     def inner(*_, **__):
@@ -28,7 +29,7 @@ found = []
 for name, file in modules:
     touched.clear()
     before, out, error, began = state(), io.StringIO(), "", time.perf_counter()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), watched() as seen:
         try:
             try:
                 known = importlib.util.find_spec(name) is not None
@@ -45,6 +46,7 @@ for name, file in modules:
             error = f"{type(caught).__name__}: {caught}"
     found.append({
         "touched": sorted(set(touched)), "random": state() != before, "printed": out.getvalue()[:200], "error": error,
+        "changed": seen.changed,
         "seconds": time.perf_counter() - began,
     })
 print(json.dumps(found))

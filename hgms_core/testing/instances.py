@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from hgms_core import config, registry
-from hgms_core.errors import ConfigError, PluginError, unknown
+from hgms_core.errors import ConfigError, PluginError, closest, unknown
 from hgms_core.testing.kit import Check
 
 
@@ -21,8 +21,12 @@ def kind_of(cls: type) -> registry.Kind:
     shared = {kind.name: sum(callable(getattr(cls, name, None)) for name in kind.methods()) for kind in registry.KINDS.values()}
     best = max(shared, key=lambda name: shared[name])
     if shared[best] == 0:
+        shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
+        every = [name for kind in registry.KINDS.values() for name in kind.methods()]
+        near = [(name, closest(name, every)) for name in shown]
+        hint = "".join(f"\n  its method {name}: did you mean {other}?" for name, other in near if other)
         known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in registry.KINDS.values())
-        raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:\n  {known}")
+        raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:{hint}\n  {known}")
     return registry.KINDS[best]
 
 

@@ -17,6 +17,7 @@ from fakes import Site
 from torch import Tensor
 
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
+from hgms_core.check import check as hgms_check
 from hgms_core.registry import KINDS
 from hgms_core.testing import CheckFailed, check_component, checks_of, every, parametrize_with_checks
 from hgms_core.testing.kit import Check
@@ -188,8 +189,8 @@ MUTANTS: list[tuple[str, Any, str]] = [
     ("global-rng", GlobalTorch(), "it draws from the global generator of torch;"),
     ("global-rng", GlobalNumpy(), "it draws from the global generator of numpy.random;"),
     ("global-rng", GlobalRandom(), "it draws from the global generator of random;"),
-    ("repeatable", Stale(), "used again, value is ["),
-    ("precision", Single(), "value is torch.float32, the inputs are torch.float64"),
+    ("repeatable", Stale(), "used again, cold.value is ["),
+    ("precision", Single(), "cold.value is torch.float32, the inputs are torch.float64"),
 ]
 
 MODULE = """
@@ -208,6 +209,7 @@ IMPORTS = [
     ("torch.manual_seed(3)", "draws from (or seeds) a global random generator"),
     ("print('hello')", "prints 'hello\\n'"),
     ("import socket; socket.getaddrinfo('localhost', 80)", "ends in OSError: no network while a plugin is imported"),
+    ("torch.set_default_dtype(torch.float64)", 'changes ["torch\'s default dtype from torch.float32 to torch.float64"]'),
     ("try:\n    torch.cuda.init()\nexcept Exception: pass", "touches ['CUDA']"),
 ]
 
@@ -230,6 +232,7 @@ def test_what_importing_a_module_does_is_seen(site: Site) -> None:
         site.module(f"imported_{number}", MODULE.format(line=line))
         components.append(__import__(f"imported_{number}", fromlist=["Mine"]).Mine())
     state = torch.get_rng_state()
+    torch.set_default_dtype(torch.float32)  # the modules were imported here too
     parametrize_with_checks(components)
     torch.set_rng_state(state)
     for component, (_, came) in zip(components, IMPORTS, strict=True):
@@ -333,3 +336,56 @@ print("pytest" in sys.modules)
 
 def test_what_is_wrong_with_a_component_at_once() -> None:
     assert "batch" in check_component(Exact())
+
+
+# --- what a class says of itself ----------------------------------------------------------------------------------------------
+
+
+class NotInOrder(Exact):
+    """Knows what it cannot do.
+
+    >>> 1 + 1
+    2
+
+    Source: Gauss.
+    """
+
+    testing_failures: ClassVar[dict[str, str]] = {"batch": "one system at a time", "frozen": "no reason at all"}
+
+
+def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
+    assert check_component(NotInOrder()).keys() == check_component(Exact()).keys() - {"batch"} | {"frozen"}
+    assert check_component(NotInOrder())["frozen"] == "it passes after all; take it off testing_failures (no reason at all)"
+    results = {result.check: (result.fault, result.excuse) for result in hgms_check(NotInOrder)}
+    assert results["batch"] == ("", "one system at a time")
+    assert results["frozen"][0].startswith("it passes after all")
+    rows = {row.id: row.marks for row in parametrize_with_checks([NotInOrder()]).args[1]}
+    (mark,) = rows["exact-batch"]
+    assert mark.kwargs == {"strict": True, "reason": "one system at a time"}
+    assert not rows["exact-docstring"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"bacth": "a slip"}, "testing_failures: unknown check 'bacth'; did you mean 'batch'?"),
+        ({"batch": ""}, "testing_failures['batch'] is ''; write the reason that it is not to be passed"),
+        ("batch", "testing_failures is 'batch'; write a table of check names and reasons"),
+    ],
+)
+def test_what_it_says_is_checked(declared: Any, said: str) -> None:
+    wrong = type("Wrong", (Exact,), {"testing_failures": declared, "__doc__": DOC})
+    with pytest.raises(ConfigError) as caught:
+        check_component(wrong())
+    assert said in str(caught.value)
+    assert [said in result.fault for result in hgms_check(wrong)][-1]
+
+
+def test_a_slip_in_a_method_s_name_is_named() -> None:
+    class Slip:
+        name: ClassVar[str] = "slip"
+
+        def slove(self, matvec: MatVec, b: Tensor) -> Tensor: ...
+
+    with pytest.raises(Exception, match=r"its method slove: did you mean solve\?"):
+        list(checks_of(Slip()))

@@ -1,0 +1,682 @@
+"""One wrong plugin a row: each is a file or an installed distribution, and is caught with words that name its fault.
+
+The files ``sound_*.py`` beside this one are right in every way (the first test); a row spoils one of them in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import frozen
+from click.testing import CliRunner, Result
+
+from hgms_core import cli, plugins, registry
+from hgms_core.discovery import import_plugin, watched
+from hgms_core.testing import imports
+
+pytestmark = pytest.mark.plugins
+
+HERE = Path(__file__).parent
+SOUND = {path.stem.removeprefix("sound_"): path.read_text(encoding="utf-8") for path in sorted(HERE.glob("sound_*.py"))}
+ENVIRONMENT = ("HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A host that has loaded nothing yet, and a folder on the path to install distributions into."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    for variable in ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setattr(registry, "_default", None)
+    before, dtype = set(sys.modules), torch.get_default_dtype()
+    yield site
+    torch.set_default_dtype(dtype)  # where the host, against what is asked here, lets a plugin change them
+    torch.set_grad_enabled(True)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def hgms(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def spoilt(source: str, *edits: tuple[str, str]) -> str:
+    for old, new in edits:
+        assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
+        source = source.replace(old, new)
+    return source
+
+
+# --- what `hgms check FILE:CLASS` says ----------------------------------------------------------------------------------------
+
+
+@frozen
+class Checked:
+    """A sound plugin, spoilt: the check that fails, and what it says."""
+
+    fault: str
+    kind: str
+    edits: tuple[tuple[str, str], ...]
+    check: str
+    says: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.fault.replace(' ', '_').replace('-', '_')}.py"
+
+
+def row(fault: str, kind: str, check: str, says: str, *edits: tuple[str, str]) -> Checked:
+    return Checked(fault, kind, edits, check, says)
+
+
+IMPORTS = "\nimport attrs\n"
+CLASS = "\n@attrs.frozen(kw_only=True)\nclass Mine:"
+CHECKED = [
+    row(
+        "solver with the wrong sign", "solver", "residual", "−v has it: the sign is wrong",
+        ("system.solution(x,", "system.solution(-x,"),
+    ),
+    row(
+        "hypergradient with the wrong sign", "hypergradient", "closed-form-ridge",
+        "the part that comes through x*(θ) has the wrong sign", ("return torch.linalg.pinv", "return -torch.linalg.pinv"),
+    ),
+    row(
+        "hypergradient of the wrong direction", "hypergradient", "closed-form-bowl", "it is −∇F: the sign is wrong",
+        ("return found, state", "return attrs.evolve(found, value={k: -v for k, v in found.value.items()}), state"),
+    ),
+    row(
+        "hypergradient without its implicit part", "hypergradient", "closed-form-ridge",
+        "it is ∂f/∂θ alone: the part that comes through x*(θ) is missing",
+        ("return torch.linalg.pinv(h, rtol=1e-6) @ b", "return 0 * b"),
+    ),
+    row(
+        "solver that forgets the ridge", "solver", "ridge", "‖b − H·v‖/‖b‖ is: the ridge is left out",
+        ("ridge=self.ridge, rtol", "ridge=0.0, rtol"),
+    ),
+    row(
+        "hypergradient with a ridge too many", "hypergradient", "closed-form-ridge", "of its length (allowed 0.001)",
+        ("self.ridge * eye", "0.1 * eye"),
+    ),
+    row(
+        "solver that remembers its last answer", "solver", "repeatable", "it remembers something between calls",
+        (CLASS, "\nLAST = {}\n\n" + CLASS),
+        ("system.start(x0)", "system.start(LAST.get((b.shape, b.dtype)))"),
+        ("        return system.solution(x,", "        LAST[b.shape, b.dtype] = x\n        return system.solution(x,"),
+    ),
+    row(
+        "hypergradient that remembers", "hypergradient", "repeatable", "it remembers something between calls",
+        (CLASS, "\nCALLS = [0]\n\n" + CLASS),
+        ("        below, above", "        CALLS[0] += 1\n        below, above"),
+        ("self.ridge * eye", "CALLS[0] * 1e-6 * eye"),
+    ),
+    row(
+        "method that forgets its state", "method", "resume", "resumed, [0].t is",
+        (CLASS, "\nMEMORY = {}\n\n" + CLASS),
+        ('        return {"theta": dict(', '        MEMORY.update(m)\n        return {"theta": dict('),
+        ('state["m"].items()}', "MEMORY.items()}\n        MEMORY.update(m)"),
+    ),
+    row(
+        "global generator of torch", "solver", "global-rng", "it draws from the global generator of torch; use key.generator()",
+        ("system.start(x0)", "system.start(1e-9 * torch.randn_like(b) if x0 is None else x0)"),
+    ),
+    row(
+        "global generator of numpy", "generator", "global-rng", "it draws from the global generator of numpy.random",
+        (IMPORTS, "\nimport attrs\nimport numpy\n"),
+        ("batch, ends = problem.lower_data.whole, []", "batch, ends = problem.lower_data.whole, [0 * numpy.random.rand()][:0]"),
+    ),
+    row(
+        "right-hand side changed in place", "solver", "inputs", "after the call its input b is",
+        ("        steps, length = 0", "        b.mul_(2).div_(2.5)\n        steps, length = 0"),
+    ),
+    row(
+        "start changed in place", "generator", "inputs", "after the call its input x0.w is",
+        ("        batch, ends", '        [leaf.add_(0.1) for leaf in start["x"].values()]\n        batch, ends'),
+    ),
+    row(
+        "division by nought", "solver", "zero-rhs", "the value is not finite: [nan",
+        ("        return system", "        answer = system"),
+        ("\n\n\n@hookimpl", "\n        size = b.norm(dim=-1, keepdim=True)\n"
+         "        return attrs.evolve(answer, value=answer.value / size * size)\n\n\n@hookimpl"),
+    ),
+    row(
+        "selector that takes what is not a number", "selector", "nan", "which holds nan",
+        ("index=ranked.argmin()", "index=scores.argmin()"),
+    ),
+    row(
+        "generator with the wrong axis", "generator", "candidates", "x has the shapes {'w': [3, 2], 'b': [2]}; they are",
+        ("count: int = 3", "count: int = 2"),
+        ("found = stack(ends)", "found = {name: leaf.movedim(0, -1) for name, leaf in stack(ends).items()}"),
+    ),
+    row(
+        "selector along the wrong axis", "selector", "selection", "scores has the shape [1], not [6]",
+        ("        gap = (", "        scores = scores.mean(0, keepdim=True)\n        gap = ("),
+        ("torch.where(finite, scores, torch.nan)", "torch.where(finite.all(), scores, torch.nan)"),
+    ),
+    row(
+        "selector of the middle", "selector", "selection", "neither the lowest nor the highest of",
+        ("index=ranked.argmin()", "index=ranked.argsort()[candidates.count // 2]"),
+    ),
+    row(
+        "missing method", "generator", "registration", "it misses the method carry(start, candidates, index, key, problem)",
+        ("def carry(", "def carry_on("),
+    ),
+    row(
+        "wrong signature", "solver", "registration", "its method solve(a, rhs) should be solve(matvec, b, x0=None)",
+        (
+            "matvec: MatVec, b: torch.Tensor, x0: torch.Tensor | None = None) -> Solution:",
+            "a: MatVec, rhs: torch.Tensor) -> Solution:\n        matvec, b, x0 = a, rhs, None",
+        ),
+    ),
+    row(
+        "name that is no name", "solver", "registration", "its name 'Mine' is not in kebab-case", ('= "mine"', '= "Mine"'),
+    ),
+    row(
+        "class that can be changed", "solver", "frozen", "use @attrs.frozen(kw_only=True)",
+        ("@attrs.frozen(kw_only=True)", "@attrs.define(kw_only=True, unsafe_hash=True)"),
+    ),
+    row(
+        "field that no TOML holds", "solver", "toml", "can only be used from Python",
+        ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"),
+    ),
+    row(
+        "field of a type that is not there", "solver", "types", "name 'Flaot' is not defined",
+        ("rtol: float", "rtol: Flaot"),
+    ),
+    row(
+        "result in another precision", "solver", "precision", "cold.value is torch.float32, the inputs are torch.float64",
+        ("        return system", "        answer = system"),
+        ("\n\n\n@hookimpl", "\n        return attrs.evolve(answer, value=answer.value.float())\n\n\n@hookimpl"),
+    ),
+    row(
+        "oracle counts that lie", "hypergradient", "oracle-counts", "f was called 1 times, 0 calls are declared",
+        ("return found, state", "return attrs.evolve(found, cost=type(found.cost)()), state"),
+    ),
+    row(
+        "products that are not counted", "solver", "products", "products and made",
+        ("        while steps", "        matvec(b)\n        while steps"),
+    ),
+    row(
+        "outer optimiser that leaves the simplex", "outer", "feasible", "away from where its projection puts it",
+        ("return self.projection.apply(moved), ", "return moved, "),
+    ),
+    row(
+        "outer optimiser uphill", "outer", "simplex", "it ends at a = [", ("- self.lr * m[name]", "+ self.lr * m[name]"),
+    ),
+    row(
+        "task of the global seed", "task", "seed", "built again, data.",
+        ("generator=draw, dtype=torch.float64)\n        y", "dtype=torch.float64)\n        y"),
+    ),
+    row(
+        "task that validates on its training rows", "task", "splits",
+        "12 of the 12 rows of 'lower' are among the 12 of 'select'",
+        ("key.fold(role)", 'key.fold("train" if role == "select" else role)'),
+    ),
+    row(
+        "task with a misspelt metric", "task", "metrics", "evaluate gives ['test_eror'], declared are ['test_error']",
+        ('lambda theta, x: {"test_error"', 'lambda theta, x: {"test_eror"'),
+    ),
+    row(
+        "method uphill", "method", "optimum", "after 60 steps", ("- self.lr * m[name]", "+ self.lr * m[name]"),
+    ),
+    row(
+        "method that swallows its error", "method", "failure", "the loss is gone",
+        (
+            "        m = {name: 0.5",
+            "        if not torch.isfinite(found.upper_loss):\n"
+            "            raise ZeroDivisionError('the loss is gone')\n        m = {name: 0.5",
+        ),
+    ),
+    row(
+        "prints on import", "solver", "import", "prints 'hello\\n'", (IMPORTS, "\nimport attrs\n\nprint('hello')\n"),
+    ),
+    row(
+        "seeds torch on import", "solver", "import", "draws from (or seeds) a global random generator",
+        (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.manual_seed(0)\n"),
+    ),
+    row(
+        "changes the default precision on import", "solver", "import",
+        "changes [\"torch's default dtype from torch.float32 to torch.float64\"] for everybody",
+        (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.set_default_dtype(torch.float64)\n"),
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All the files. What importing them does is looked at in one other interpreter, because one takes seconds to start."""
+    folder = tmp_path_factory.mktemp("files")
+    sources = {f"sound_{kind}.py": source for kind, source in SOUND.items()}
+    sources |= {each.file: spoilt(SOUND[each.kind], *each.edits) for each in CHECKED}
+    kept = torch.get_rng_state()
+    for name, source in sources.items():
+        (folder / name).write_text(source, encoding="utf-8")
+        with watched():
+            imports.announce(import_plugin(str(folder / name)).__name__)
+    torch.set_rng_state(kept)
+    return folder
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_what_is_not_spoilt_passes(fresh: Path, files: Path, kind: str) -> None:
+    said = hgms("check", f"{files / f'sound_{kind}.py'}:Mine")
+    assert said.exit_code == 0, said.output
+    assert "checks passed" in said.output
+
+
+@pytest.mark.parametrize("wrong", CHECKED, ids=lambda each: each.fault)
+def test_the_kit_names_the_fault(fresh: Path, files: Path, wrong: Checked) -> None:
+    said = hgms("check", f"{files / wrong.file}:Mine")
+    assert said.exit_code == 1, said.output
+    (line,) = [line for line in said.output.splitlines() if line.startswith(f"  FAIL {wrong.check}: ")]
+    assert wrong.says in line
+
+
+def test_every_kind_has_wrong_plugins() -> None:
+    assert {each.kind for each in CHECKED} == set(SOUND) == set(registry.KINDS)
+    assert len({each.file for each in CHECKED}) == len(CHECKED) >= 12
+
+
+# --- what the host says of an installed distribution, and what everything else does meanwhile --------------------------------
+
+
+@frozen
+class Installed:
+    """A distribution ``hgms-<name>`` with one entry point for each module."""
+
+    name: str
+    modules: dict[str, str]
+    entries: dict[str, str]
+    version: str = "1.0"
+
+
+def distribution(name: str, source: str, entry: str = "", **more: str) -> Installed:
+    module = "hgms_third_" + name.replace("-", "_")
+    return Installed(name, {module: source}, {entry or name: module + more.get("attribute", "")}, more.get("version", "1.0"))
+
+
+def solver(name: str, *edits: tuple[str, str]) -> str:
+    return spoilt(SOUND["solver"], ('"mine"', f'"{name}"'), *edits)
+
+
+@frozen
+class Broken:
+    fault: str
+    distributions: tuple[Installed, ...]
+    says: tuple[str, ...]
+    status: str = "failed"
+    """Of the last distribution's plugin in ``hgms plugins``."""
+
+
+def hosted(fault: str, source: str, *says: str, status: str = "failed", **options: str) -> Broken:
+    return Broken(fault, (distribution("bad", source, **options),), says, status)
+
+
+def observer(hook: str, body: str) -> str:
+    return f"from hgms_core import hookimpl\n\n@hookimpl\ndef {hook}:\n    {body}\n"
+
+
+def headed(lines: str) -> str:
+    """A solver's file with lines at its top."""
+    return lines + "\n" + solver("bad").replace("from __future__ import annotations", "")
+
+
+RETURN = "    return [Mine]"
+HOOK = "\n\n\n@hookimpl"
+AGAIN = "its observers are not called again, the run goes on"
+HOSTED = [
+    hosted("import error", "import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+    Broken("module that is not there", (Installed("bad", {}, {"bad": "hgms_nowhere"}),), ("No module named 'hgms_nowhere'",)),
+    hosted(
+        "entry point to a missing attribute",
+        solver("bad"),
+        "its entry point bad = 'hgms_third_bad:Plugin' names 'Plugin', which hgms_third_bad does not have",
+        attribute=":Plugin",
+    ),
+    hosted("syntax error", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
+    hosted("exit on import", "import sys\nsys.exit(3)", "SystemExit: it calls sys.exit(3)"),
+    hosted("prints on import", headed('print("hello")'), "it prints while it is imported", status="loaded"),
+    hosted(
+        "long import",
+        headed("import time\n\ntime.sleep(1.1)"),
+        "its import took 1.",
+        "and every command waits for it",
+        status="loaded",
+    ),
+    hosted(
+        "another default precision",
+        solver("bad", (HOOK, "\n\n\ntorch.set_default_dtype(torch.float64)" + HOOK)),
+        "it changed torch's default dtype from torch.float32 to torch.float64",
+        "this was undone",
+        status="loaded",
+    ),
+    hosted(
+        "misspelt hook",
+        solver("bad", ("register_linear_solvers", "register_linear_solver")),
+        "unknown hook 'hgms_register_linear_solver'; did you mean 'hgms_register_linear_solvers'?",
+    ),
+    hosted(
+        "misspelt observer",
+        observer("hgms_step_finish(record)", "pass"),
+        "unknown hook 'hgms_step_finish'; did you mean 'hgms_step_finished'?",
+    ),
+    hosted(
+        "unmarked hook",
+        solver("bad", ("@hookimpl\n", "")),
+        "the function hgms_register_linear_solvers is not marked; put @hookimpl above it",
+    ),
+    hosted("no hook", "x = 1", "it implements no hook"),
+    hosted("hook that asks too much", observer("hgms_step_finished(record, model)", "pass"), "'model'", "hgms_step_finished"),
+    hosted(
+        "exception in a registering hook",
+        solver("bad", (RETURN, "    return [Mine][1]")),
+        "hgms_register_linear_solvers raised IndexError: list index out of range",
+        status="incomplete",
+    ),
+    hosted(
+        "exit in a registering hook",
+        solver("bad", (RETURN, "    raise SystemExit(4)")),
+        "hgms_register_linear_solvers raised SystemExit: it calls sys.exit(4)",
+        status="incomplete",
+    ),
+    hosted(
+        "a class in place of a list",
+        solver("bad", (RETURN, "    return Mine")),
+        "hgms_register_linear_solvers returned the class Mine; return a list of classes",
+        status="incomplete",
+    ),
+    hosted(
+        "an instance in place of a class",
+        solver("bad", (RETURN, "    return [Mine()]")),
+        "not a class; return the class itself, without parentheses",
+        status="incomplete",
+    ),
+    hosted(
+        "missing method",
+        solver("bad", ("def solve", "def slove")),
+        "is not a linear solver",
+        "it misses the method solve(matvec, b, x0=None)",
+        status="incomplete",
+    ),
+    hosted(
+        "wrong signature",
+        solver("bad", ("b: torch.Tensor, x0", "rhs: torch.Tensor, x0")),
+        "its method solve(matvec, rhs, x0) should be solve(matvec, b, x0=None)",
+        status="incomplete",
+    ),
+    hosted(
+        "name that differs from one of ours by case",
+        solver("CG"),
+        "its name 'CG' is not in kebab-case (like 'my-name')",
+        status="incomplete",
+    ),
+    *(
+        hosted(
+            f"name of one of ours, {when}",
+            solver("cg"),
+            "two plugins register the linear solver 'cg'; hgms ",
+            "'s is the one that is used",
+            f"block one with HGMS_DISABLE_PLUGINS={entry}",
+            status="incomplete",
+            entry=entry,
+        )
+        for when, entry in (("loaded before", "bad"), ("loaded after", "zoo"))
+    ),
+    Broken(
+        "one name twice",
+        (distribution("one", solver("fast-cg")), distribution("two", solver("fast-cg"))),
+        ("two plugins register the linear solver 'fast-cg'", "hgms_third_one:Mine", "hgms_third_two:Mine"),
+        "incomplete",
+    ),
+    hosted(
+        "entry point that differs from one of ours by case",
+        solver("bad"),
+        "is already called 'cg' (case, - and _ do not tell names apart); rename one",
+        entry="CG",
+    ),
+    hosted("newer API", headed("hgms_plugin_api = 99"), "it was written for plugin API 99, this hgms has", "upgrade hgms"),
+    hosted("older API", headed("hgms_plugin_api = 0"), "it was written for plugin API 0", "install a newer version"),
+    Broken(
+        "two versions",
+        (distribution("bad", solver("bad"), version="1.0"), distribution("bad", solver("bad"), version="2.0")),
+        ("hgms-bad is installed 2 times: ", "pip uninstall hgms-bad"),
+        "loaded",
+    ),
+    hosted(
+        "exception in an observer",
+        observer("hgms_step_finished(record)", "1 / 0"),
+        f"hgms_step_finished raised ZeroDivisionError: division by zero; {AGAIN}",
+        status="loaded",
+    ),
+    hosted(
+        "exit in an observer",
+        observer("hgms_run_started(run)", "raise SystemExit(1)"),
+        f"hgms_run_started raised SystemExit: it calls sys.exit(1); {AGAIN}",
+        status="loaded",
+    ),
+    hosted(
+        "exception at the end",
+        observer("hgms_run_finished(summary)", "summary['x'][1]"),
+        f"hgms_run_finished raised KeyError: 'x'; {AGAIN}",
+        status="loaded",
+    ),
+    hosted("observer that empties the record", observer("hgms_step_finished(record)", "record.clear()"), status="loaded"),
+    hosted(
+        "observer that draws random numbers",
+        observer("hgms_step_finished(record)", "import torch; torch.manual_seed(0)"),
+        status="loaded",
+    ),
+    *(
+        hosted(
+            f"observer that changes {what}",
+            observer("hgms_step_finished(record)", f"import os, torch; {call}"),
+            what,
+            "this was undone",
+            status="loaded",
+        )
+        for what, call in (
+            ("torch's default dtype", "torch.set_default_dtype(torch.float64)"),
+            ("torch's gradient mode", "torch.set_grad_enabled(False)"),
+            ("the working directory", "os.chdir('/')"),
+        )
+    ),
+    hosted(
+        "command that is taken",
+        observer("hgms_register_commands(cli)", "cli.command('run')(lambda: print('mine'))"),
+        "there is a command 'run' already; its own is left out",
+        status="loaded",
+    ),
+    hosted(
+        "exception in the commands' hook",
+        observer("hgms_register_commands(cli)", "cli.no_such_thing"),
+        "hgms_register_commands raised AttributeError: 'Group' object has no attribute 'no_such_thing'",
+        status="loaded",
+    ),
+]
+
+CONFIG = """
+seed = 3
+budget = "3 steps"
+task = "quadratic"
+method = { name = "hg-ms", generator = { steps = 4 } }
+"""
+
+
+def install(site: Path, number: int, made: Installed) -> None:
+    folder = site if number == 0 else site / f"more-{number}"
+    folder.mkdir(exist_ok=True)
+    for module, source in made.modules.items():
+        (folder / f"{module}.py").write_text(source, encoding="utf-8")
+    info = folder / f"hgms_{made.name}-{made.version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-{made.name}\nVersion: {made.version}\n")
+    lines = "".join(f"{entry} = {value}\n" for entry, value in made.entries.items())
+    (info / "entry_points.txt").write_text(f"[hgms]\n{lines}")
+
+
+def loaded_anew() -> None:
+    plugins._current = registry._default = None
+
+
+@frozen
+class Seen:
+    """How a run ended, byte for byte, and what there was to choose from that is ours."""
+
+    exit_code: int
+    files: dict[str, bytes]
+    listed: list[dict[str, Any]]
+
+
+def seen(folder: Path, call: Callable[[Sequence[str]], tuple[int, str, str]]) -> tuple[Seen, str]:
+    """Lists, then runs; and what was said on stderr."""
+    (folder / "run.toml").write_text(CONFIG)
+    listing = call(["list", "--json"])
+    assert listing[0] == 0, listing[2]
+    ours = [each for each in json.loads(listing[1]) if each["distribution"] == "hgms"]
+    with contextlib.chdir(folder):
+        code, out, error = call(["run", "run.toml", "--json", "--out", "runs"])
+    assert json.loads(out)["status"] == "done", error
+    files = {name: next(folder.rglob(name)).read_bytes() for name in ("steps.jsonl", "summary.json")}
+    return Seen(code, files, ours), listing[2] + error
+
+
+def within(words: Sequence[str]) -> tuple[int, str, str]:
+    loaded_anew()
+    said = hgms(*words)
+    return said.exit_code, said.stdout, said.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Without any third party."""
+    return seen(tmp_path_factory.mktemp("alone"), within)[0]
+
+
+@pytest.mark.parametrize("broken", HOSTED, ids=lambda each: each.fault)
+def test_the_host_names_the_fault_and_nothing_else_changes(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Seen, broken: Broken
+) -> None:
+    for number, made in enumerate(broken.distributions):
+        install(fresh, number, made)
+        if number:
+            monkeypatch.syspath_prepend(fresh / f"more-{number}")
+    without = seen(tmp_path, within)
+    assert without[0] == alone
+    code, out, error = within(["plugins", "-v"])
+    assert code == 0, error
+    _, _, unknown = within(["no-such-command"])  # asks plugins for their commands
+    said = "\n".join([without[1], out, error, unknown])
+    assert [words for words in broken.says if words not in said] == [], said
+    assert "Traceback" not in without[1]
+    rows = json.loads(within(["plugins", "--json"])[1])
+    (last,) = [each for each in rows if each["distribution"] == f"hgms-{broken.distributions[-1].name}"]
+    assert last["status"] == broken.status
+
+
+# --- what is said of a file that a person names: an error at once, in words --------------------------------------------------
+
+FILES = [
+    ("missing file", "my_slover.py", None, "there is no file", "did you mean"),
+    ("no Python file", "my_solver.txt", "hello", "is not a Python file (a plugin file ends in .py)", ""),
+    ("syntax error", "syntax.py", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
+    ("import error", "imports.py", "import nowhere_at_all", "No module named 'nowhere_at_all'", ""),
+    ("exit", "exits.py", "raise SystemExit(3)", "SystemExit: it calls sys.exit(3)", ""),
+    ("misspelt hook", "hook.py", solver("bad", ("_solvers()", "_solver()")), "did you mean 'hgms_register_linear_solvers'", ""),
+    ("unmarked hook", "mark.py", solver("bad", ("@hookimpl\n", "")), "is not marked; put @hookimpl above it", ""),
+    ("name of one of ours", "name.py", solver("cg"), "two plugins register the linear solver 'cg'", "rename"),
+    ("missing method", "method.py", solver("bad", ("def solve", "def slove")), "it misses the method solve(", "not a linear"),
+    ("newer API", "api.py", headed("hgms_plugin_api = 99"), "plugin API 99", "upgrade"),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "says", "advice"), [one[1:] for one in FILES], ids=[one[0] for one in FILES])
+def test_a_named_file_is_an_error_in_words(fresh: Path, name: str, source: str | None, says: str, advice: str) -> None:
+    (fresh / "my_solver.py").write_text(solver("bad"))
+    if source is not None:
+        (fresh / name).write_text(source)
+    said = hgms("list", "solver", "--plugin", fresh / name)
+    assert said.exit_code == 2, said.output
+    assert isinstance(said.exception, SystemExit)
+    assert said.stderr.startswith("error: ")
+    assert "Traceback" not in said.output
+    assert says in said.stderr
+    assert advice in said.stderr
+
+
+CLASSES = [
+    ("def solve", "def slove", "Mine", 2, "its method slove: did you mean solve?"),
+    ('"mine"', '"mine"', "Mien", 2, "has no class 'Mien'; did you mean 'Mine'?"),
+    ("return [Mine]", "return [Mine][0", "Mine", 2, "SyntaxError"),
+    ("import attrs\n", "import attrs\nimport sys; sys.exit(3)\n", "Mine", 2, "sys.exit(3)"),
+    ("import attrs\n", "import attrs\nimport nowhere_at_all\n", "Mine", 2, "No module named 'nowhere_at_all'"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "cls", "code", "says"), CLASSES, ids=[one[-1] for one in CLASSES])
+def test_a_file_that_cannot_be_checked(fresh: Path, old: str, new: str, cls: str, code: int, says: str) -> None:
+    (fresh / "my_solver.py").write_text(spoilt(SOUND["solver"], (old, new)))
+    said = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
+    assert said.exit_code == code, said.output
+    assert isinstance(said.exception, SystemExit)
+    assert says in said.output
+
+
+def test_a_field_that_no_toml_holds(fresh: Path, tmp_path: Path) -> None:
+    """It works from Python; a configuration cannot hold it, and says so."""
+    text = spoilt(SOUND["solver"], ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"))
+    (fresh / "mine.py").write_text(text)
+    said = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
+    assert said.exit_code == 0, said.output
+    assert "rule" in said.output
+    text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "mine" }')
+    (tmp_path / "run.toml").write_text(text)
+    said = hgms("run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs")
+    assert said.exit_code == 2, said.output
+    assert "rule" in said.stderr
+    assert "can only be used from Python" in said.stderr
+
+
+def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp_path: Path) -> None:
+    install(fresh, 0, distribution("bad", solver("bad", ("rtol: float", "rtol: Flaot"))))
+    text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "bad" }')
+    (tmp_path / "run.toml").write_text(text)
+    for words in (["describe", "solver", "bad"], ["run", str(tmp_path / "run.toml")]):
+        code, _, error = within(words)
+        assert code == 2, error
+        assert "name 'Flaot' is not defined" in error
+        assert "hgms_third_bad" in error
+
+
+def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Path, alone: Seen) -> None:
+    """As a person meets them: every broken distribution at once, one interpreter a command."""
+    paths = [fresh]
+    for number, broken in enumerate(each for each in HOSTED if len(each.distributions) == 1):
+        (made,) = broken.distributions
+        renamed = Installed(
+            f"{made.name}-{number}",
+            {f"{name}_{number}": source for name, source in made.modules.items()},
+            {f"{key}-{number}": value.replace("_bad", f"_bad_{number}") for key, value in made.entries.items()},
+        )
+        install(fresh, number, renamed)
+        paths.append(fresh / f"more-{number}")
+    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+
+    def call(words: Sequence[str]) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "hgms_core.cli", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    assert seen(tmp_path, call)[0] == alone
