@@ -18,7 +18,8 @@ class Correction:
     """What a solver found for A d = r, per system.
 
     ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not), ``curvature`` the smallest
-    Rayleigh quotient it met. ``value`` may be anything: a correction that does not shrink the residual is not taken.
+    Rayleigh quotient it met. ``value`` may be anything: a correction that does not shrink the residual is not taken, but for
+    the one before negative curvature.
     """
 
     value: Tensor
@@ -53,7 +54,8 @@ def in_rounds(system: LinearSystem, x0: Tensor | None, max_steps: int, correct: 
         fresh = system.rhs - system.apply(moved)
         true = system.norm(fresh)
         stuck = ~(true <= 0.5 * size)
-        better = active & (true < size)
+        # Conjugate gradients that met negative curvature have gone down, whatever the residual says of it.
+        better = active & ((true < size) | ((found.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true)))
         x, r = torch.where(system.rows(better), moved, x), torch.where(system.rows(better), fresh, r)
         size = torch.where(better, true, size)
         why = torch.where(

@@ -80,6 +80,11 @@ class TorchOptimizer:
     @settings.validator
     def _known(self, _attribute: object, value: Mapping[str, Setting]) -> None:
         if self is not None:  # a configuration looks at each field alone first
+            made = self._class()
+            known = [name for name in inspect.signature(made).parameters if name != "params"]
+            for name in value:
+                if name not in known:
+                    raise ConfigError(unknown(f"setting of {made.__name__}", name, known))
             self._made([torch.zeros(2, 2, requires_grad=True)])
 
     @classmethod
@@ -110,12 +115,11 @@ class TorchOptimizer:
         options = {key: value for key, value in group.items() if key != "params"}
         return {name: leaf.detach() for name, leaf in leaves.items()}, {"group": _told(options, None), "leaves": told}
 
+    def _class(self) -> Callable[..., torch.optim.Optimizer]:
+        return getattr(torch.optim, self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
     def _made(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
-        made = _names()[self.optimizer] if isinstance(self.optimizer, str) else self.optimizer
-        known = [name for name in inspect.signature(made).parameters if name != "params"]
-        for name in self.settings:
-            if name not in known:
-                raise ConfigError(unknown(f"setting of {made.__name__}", name, known))
+        made = self._class()
         try:
             return made(leaves, **dict[str, Any](self.settings))
         except (TypeError, ValueError, RuntimeError) as error:

@@ -105,12 +105,14 @@ def test_the_limit_counts_products_and_what_was_reached_is_kept(solver: Any, lim
 
 
 @pytest.mark.parametrize("solver", [ScipySolver(method="cg"), LinearOperatorSolver()], ids=lambda each: each.name)
-def test_conjugate_gradients_stop_before_negative_curvature(solver: Any) -> None:
-    values = torch.tensor([3.0, 2.0, -1.0], dtype=F64)
-    b = torch.tensor([1.0, 0.5, 0.1], dtype=F64)
-    found, ours = (each.solve(lambda v: values * v, b) for each in (solver, CG()))
+@pytest.mark.parametrize("seed", range(6))
+def test_conjugate_gradients_stop_before_negative_curvature(solver: Any, seed: int) -> None:
+    """The iterate before it, also where its residual is larger than the first."""
+    matrix, b = spd(8, seed=seed) - 0.6 * torch.eye(8, dtype=F64), normal(8, seed=10 + seed)
+    found, ours = (each.solve(Operator(matrix), b) for each in (solver, CG(rtol=1e-6)))
     assert found.outcome is ours.outcome is Outcome.NEGATIVE_CURVATURE
-    torch.testing.assert_close(found.value, ours.value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.value, ours.value, rtol=1e-8, atol=1e-10)
+    assert float(found.residual) == pytest.approx(float((b - matrix @ found.value).norm() / b.norm()), rel=1e-9)
     assert float(found.curvature) < 0
 
 
