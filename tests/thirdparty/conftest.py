@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from stranger import PROJECTS, Stranger, install
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
-    """The environment, made once however many workers pytest has."""
+    """The environment, made once however many workers pytest has; in `tox -e thirdparty` the one it runs in."""
+    home = tmp_path_factory.mktemp("home")
+    if "STRANGERS_WHEELS" in os.environ:
+        return Stranger(Path(sys.prefix), Path(os.environ["STRANGERS_WHEELS"]), home)
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -22,8 +26,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
             folder.mkdir()
             install(folder)
             (folder / "ready").touch()
-    home = tmp_path_factory.mktemp("home")
-    return Stranger(folder / "venv", home)
+    return Stranger(folder / "venv", folder / "wheels", home)
 
 
 @pytest.fixture(params=PROJECTS, ids=lambda path: path.name)

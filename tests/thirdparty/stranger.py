@@ -1,7 +1,9 @@
 """Every distribution under ``docs/examples`` as a stranger has it: a wheel, in a virtual environment with our wheel beside it.
 
-Nothing is downloaded: a ``.pth`` file shows the environment what this interpreter has installed, behind its own packages. The
-``.pth`` files of those folders are not read, so an editable install of this working tree stays out of sight.
+The tests make such an environment in seconds: nothing is downloaded, a ``.pth`` file shows it what this interpreter has
+installed, behind its own packages. The ``.pth`` files of those folders are not read, so an editable install of this working
+tree stays out of sight. `tox -e thirdparty` makes it from the package index instead: there this file is a program,
+``python stranger.py WHEELS``, which installs the examples with all that they ask for into the environment it runs in.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +36,11 @@ for project in sys.argv[2:]:
 
 @frozen
 class Stranger:
-    """Somebody else's machine: ``site`` is where its wheels were installed, ``home`` where commands run."""
+    """Somebody else's machine: the ``wheels`` that were installed under ``prefix``, and ``home``, where commands run."""
 
     prefix: Path
+    wheels: Path
     home: Path
-
-    @property
-    def wheels(self) -> Path:
-        return self.prefix.parent / "wheels"
 
     @property
     def site(self) -> Path:
@@ -66,19 +66,24 @@ class Stranger:
         return done.stdout
 
 
+def build(wheels: Path, projects: Iterable[Path]) -> list[Path]:
+    """A wheel of each project."""
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(wheels), *map(str, projects)], check=True, capture_output=True, timeout=300
+    )
+    return sorted(wheels.glob("*.whl"))
+
+
 def install(folder: Path) -> None:
-    """Wheels of ours and of all examples, built and installed into ``folder``/venv."""
-    wheels, prefix = folder / "wheels", folder / "venv"
-    command = [sys.executable, "-c", BUILD, str(wheels), str(ROOT), *map(str, PROJECTS)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    """Our wheel and those of all examples, in ``folder``/wheels and installed into ``folder``/venv."""
+    prefix, wheels = folder / "venv", folder / "wheels"
     venv.create(prefix, symlinks=True)
-    stranger = Stranger(prefix, folder)
     behind = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    (stranger.site / "behind.pth").write_text("".join(f"{path}\n" for path in behind))
+    (Stranger(prefix, wheels, folder).site / "behind.pth").write_text("".join(f"{path}\n" for path in behind))
     pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--no-index", "--no-deps"]
     # Not even looked at: what is behind is another's, and must not be taken for an older version to remove.
     pip += ["--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check"]
-    subprocess.run([*pip, *map(str, wheels.glob("*.whl"))], check=True, capture_output=True, timeout=300)
+    subprocess.run([*pip, *map(str, build(wheels, (ROOT, *PROJECTS)))], check=True, capture_output=True, timeout=300)
 
 
 def metadata(project: Path) -> dict[str, Any]:
@@ -91,3 +96,16 @@ def plugin_of(project: Path) -> tuple[str, str]:
     """The name and the module of its one entry point."""
     ((name, module),) = metadata(project)["entry-points"]["hgms"].items()
     return name, module
+
+
+def main(wheels: Path) -> None:
+    """The examples' wheels, with their extras, installed into this environment; what they need comes from the package index."""
+    build(wheels, PROJECTS)
+    found = {project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS}
+    extras = {project: ",".join(metadata(project).get("optional-dependencies", ())) for project in PROJECTS}
+    named = [f"{wheel}[{extras[project]}]" if extras[project] else str(wheel) for project, wheel in found.items()]
+    subprocess.run([sys.executable, "-m", "pip", "install", *named], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

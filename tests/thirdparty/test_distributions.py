@@ -1,6 +1,6 @@
 """The example distributions, as a stranger uses them: built into wheels, installed, listed, checked, run, compared, tested.
 
-`tox -e thirdparty` does the same in an environment of its own, with dependencies from the package index.
+`tox -e thirdparty` runs these very tests in an environment whose packages come from the package index.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def test_the_wheels_are_what_is_used_and_have_what_they_need(stranger: Stranger)
         assert Path(file).is_relative_to(stranger.site), distribution
         assert Path(place) == stranger.site, distribution
         assert unmet == [], distribution
-    assert not stranger.site.is_relative_to(ROOT)
 
 
 def test_the_wheel_holds_its_package_and_entry_point_only(project: Path, stranger: Stranger) -> None:

@@ -74,3 +74,9 @@ def test_every_other_method_runs(verdicts, tmp_path):
         assert set(metrics) == {"test_loss", "test_score", "noise_auc"}, label
         assert all(math.isfinite(value) for value in metrics.values()), label
         assert 1 <= summary["outer_steps"] <= 2, label
+
+
+def test_its_hypergradient_agrees_with_differences_of_the_solved_lower_level():
+    told = json.loads(hgms("check-gradient", "feature-penalties", "--set", "task.dataset=wine", "--json").stdout)
+    assert told["agrees"]
+    assert max(row["error"] for row in told["rows"]) < 1e-6
