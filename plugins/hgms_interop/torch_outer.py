@@ -53,7 +53,8 @@ class TorchOptimizer:
     which have schedules, clipping and projections (there are none here; a task's own projection holds).
 
     Arguments:
-        optimizer: the class's name, or from Python the class itself, one of your own too.
+        optimizer: the class's name, or from Python the class itself; one of your own too, if all that it remembers is in the
+            states of its parameters and in their group.
         settings: its keyword arguments, with torch's defaults for the others.
 
     Errors: ConfigError with the nearest name for a class or a setting that does not exist, with torch's words for a value that
@@ -112,6 +113,10 @@ class TorchOptimizer:
                 raise
             raise ConfigError(f"{type(optimizer).__name__} cannot step these upper variables: {error}") from error
         told = {name: _told(dict(optimizer.state[leaf]), leaf) for name, leaf in leaves.items() if leaf in optimizer.state}
+        if len(told) < len(optimizer.state):
+            raise ConfigError(
+                f"{type(optimizer).__name__} keeps a state besides those of its parameters, which cannot be handed on"
+            )
         options = {key: value for key, value in group.items() if key != "params"}
         return {name: leaf.detach() for name, leaf in leaves.items()}, {"group": _told(options, None), "leaves": told}
 

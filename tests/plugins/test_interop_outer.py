@@ -119,6 +119,12 @@ class Sign(torch.optim.Optimizer):
                 leaf.sub_(group["lr"] / group["count"] * leaf.grad.sign())
 
 
+class Shared(Sign):
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.state["all"]["count"] = 1
+
+
 class Hoarder(Sign):
     def step(self, closure: Any = None) -> None:
         super().step()
@@ -140,6 +146,12 @@ def test_a_class_of_ones_own_from_python() -> None:
 def test_a_memory_that_no_file_can_hold_is_refused() -> None:
     outer = TorchOptimizer(optimizer=Hoarder)
     with pytest.raises(ConfigError, match="keeps a object in its state"):
+        outer.step({"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0)
+
+
+def test_a_memory_that_belongs_to_no_parameter_is_refused() -> None:
+    outer = TorchOptimizer(optimizer=Shared)
+    with pytest.raises(ConfigError, match="a state besides those of its parameters"):
         outer.step({"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0)
 
 
