@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from hgms_core import Key, registry
 from hgms_core.budget import Budget
 from hgms_core.check import check as hgms_check
+from hgms_core.cli import main
+from hgms_core.composition import Composition
 from hgms_core.config import RunConfig
-from hgms_core.registry import Composition
 from hgms_core.runner import run
 from hgms_core.testing import Check, checks_of, instance_of, methods, parametrize_with_checks
 
@@ -167,3 +170,12 @@ def test_task_is_what_the_protocol_says(task: str) -> None:
     if problem.fresh is not None:
         assert not torch.equal(*(next(iter(problem.initial(Key(seed)).values())) for seed in (0, 1)))
     assert set(other.theta0) == set(problem.theta0)
+
+
+def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
+    said = CliRunner().invoke(main, ["check", "hgms_identity:Identity"])
+    assert said.exit_code == 0, said.output
+    assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in said.output
+    assert said.output.endswith("all 28 checks passed, but 1 that the class says it is not to pass\n")
+    rows = json.loads(CliRunner().invoke(main, ["check", "hgms_identity:Identity", "--json"]).stdout)["results"]
+    assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}

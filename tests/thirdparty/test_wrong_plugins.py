@@ -192,8 +192,8 @@ CHECKED = [
         ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"),
     ),
     row(
-        "field of a type that is not there", "solver", "types", "name 'Flaot' is not defined",
-        ("rtol: float", "rtol: Flaot"),
+        "field of a type that is not there", "solver", "types", "name 'Nowhere' is not defined",
+        ("rtol: float", "rtol: Nowhere"),
     ),
     row(
         "result in another precision", "solver", "precision", "cold.value is torch.float32, the inputs are torch.float64",
@@ -649,13 +649,13 @@ def test_a_field_that_no_toml_holds(fresh: Path, tmp_path: Path) -> None:
 
 
 def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp_path: Path) -> None:
-    install(fresh, 0, distribution("bad", solver("bad", ("rtol: float", "rtol: Flaot"))))
+    install(fresh, 0, distribution("bad", solver("bad", ("rtol: float", "rtol: Nowhere"))))
     text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "bad" }')
     (tmp_path / "run.toml").write_text(text)
     for words in (["describe", "solver", "bad"], ["run", str(tmp_path / "run.toml")]):
         code, _, error = within(words)
         assert code == 2, error
-        assert "name 'Flaot' is not defined" in error
+        assert "name 'Nowhere' is not defined" in error
         assert "hgms_third_bad" in error
 
 
