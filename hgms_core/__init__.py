@@ -7,6 +7,7 @@ Everything a plugin needs is here, listed in ``__all__``; names that are not are
 from __future__ import annotations
 
 from hgms_core.budget import Budget
+from hgms_core.composition import Composition
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -49,7 +50,6 @@ from hgms_core.protocols import (
     Task,
 )
 from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome, Record, Selection, Solution
-from hgms_core.registry import Composition
 from hgms_core.seeding import Key
 from hgms_core.solution import lower_solution
 from hgms_core.stacking import Group, Mode, gradient, groups, values

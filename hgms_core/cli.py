@@ -18,6 +18,7 @@ import attrs
 import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
+from hgms_core.composition import Composition
 from hgms_core.errors import HgmsError
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
 
@@ -174,7 +175,7 @@ def _description(found: registry.Component) -> dict[str, Any]:
 
     row = found.row() | {"class": found.where}
     target = found.target
-    if isinstance(target, registry.Composition):
+    if isinstance(target, Composition):
         return row | {"doc": f"{target.summary}\n\nSource: {target.source}", "parts": config.plain(target.parts)}
     hints = config.type_hints(target)
     fields = []

@@ -37,9 +37,10 @@ from attrs import Factory, field, frozen, validators
 
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
+from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, HgmsError, closest, unknown
 from hgms_core.protocols import Method, Task
-from hgms_core.registry import KINDS, Composition, Kind, Registry
+from hgms_core.registry import KINDS, Kind, Registry
 
 SCHEMA = 1
 

@@ -44,10 +44,11 @@ from attrs import field, frozen, validators
 from hgms_core import compat, config, space
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
+from hgms_core.composition import overlay
 from hgms_core.config import Invalid, RunConfig, RunSettings
 from hgms_core.errors import ConfigError, HgmsError, unknown
 from hgms_core.protocols import Method, Task
-from hgms_core.registry import Registry, overlay
+from hgms_core.registry import Registry
 from hgms_core.runner import device_called, run_path
 from hgms_core.scale import scaled
 

@@ -34,6 +34,7 @@ from hgms_core.budget import Budget
 if TYPE_CHECKING:
     import click
 
+    from hgms_core.composition import Composition
     from hgms_core.protocols import (
         CandidateGenerator,
         HyperGradient,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         Selector,
         Task,
     )
-    from hgms_core.registry import Composition
 
 PLUGIN_API = 1
 """The version of hooks and protocols that plugins are written against; it grows only when an old plugin would break."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress as RichProgress
 
-    from hgms_core.runner import RunInfo
+    from hgms_core.hookspecs import RunInfo
 
 
 def _terminal_bar() -> RichProgress | None:

@@ -21,8 +21,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from hgms_core.composition import overlay
 from hgms_core.errors import ConfigError, unknown
-from hgms_core.registry import overlay
 
 ALL = "*"
 

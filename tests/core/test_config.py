@@ -15,10 +15,11 @@ from attrs import field, frozen, validators
 from hypothesis import given, settings
 
 from hgms_core import Budget, LinearSolver, Pipeline, hookimpl
+from hgms_core.composition import Composition
 from hgms_core.config import RunConfig, RunSettings, load, plain, spell
 from hgms_core.errors import ConfigError
 from hgms_core.plugins import Host
-from hgms_core.registry import Composition, Registry
+from hgms_core.registry import Registry
 
 
 @frozen(kw_only=True)

@@ -11,10 +11,11 @@ import pytest
 from fakes import Site
 
 from hgms_core import Composition
+from hgms_core.composition import overlay
 from hgms_core.errors import PluginError, UnknownComponent
 from hgms_core.pipeline import Pipeline
 from hgms_core.plugins import Host
-from hgms_core.registry import KINDS, Registry, faults_of, kind_called, kinds_of, overlay
+from hgms_core.registry import KINDS, Registry, faults_of, kind_called, kinds_of
 
 SOLVER = KINDS["solver"]
 

@@ -13,9 +13,9 @@ from fakes import Site
 
 from hgms_core import ConfigError, plugins
 from hgms_core.cli import main
+from hgms_core.composition import Composition
 from hgms_core.config import RunConfig
 from hgms_core.grid import Grid, load
-from hgms_core.registry import Composition
 
 PLUGIN = '''
 from typing import ClassVar, final
@@ -23,7 +23,7 @@ from typing import ClassVar, final
 import torch
 from attrs import frozen
 from hgms_core import ConfigError, Problem, hookimpl
-from hgms_core.registry import Composition
+from hgms_core.composition import Composition
 
 
 @final
