@@ -1,0 +1,36 @@
+"""Every built-in component is named on the page that says which to take, and in the index of where each comes from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hgms_core import registry
+from hgms_core.plugins import FIRST_PARTY
+
+pytestmark = pytest.mark.plugins
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def ours(kind: str) -> list[str]:
+    return [found.name for found in registry.default().components(kind) if found.plugin.distribution in (FIRST_PARTY, None)]
+
+
+@pytest.mark.parametrize("page", ["paper-index.md", "how-to/choose-components.md"])
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_the_page_names_every_component(page: str, kind: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([^`]+)`", text))
+    assert ours(kind)
+    assert [name for name in ours(kind) if name not in named] == []
+
+
+def test_every_published_method_has_its_equation() -> None:
+    text = (DOCS / "paper-index.md").read_text(encoding="utf-8")
+    table = text.partition("\n### Methods\n")[2].partition("\n### ")[0]
+    rows = [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    without = {"uniform", "fixed", "oracle-clean", "pipeline", "search"}  # no paper, no equation
+    assert sorted(name for row in rows for name in row) == sorted(set(ours("method")) - without)
