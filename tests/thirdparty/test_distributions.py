@@ -9,6 +9,7 @@ import json
 import re
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,46 @@ hypergradient = { solver = { name = "chebyshev", low = 0.01, high = 40.0, rtol =
 """
 
 
+COMMANDS = """
+import json, sys
+from click.testing import CliRunner
+from hgms_core.cli import main
+told = {}
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split("|"))
+    told[line] = [done.exit_code, done.stdout, done.stderr]
+print(json.dumps(told))
+"""
+
+Told = Callable[..., str]
+
+
+def checks_of(project: Path) -> list[str]:
+    """The classes that its README has checked."""
+    return re.findall(r"^ +hgms check (\S+)", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
-def listed(stranger: Stranger) -> dict[str, list[dict[str, Any]]]:
-    """What `hgms plugins` and `hgms list` say, each asked once."""
-    return {name: json.loads(stranger.says("hgms", name, "--json")) for name in ("plugins", "list")}
+def told(stranger: Stranger) -> Told:
+    """What commands say, all given in one process: starting one with torch takes longer than most of them."""
+    (stranger.home / "together.toml").write_text(TOGETHER)
+    lines = [["list", "--json"], ["compare", "together.toml", "--jobs", "0", "--json"]]
+    lines += [["compare", str(grid), "--dry-run"] for grid in GRIDS]
+    lines += [["check", target] for project in PROJECTS for target in checks_of(project)]
+    ended = json.loads(stranger.says("python", "-c", COMMANDS, *map("|".join, lines)))
+
+    def answer(*command: str) -> str:
+        code, out, err = ended["|".join(command)]
+        assert code == 0, f"hgms {' '.join(command)}\n{out}\n{err}"
+        return str(out)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def plugins(stranger: Stranger) -> dict[str, dict[str, Any]]:
+    """What `hgms plugins` says of each."""
+    return {row["name"]: row for row in json.loads(stranger.says("hgms", "plugins", "--json"))}
 
 
 def test_they_are_found() -> None:
@@ -88,29 +125,31 @@ def test_the_folder_of_the_first_example_holds_what_the_tutorial_names() -> None
     assert {path.as_posix() for path in files} == named
 
 
-def test_it_is_loaded(project: Path, listed: dict[str, list[dict[str, Any]]]) -> None:
-    told = metadata(project)
+def test_it_is_loaded(project: Path, plugins: dict[str, dict[str, Any]]) -> None:
+    own = metadata(project)
     name, module = plugin_of(project)
-    (row,) = [row for row in listed["plugins"] if row["name"] == name]
-    assert (row["module"], row["distribution"], row["version"]) == (module, told["name"], told["version"])
+    row = plugins[name]
+    assert (row["module"], row["distribution"], row["version"]) == (module, own["name"], own["version"])
     assert (row["status"], row["error"]) == ("loaded", None)
 
 
-def test_its_components_are_listed(project: Path, listed: dict[str, list[dict[str, Any]]]) -> None:
-    rows = [row for row in listed["list"] if row["distribution"] == metadata(project)["name"]]
+def test_its_components_are_listed(project: Path, told: Told) -> None:
+    rows = [row for row in json.loads(told("list", "--json")) if row["distribution"] == metadata(project)["name"]]
     readme = (project / "README.md").read_text(encoding="utf-8")
     assert rows
     for row in rows:
         assert (row["plugin"], row["status"]) == (plugin_of(project)[0], "available")
         assert row["summary"]
         assert f"`{row['name']}`" in readme, "its README names every component"
+    if project.name == "hgms-example":
+        assert [row["name"] for row in rows] == ["chebyshev"]
+        assert rows[0]["summary"].startswith("Chebyshev's iteration")
 
 
-def test_it_passes_the_checks_that_its_readme_names(project: Path, stranger: Stranger) -> None:
-    targets = re.findall(r"^ +hgms check (\S+)", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert targets
-    for target in targets:
-        assert "FAIL" not in stranger.says("hgms", "check", target)
+def test_it_passes_the_checks_that_its_readme_names(project: Path, told: Told) -> None:
+    assert checks_of(project)
+    for target in checks_of(project):
+        assert re.search(r"^all \d+ checks passed", told("check", target), re.MULTILINE)
 
 
 def test_it_runs_by_name(project: Path, stranger: Stranger) -> None:
@@ -124,17 +163,16 @@ def test_it_runs_by_name(project: Path, stranger: Stranger) -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.parent.name)
-def test_its_grid_can_be_run(grid: Path, stranger: Stranger) -> None:
-    told = tomllib.loads(grid.read_text(encoding="utf-8"))
-    cells = len(told["task"]) * len(told["method"]) * told["seeds"]
-    assert stranger.says("hgms", "compare", str(grid), "--dry-run").count(" new ") >= cells
+def test_its_grid_can_be_run(grid: Path, told: Told) -> None:
+    table = tomllib.loads(grid.read_text(encoding="utf-8"))
+    cells = len(table["task"]) * len(table["method"]) * table["seeds"]
+    assert told("compare", str(grid), "--dry-run").count(" new ") >= cells
 
 
-def test_they_work_together(stranger: Stranger) -> None:
-    (stranger.home / "together.toml").write_text(TOGETHER)
-    (told,) = json.loads(stranger.says("hgms", "compare", "together.toml", "--jobs", "0", "--json"))["tasks"]
-    rows = {row["method"]: row for row in told["methods"]}
-    assert (told["metric"], set(rows)) == ("test_loss", {"hg-ms", "all-three"})
+def test_they_work_together(told: Told) -> None:
+    (compared,) = json.loads(told("compare", "together.toml", "--jobs", "0", "--json"))["tasks"]
+    rows = {row["method"]: row for row in compared["methods"]}
+    assert (compared["metric"], set(rows)) == ("test_loss", {"hg-ms", "all-three"})
     for row in rows.values():
         assert (row["failed"], row["outer_steps"]["mean"]) == (0, 2)
         assert row["metrics"]["noise_auc"]["mean"] > 0.5
