@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import click
+import columns as parquet
 import traced
 from click.testing import CliRunner
 
@@ -156,6 +157,11 @@ def kit() -> str:
     return "\n".join(shown)
 
 
+def columns() -> str:
+    """The columns of the Parquet files that `hgms report` writes."""
+    return parquet.tables()
+
+
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
     return [found for found in registry.default().components(kind) if found.plugin.distribution in own]
@@ -227,7 +233,7 @@ def _escaped(text: str) -> str:
 
 
 MAKERS: dict[str, Callable[[], str]] = {
-    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, step, api, programs, plugins, kit)
+    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, step, api, programs, plugins, kit, columns)
 }
 
 

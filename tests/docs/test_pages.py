@@ -45,19 +45,48 @@ def test_generated_parts_are_fresh() -> None:
     assert done.returncode == 0, f"run `python docs/generate.py`; stale:\n{done.stdout}{done.stderr}"
 
 
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can lead to on a page: its headings, spelt as GitHub and MyST spell them, the second of one name with -1."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", prose(page), re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(next(each for each in (name, *(f"{name}-{i}" for i in range(1, 100))) if each not in found))
+    return found
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=called)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
-    missing = [link for link in links if link and not link.startswith("https://") and not (page.parent / link).exists()]
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        where, _, anchor = link.partition("#")
+        if link.startswith("https://"):
+            continue
+        target = page.parent / where if where else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            missing.append(link)
     assert not missing
+
+
+def test_a_link_to_a_heading_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `name`, and f(x)\n\n```text\n# no heading\n```\n\n## Twice\n\n## Twice\n[a](#twice-1)\n[b](gone.md#x)\n"
+    )
+    assert anchors(page) == {"a-name-and-fx", "twice", "twice-1"}
+    with pytest.raises(AssertionError, match="gone"):
+        test_links_lead_somewhere(page)
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = {DOCS / "index.md"}
     for page in PAGES[1:]:
         for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            listed |= {page.parent / f"{line}.md" for line in tree.split() if not line.startswith(":") and line != "2"}
+            listed |= {page.parent / f"{line}.md" for line in tree.splitlines() if line and not line.startswith(":")}
     assert listed == set(PAGES[1:])
 
 
