@@ -34,10 +34,14 @@ for project in sys.argv[2:]:
 """
 
 COMMANDS = """
-import json, sys
-from pathlib import Path
+import importlib, json, sys
 from click.testing import CliRunner
 from hgms_core.cli import main
+from hgms_core.testing import imports
+for line in sys.argv[1:]:
+    if line.startswith("check|"):
+        module = importlib.import_module(line.partition("|")[2].partition(":")[0])
+        imports.announce(module.__name__)  # all are imported in one watched interpreter
 told = {}
 for line in sys.argv[1:]:
     done = CliRunner().invoke(main, line.split("|"))
