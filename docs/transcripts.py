@@ -1,0 +1,190 @@
+"""The pages' console blocks say what the commands print now: ``python docs/transcripts.py [--check] [PAGE …]``.
+
+Runs every block of a page (tests/docs/run_page.py) and writes the output of each ``$ hgms …`` anew. The rules:
+
+- what is different in every run is masked by ``...``: seconds, memory, versions, dates, absolute paths, and the hash in a run
+  folder's name; the warning that a plugin was slow to import is left out; the lines that count the finished runs of a
+  comparison (``[3/6] …``) become one line ``...``;
+- where the author put ``...`` on a line of its own, text is left out there, unless the whole has at most ``SHORT`` lines: then
+  it is shown;
+- a line longer than ``WIDE`` characters keeps an author's ``...`` inside it;
+- a command without output on the page stays without.
+
+The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE`` (processors round differently, and a run
+makes much of it), those behind ± by any amount, and columns may be as wide as they like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN_PAGE = ROOT / "tests" / "docs" / "run_page.py"
+
+CUT = "..."
+SHORT = 12
+WIDE = 135
+CLOSE = 0.1
+ROUNDING = 1e-6
+"""Numbers below this are errors of rounding, and any two of them are the same."""
+
+VARYING_COLUMNS = frozenset({"seconds", "peak MiB", "version"})
+PROGRESS = re.compile(r"\[\d+/\d+\] ")
+SLOW = re.compile(r"warning: .* its import took ")
+MASKS = (
+    (re.compile(r"(outer steps?), [\d.]+ s,"), rf"\1, {CUT} s,"),
+    (re.compile(r"\b(after|in) [\d.]+ s\b"), rf"\1 {CUT} s"),
+    (re.compile(r"\b[\d.]+ (ms|s|MiB|GiB|MB|GB)(?= |$|[,;)])"), rf"{CUT} \1"),
+    (re.compile(r"\bhgms \d+\.\d+\.\d+\w*"), f"hgms {CUT}"),
+    (re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?"), CUT),
+    (re.compile(r"-[0-9a-f]{8}(?=/|\s|$)"), f"-{CUT}"),
+)
+
+
+def masked(output: str, folder: str = "") -> list[str]:
+    """The lines of an output without what varies, without blank lines around tables and at the ends."""
+    lines: list[str] = []
+    for line in output.replace(folder + os.sep, CUT + "/").splitlines() if folder else output.splitlines():
+        if SLOW.match(line):
+            continue
+        if not PROGRESS.match(line):
+            lines.append(line.rstrip())
+        elif lines[-1:] != [CUT]:
+            lines.append(CUT)
+    _mask_columns(lines)
+    for pattern, instead in MASKS:
+        lines = [pattern.sub(instead, line).rstrip() for line in lines]
+    kept = [line for line, after in pairwise([*lines, ""]) if line or after]
+    return kept[1:] if kept and not kept[0] else kept
+
+
+def _mask_columns(lines: list[str]) -> None:
+    for at in range(1, len(lines)):
+        if not re.fullmatch(r"\s*─{5,}", lines[at]):
+            continue
+        names = list(re.finditer(r"\S+(?: \S+)*", lines[at - 1]))
+        ends = [following.start() for following in names[1:]] + [None]
+        for row in range(at + 1, len(lines)):
+            if not lines[row]:
+                break
+            for name, end in reversed(list(zip(names, ends, strict=True))):
+                cell = lines[row][name.start() : end]
+                if name[0] in VARYING_COLUMNS and cell.strip():
+                    instead = CUT.ljust(len(cell)) if end is not None else CUT
+                    lines[row] = lines[row][: name.start()] + instead + (lines[row][end:] if end is not None else "")
+
+
+def renewed(shown: str, output: str, folder: str = "") -> str:
+    """What the page should show, given what it shows and what the command printed."""
+    if not shown.strip():
+        return shown
+    old, now = [line.rstrip() for line in shown.rstrip("\n").splitlines()], masked(output, folder)
+    lines = _narrowed(old, now) if CUT not in old or len(now) <= SHORT else _cut(old, now)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _narrowed(old: list[str], now: list[str]) -> list[str]:
+    """All lines; a long one as the author has shortened it."""
+    shortened = [line for line in old if CUT in line and line != CUT]
+    return [
+        next((short for short in shortened if _stands_for(short, line)), line) if len(line) > WIDE else line for line in now
+    ]
+
+
+def _cut(old: list[str], now: list[str]) -> list[str]:
+    """The parts that the author shows, found again in what is printed now, each as long as it was."""
+    lines: list[str] = []
+    place = 0
+    first_cut, last_cut = old[0] == CUT, old[-1] == CUT
+    text = "\n".join(old[int(first_cut) : len(old) - int(last_cut)])
+    segments = [part.split("\n") for part in re.split(rf"(?m)^{re.escape(CUT)}$\n?", text) if part.strip()]
+    segments = [part[:-1] if not part[-1] else part for part in segments]
+    for number, part in enumerate(segments):
+        if number or first_cut:
+            lines.append(CUT)
+        if number == len(segments) - 1 and not last_cut:
+            place = max(place, len(now) - len(part))
+        elif number or first_cut:
+            place = _found(part[0], now, place)
+        lines += _narrowed(part, now[place : place + len(part)])
+        place += len(part)
+    return lines + [CUT] * (last_cut or not segments)
+
+
+def _found(line: str, now: list[str], start: int) -> int:
+    """Where a shown line is now: the line that it stands for, else the most similar one."""
+    for place in range(start, len(now)):
+        if _stands_for(line, now[place]):
+            return place
+    likeness = [difflib.SequenceMatcher(None, line, each).ratio() for each in now[start:]]
+    return start + max(range(len(likeness)), key=likeness.__getitem__) if likeness else start
+
+
+def _stands_for(short: str, line: str) -> bool:
+    parts = [re.escape(part) for part in " ".join(short.split()).split(CUT)]
+    return re.fullmatch(".*?".join(parts), " ".join(line.split())) is not None
+
+
+def differences(shown: str, wanted: str) -> list[str]:
+    """Lines in which a page differs from what it should show, beyond what may differ."""
+    old, new = _comparable(shown), _comparable(wanted)
+    if len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True)):
+        return []
+    pairs = difflib.ndiff([" ".join(line) for line in old], [" ".join(line) for line in new])
+    return [line for line in pairs if not line.startswith("? ")]
+
+
+def _comparable(text: str) -> list[list[str]]:
+    return [re.sub("─{5,}", "─", line).split() for line in text.splitlines() if line.strip()]
+
+
+def _same(a: list[str], b: list[str]) -> bool:
+    return len(a) == len(b) and all(
+        x == y or (i > 0 and a[i - 1] == b[i - 1] == "±" and _number(x) is not None and _number(y) is not None) or _close(x, y)
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
+    )
+
+
+def _close(x: str, y: str) -> bool:
+    a, b = _number(x), _number(y)
+    if a is None or b is None:
+        return False
+    return abs(a - b) <= CLOSE * max(abs(a), abs(b)) or max(abs(a), abs(b)) < ROUNDING
+
+
+def _number(token: str) -> float | None:
+    """A number with a decimal point or an exponent; an integer is a count, and has to be right."""
+    found = re.fullmatch(r"\(?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[),;]?", token)
+    return float(found[1]) if found and re.search(r"[.e]", found[1]) else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes the output of the console blocks of pages anew.")
+    parser.add_argument("--check", action="store_true", help="only say what is stale")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE")
+    arguments = parser.parse_args()
+    pages = arguments.pages or [
+        page
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        if not {"_build", "examples"} & set(page.parts) and "\n```console\n" in page.read_text(encoding="utf-8")
+    ]
+    stale = False
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, str(RUN_PAGE), str(page.resolve()), *([] if arguments.check else ["--write"])]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False)
+        stale |= done.returncode != 0
+        print(f"{page}: {done.stdout.strip() if done.returncode == 0 else done.stderr.strip()}")
+    return int(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The rules by which a page's console blocks are compared and written anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+
+import transcripts
+
+OUTPUT = """\
+warning: plugin 'slow' (hgms-slow 1.0): its import took 3.1 s, and every command waits for it
+[1/2] quadratic, uniform, seed 0: done after 0.6 s
+[2/2] quadratic, hg-ms, seed 0: done after 4.1 s
+quadratic: 3 outer steps each
+                                                                \n\
+ method    value ↓       outer steps   seconds   peak MiB   note
+ ────────────────────────────────────────────────────────────────
+ uniform   1.5 ± 6.4     3             0.1972    293.4
+ hg-ms     0.904 ± 3.9   3             2.103     333.8      ahead
+                                                                \n\
+  3 outer steps, 2.9 s, 781 oracle calls
+  runs/quadratic/hg-ms-78f80f8f/seed-0, /somewhere/else/it.toml, hgms 0.1.0, 12.5 MiB on 2026-11-21
+"""
+SHOWN = """\
+...
+quadratic: 3 outer steps each
+
+ method    value ↓       outer steps   seconds   peak MiB   note
+ ────────────────────────────────────────────────────────────────
+ uniform   1.5 ± 6.4     3             ...       ...
+ hg-ms     0.904 ± 3.9   3             ...       ...        ahead
+
+  3 outer steps, ... s, 781 oracle calls
+  runs/quadratic/hg-ms-.../seed-0, .../it.toml, hgms ..., ... MiB on ...
+"""
+
+
+def test_what_varies_is_masked_and_the_rest_is_shown() -> None:
+    assert transcripts.renewed("...\n", OUTPUT, "/somewhere/else") == SHOWN
+    assert transcripts.differences(SHOWN, transcripts.renewed(SHOWN, OUTPUT, "/somewhere/else")) == []
+
+
+def test_another_run_of_the_same_is_no_difference() -> None:
+    again = OUTPUT.replace("2.103     ", "99.7      ").replace("78f80f8f", "0123abcd").replace("0.904 ± 3.9", "0.911 ± 12.5")
+    assert transcripts.differences(SHOWN, transcripts.renewed(SHOWN, again, "/somewhere/else")) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("781 oracle", "782 oracle"),
+        ("0.904 ±", "1.404 ±"),
+        ("ahead", "behind"),
+        ("quadratic: 3", "quadratic: 4"),
+        (" uniform   1.5 ± 6.4     3             0.1972    293.4\n", ""),
+        ("quadratic: 3 outer steps each\n", "quadratic: 3 outer steps each\nnote: another line\n"),
+        ("value ↓", "value ↑"),
+    ],
+)
+def test_what_changed_is_said(before: str, after: str) -> None:
+    assert before in OUTPUT
+    assert transcripts.differences(SHOWN, transcripts.renewed(SHOWN, OUTPUT.replace(before, after), "/somewhere/else"))
+
+
+LONG = "first\n" + "".join(f" row {i} of many\n" for i in range(30)) + "\nlast: 7 of 30\n"
+
+
+def test_a_long_output_keeps_the_authors_cuts_and_renews_what_is_shown() -> None:
+    shown = "first\n...\n row 7 of some\n row 8 of some\n...\nlast: 6 of 30\n"
+    assert transcripts.renewed(shown, LONG) == "first\n...\n row 7 of many\n row 8 of many\n...\nlast: 7 of 30\n"
+    assert transcripts.renewed("...\nlast ...\n", LONG) == "...\nlast: 7 of 30\n"
+    assert transcripts.renewed("first\n...\n", LONG) == "first\n...\n"
+    assert transcripts.renewed("...\n", LONG) == "...\n"
+
+
+def test_dots_inside_a_line_hide_nothing_unless_the_line_is_too_long() -> None:
+    assert transcripts.renewed("error: no ... here\n", "error: no such thing here\n") == "error: no such thing here\n"
+    known = ", ".join(f"name-{i}" for i in range(40))
+    shown = "error: unknown 'x' (known: ...)\n"
+    assert transcripts.renewed(shown, f"error: unknown 'x' (known: {known})\n") == shown
+    assert transcripts.renewed(shown, f"error: unknown 'y' (known: {known})\n") == f"error: unknown 'y' (known: {known})\n"
+
+
+def test_no_output_on_the_page_asks_for_none() -> None:
+    assert transcripts.renewed("", LONG) == ""
+    assert transcripts.renewed("\n", LONG) == "\n"
