@@ -57,7 +57,7 @@ class Stranger:
         }
         told = {**passed, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "HGMS_STRICT_PLUGINS": "1"}
         command = [str(self.prefix / "bin" / program), *arguments]
-        return subprocess.run(command, cwd=self.home, env=told, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(command, cwd=self.home, env=told, capture_output=True, text=True, timeout=600, check=False)
 
     def says(self, program: str, *arguments: str) -> str:
         done = self.does(program, *arguments)

@@ -50,7 +50,9 @@ def solved(problem: Problem, theta: Tree, classes: int) -> Tree:
     }
 
 
-@parametrize_with_checks([*TASKS.values(), FeaturePenalties(dataset="wine", noise="gaussian", noise_features=20)])
+@parametrize_with_checks(
+    [TASKS["breast-cancer"], TASKS["diabetes"], FeaturePenalties(dataset="wine", noise="gaussian", noise_features=20)]
+)
 def test_conformance(component, check):
     check(component)
 
