@@ -11,7 +11,8 @@ Runs every block of a page (tests/docs/run_page.py) and writes the output of eac
 - a command without output on the page stays without.
 
 The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE`` (processors round differently, and a run
-makes much of it), those behind ± by any amount, and columns may be as wide as they like.
+makes much of it), differences by as much of the largest number of their line, those behind ± by any amount, and columns may be
+as wide as they like.
 """
 
 from __future__ import annotations
@@ -147,17 +148,21 @@ def _comparable(text: str) -> list[list[str]]:
 
 
 def _same(a: list[str], b: list[str]) -> bool:
-    return len(a) == len(b) and all(
-        x == y or (i > 0 and a[i - 1] == b[i - 1] == "±" and _number(x) is not None and _number(y) is not None) or _close(x, y)
-        for i, (x, y) in enumerate(zip(a, b, strict=True))
-    )
+    if len(a) != len(b):
+        return False
+    largest = max((abs(number) for number in map(_number, a) if number is not None), default=0.0)
+    before = ["", *a]
+    return all(x == y or _close(x, y, before[i], largest) for i, (x, y) in enumerate(zip(a, b, strict=True)))
 
 
-def _close(x: str, y: str) -> bool:
+def _close(x: str, y: str, before: str, largest: float) -> bool:
     a, b = _number(x), _number(y)
     if a is None or b is None:
         return False
-    return abs(a - b) <= CLOSE * max(abs(a), abs(b)) or max(abs(a), abs(b)) < ROUNDING
+    size = max(abs(a), abs(b))
+    # a difference (+0.09) is as uncertain as the numbers it is taken of, which stand in the same line
+    scale = largest if x[0] in "+-" else size
+    return before == "±" or size < ROUNDING or abs(a - b) <= CLOSE * scale
 
 
 def _number(token: str) -> float | None:
