@@ -19,7 +19,7 @@ import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.composition import Composition
-from hgms_core.errors import HgmsError
+from hgms_core.errors import HgmsError, PluginError
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
 
 BESIDES = {
@@ -83,9 +83,10 @@ class _Commands(click.Group):
         for info, impl in host.implementations("hgms_register_commands"):
             scratch = click.Group()
             try:
-                impl.function(*[scratch for _ in impl.argnames])
-            except Exception as error:
-                host.blame(info, error, part=True)
+                with host.watched(info):
+                    impl.function(*[scratch for _ in impl.argnames])
+            except (Exception, SystemExit) as error:
+                host.blame(info, PluginError(f"hgms_register_commands raised {plugins.describe(error)}"), part=True)
                 continue
             for name, command in scratch.commands.items():
                 if name in self.commands or name in BESIDES or name in found:

@@ -127,24 +127,40 @@ def watched() -> Iterator[Watch]:
     What it prints goes to stderr, so that it cannot spoil ``--json``; torch's defaults, the working directory and the handler
     of Ctrl-C are put back. A deprecated hook is noted instead of warned about where nobody sees it.
     """
-    seen, before, caught = Watch(), _settings(), []
+    seen = Watch()
+    caught: list[warnings.WarningMessage] = []
     started = time.perf_counter()
     try:
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(_Noted(seen)):
+        with (
+            undone() as seen.changed,
+            warnings.catch_warnings(record=True) as caught,
+            contextlib.redirect_stdout(_Noted(seen)),
+        ):
             warnings.simplefilter("always", HookDeprecated)
             yield seen
     finally:
         seen.seconds = time.perf_counter() - started
-        for name, (value, restore) in before.items():
-            after = _settings()[name][0]
-            if after != value:
-                restore(value)
-                seen.changed.append(f"{name} from {_told(value)} to {_told(after)}")
         for each in caught:
             if issubclass(each.category, HookDeprecated):
                 seen.deprecated.append(str(each.message))
             else:  # not ours to judge
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+@contextlib.contextmanager
+def undone() -> Iterator[list[str]]:
+    """Puts back what was changed for the whole process: torch's defaults, the working directory, the handler of Ctrl-C. What it
+    was is in the list afterwards."""
+    changed: list[str] = []
+    before = _settings()
+    try:
+        yield changed
+    finally:
+        for name, (after, _) in _settings().items():
+            value, restore = before[name]
+            if after != value:
+                restore(value)
+                changed.append(f"{name} from {_told(value)} to {_told(after)}")
 
 
 class _Noted(io.TextIOBase):

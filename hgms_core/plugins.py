@@ -30,12 +30,22 @@ import pluggy
 from attrs import frozen
 
 from hgms_core import hookspecs
-from hgms_core.discovery import FIRST_PARTY, Watch, canonical, import_plugin, install_line, installed, versions_of, watched
+from hgms_core.discovery import (
+    FIRST_PARTY,
+    Watch,
+    canonical,
+    import_plugin,
+    install_line,
+    installed,
+    undone,
+    versions_of,
+    watched,
+)
 from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
 
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
-"""Seconds that the import of a plugin may take before it is said: every command waits for it."""
+"""Seconds that the import of somebody's plugin may take before it is said: every command waits for it."""
 
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
@@ -83,6 +93,7 @@ class Host:
         self._manager = pluggy.PluginManager("hgms")
         self._manager.add_hookspecs(hookspecs)
         self._silenced: set[str] = set()
+        self._told: set[str] = set()
 
     @classmethod
     def load(cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False) -> Host:
@@ -121,7 +132,9 @@ class Host:
             if info.name in self._silenced:
                 continue
             try:
-                impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
+                with undone() as changed:
+                    impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
+                self._say_changed(info, changed)
             except (Exception, SystemExit) as error:
                 if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
                     raise
@@ -175,8 +188,13 @@ class Host:
         """:func:`hgms_core.discovery.watched`, with what was seen noted on the plugin."""
         with watched() as seen:
             yield seen
-        if seen.changed and info.name in self.infos:
-            self.note(info, f"it changed {' and '.join(seen.changed)}, for everybody; this was undone")
+        self._say_changed(info, seen.changed)
+
+    def _say_changed(self, info: PluginInfo, changed: list[str]) -> None:
+        """Once of a plugin: an observer would have it said at every step."""
+        if changed and info.name in self.infos and info.name not in self._told:
+            self._told.add(info.name)
+            self.note(info, f"it changed {' and '.join(changed)}, for everybody; this was undone")
 
     def _load_installed(self) -> None:
         found = installed()
@@ -232,7 +250,7 @@ class Host:
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
         self.infos[info.name] = attrs.evolve(self.infos[info.name], seconds=seen.seconds)
-        if seen.seconds > SLOW:
+        if seen.seconds > SLOW and info.distribution != FIRST_PARTY:
             self.note(info, f"its import took {seen.seconds:.1f} s, and every command waits for it; import heavy things at use")
         if seen.printed:
             self.note(info, "it prints while it is imported (shown on stderr)")

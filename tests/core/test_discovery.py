@@ -251,3 +251,16 @@ class TestFilesNamedByAPerson:
             Host().add(str(tmp_path / "wrong.py"))
         assert "hgms_file_wrong" not in sys.modules
         assert os.getcwd()
+
+
+@pytest.mark.parametrize("change", ["torch.set_default_dtype(torch.float64)", "torch.set_grad_enabled(False)", "os.chdir('/')"])
+def test_an_observer_changes_nothing_for_the_run_and_is_told_of_once(
+    site: Site, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = installed(site, f"import os, torch\n{HOOK}@hookimpl\ndef hgms_step_finished():\n    {change}\n")
+    before = {name: value for name, (value, _) in discovery._settings().items()}
+    for _ in range(3):
+        host.notify("hgms_step_finished", run=RUN, record={})
+        assert {name: value for name, (value, _) in discovery._settings().items()} == before
+    assert host.infos["odd"].status == "loaded"
+    assert caplog.text.count("for everybody; this was undone") == 1
