@@ -39,6 +39,7 @@ ROUNDING = 1e-6
 
 VARYING_COLUMNS = frozenset({"seconds", "peak MiB", "version"})
 PROGRESS = re.compile(r"\[\d+/\d+\] ")
+RULE = re.compile(r"\s*─{5,}")
 SLOW = re.compile(r"warning: .* its import took ")
 MASKS = (
     (re.compile(r"(outer steps?), [\d.]+ s,"), rf"\1, {CUT} s,"),
@@ -69,7 +70,7 @@ def masked(output: str, folder: str = "") -> list[str]:
 
 def _mask_columns(lines: list[str]) -> None:
     for at in range(1, len(lines)):
-        if not re.fullmatch(r"\s*─{5,}", lines[at]):
+        if not RULE.fullmatch(lines[at]):
             continue
         names = list(re.finditer(r"\S+(?: \S+)*", lines[at - 1]))
         ends = [following.start() for following in names[1:]] + [None]
@@ -115,8 +116,11 @@ def _cut(old: list[str], now: list[str]) -> list[str]:
             place = max(place, len(now) - len(part))
         elif number or first_cut:
             place = _found(part[0], now, place)
-        lines += _narrowed(part, now[place : place + len(part)])
-        place += len(part)
+        length = len(part)
+        if not any(map(RULE.fullmatch, part)):  # the rule under a table's header comes with it
+            length += sum(RULE.fullmatch(line) is not None for line in now[place : place + length])
+        lines += _narrowed(part, now[place : place + length])
+        place += length
     return lines + [CUT] * (last_cut or not segments)
 
 

@@ -75,6 +75,8 @@ def test_a_long_output_keeps_the_authors_cuts_and_renews_what_is_shown() -> None
     assert transcripts.renewed("...\nlast ...\n", LONG) == "...\nlast: 7 of 30\n"
     assert transcripts.renewed("first\n...\n", LONG) == "first\n...\n"
     assert transcripts.renewed("...\n", LONG) == "...\n"
+    table = LONG.replace(" row 6 of many\n", " name\n ─────────\n")
+    assert transcripts.renewed("...\n name\n row 7 ...\n...\n", table) == "...\n name\n ─────────\n row 7 of many\n...\n"
 
 
 def test_dots_inside_a_line_hide_nothing_unless_the_line_is_too_long() -> None:
