@@ -25,6 +25,9 @@ from attrs import define, field, frozen
 
 from hgms_core.errors import MissingExtra, PluginError, closest
 
+Settings = dict[str, tuple[Any, Callable[[Any], Any]]]
+"""What a process has one of, by name: the value and how to set it."""
+
 GROUP = "hgms"
 FIRST_PARTY = "hgms"
 
@@ -148,15 +151,15 @@ def watched() -> Iterator[Watch]:
 
 
 @contextlib.contextmanager
-def undone() -> Iterator[list[str]]:
+def undone(before: Settings | None = None) -> Iterator[list[str]]:
     """Puts back what was changed for the whole process: torch's defaults, the working directory, the handler of Ctrl-C. What it
-    was is in the list afterwards."""
+    was is in the list afterwards. ``before`` is what to go back to, where that is known (:func:`settings` takes 20 µs)."""
     changed: list[str] = []
-    before = _settings()
+    before = settings() if before is None else before
     try:
         yield changed
     finally:
-        for name, (after, _) in _settings().items():
+        for name, (after, _) in settings().items():
             value, restore = before[name]
             if after != value:
                 restore(value)
@@ -178,9 +181,9 @@ class HookDeprecated(DeprecationWarning):
     """The warning of a hook that will go: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4; implement … instead"))``."""
 
 
-def _settings() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+def settings() -> Settings:
     """What a process has one of: the present value and how to set it."""
-    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    found: Settings = {
         "torch's default dtype": (torch.get_default_dtype(), torch.set_default_dtype),
         "torch's default device": (torch.get_default_device(), torch.set_default_device),
         "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
@@ -190,11 +193,17 @@ def _settings() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
             torch.get_float32_matmul_precision(),
             torch.set_float32_matmul_precision,
         ),
-        "the working directory": (os.getcwd(), os.chdir),
+        "the working directory": (_folder(), lambda old: old and os.chdir(old)),
     }
     if threading.current_thread() is threading.main_thread():
         found["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
     return found
+
+
+def _folder() -> str | None:
+    with contextlib.suppress(OSError):  # it may have been removed under us
+        return os.getcwd()
+    return None
 
 
 def _told(value: Any) -> str:

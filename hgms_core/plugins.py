@@ -16,7 +16,6 @@ What happens to a plugin that fails:
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 import traceback
@@ -37,6 +36,7 @@ from hgms_core.discovery import (
     import_plugin,
     install_line,
     installed,
+    settings,
     undone,
     versions_of,
     watched,
@@ -128,11 +128,11 @@ class Host:
         Only what a person asked for and cannot have (ConfigError, MissingExtra at the start of a run) stops the run: better now
         than a night without the curves.
         """
-        for info, impl in self.implementations(hook):
-            if info.name in self._silenced:
-                continue
+        observers = [(info, impl) for info, impl in self.implementations(hook) if info.name not in self._silenced]
+        before = settings() if observers else {}
+        for info, impl in observers:
             try:
-                with undone() as changed:
+                with undone(before) as changed:
                     impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
                 self._say_changed(info, changed)
             except (Exception, SystemExit) as error:
@@ -304,7 +304,9 @@ def notify(hook: str, **arguments: Any) -> None:
 
 def _own_copy(value: Any) -> Any:
     """An observer may do with a record what it likes: neither the run nor another observer sees it."""
-    return copy.deepcopy(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _own_copy(each) for key, each in value.items()}
+    return [_own_copy(each) for each in value] if isinstance(value, list) else value
 
 
 def _ensure_api(plugin: object) -> None:

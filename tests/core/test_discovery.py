@@ -150,12 +150,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["imported", "asked"])
 def test_what_it_changes_for_everybody_is_undone_and_said(site: Site, change: str, when: str) -> None:
-    before = {name: value for name, (value, _) in discovery._settings().items()}
+    before = {name: value for name, (value, _) in discovery.settings().items()}
     body = "from hgms_core import hookimpl\nimport os, signal, torch\n"
     hook = "@hookimpl\ndef hgms_register_linear_solvers():\n"
     source = body + (change + "\n" + hook if when == "imported" else hook + f"    {change}\n") + "    return []\n"
     info = installed(site, source).infos["odd"]
-    assert {name: value for name, (value, _) in discovery._settings().items()} == before
+    assert {name: value for name, (value, _) in discovery.settings().items()} == before
     assert info.status == "loaded"
     (note,) = [each for each in info.notes if "took" not in each]  # a switch of torch's may import much
     assert note.startswith(f"it changed {CHANGES[change]}")
@@ -258,9 +258,9 @@ def test_an_observer_changes_nothing_for_the_run_and_is_told_of_once(
     site: Site, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = installed(site, f"import os, torch\n{HOOK}@hookimpl\ndef hgms_step_finished():\n    {change}\n")
-    before = {name: value for name, (value, _) in discovery._settings().items()}
+    before = {name: value for name, (value, _) in discovery.settings().items()}
     for _ in range(3):
         host.notify("hgms_step_finished", run=RUN, record={})
-        assert {name: value for name, (value, _) in discovery._settings().items()} == before
+        assert {name: value for name, (value, _) in discovery.settings().items()} == before
     assert host.infos["odd"].status == "loaded"
     assert caplog.text.count("for everybody; this was undone") == 1
