@@ -171,7 +171,7 @@ def _close(x: str, y: str, before: str, largest: float) -> bool:
 
 def _number(token: str) -> float | None:
     """A number with a decimal point or an exponent; an integer is a count, and has to be right."""
-    found = re.fullmatch(r"\(?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[),;]?", token)
+    found = re.fullmatch(r"[\[(]?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[\]),;]*", token)
     return float(found[1]) if found and re.search(r"[.e]", found[1]) else None
 
 
