@@ -22,6 +22,7 @@ from hgms_core.errors import (
     out_of_memory,
     unknown,
 )
+from hgms_core.folder import load_state, save_state
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
     CallableSolver,
@@ -116,11 +117,13 @@ __all__ = [
     "implicit",
     "learned_start",
     "load_images",
+    "load_state",
     "lower_solution",
     "norm",
     "out_of_memory",
     "repeat",
     "roles",
+    "save_state",
     "stack",
     "twice_differentiable_attention",
     "unknown",

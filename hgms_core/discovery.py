@@ -193,7 +193,7 @@ def settings() -> Settings:
             torch.get_float32_matmul_precision(),
             torch.set_float32_matmul_precision,
         ),
-        "the working directory": (_folder(), lambda old: old and os.chdir(old)),
+        "the working directory": (_folder(), lambda old: os.chdir(old) if old else None),
     }
     if threading.current_thread() is threading.main_thread():
         found["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))

@@ -190,7 +190,8 @@ class OuterSteps:
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
         if isinstance(self.optimizer, torch.optim.Optimizer):
-            self.optimizer.load_state_dict(state["optimizer"])
+            told = state["optimizer"]  # a file may have made strings of the parameters' numbers
+            self.optimizer.load_state_dict({**told, "state": {int(key): value for key, value in told["state"].items()}})
         else:
             self._memory = placed(state["optimizer"], next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):

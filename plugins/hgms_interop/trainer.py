@@ -4,17 +4,14 @@ asked for."""
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from hgms_core import CheckpointError, ConfigError, MissingExtra
+from hgms_core import CheckpointError, ConfigError, MissingExtra, load_state, save_state
 from hgms_interop.outer_steps import OuterSteps, logged
 
-FILE = "hypergradient.pt"
+FILE = "hypergradient.safetensors"
 
 
 class Hooks:
@@ -26,8 +23,8 @@ class Hooks:
 
     The names are ``hgms/upper_loss``, ``hgms/hypergradient_norm``, ``hgms/lower_gradient_norm``, ``hgms/residual``,
     ``hgms/iterations``, ``hgms/moved`` and ``hgms/converged`` (1 or 0); ``records`` has the outcomes in words. Every
-    checkpoint gets a file ``hypergradient.pt`` with θ, the outer optimiser and the place among the batches, from which a
-    resumed training goes on.
+    checkpoint gets a file ``hypergradient.safetensors`` with θ, the outer optimiser and the place among the batches, from which
+    a resumed training goes on.
 
     Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError where a training is resumed
     from a checkpoint without that file.
@@ -66,10 +63,7 @@ class Hooks:
 
     def save(self, folder: str | Path) -> None:
         """Writes the state into a checkpoint's folder, whole or not at all."""
-        path = Path(folder) / FILE
-        beside = path.with_suffix(".part")
-        torch.save(self.steps.state_dict(), beside)
-        os.replace(beside, path)
+        save_state(Path(folder) / FILE, self.steps.state_dict())
 
     def load(self, folder: str | Path) -> None:
         """Takes the state from a checkpoint's folder; a training that is resumed next starts with it."""
@@ -79,7 +73,7 @@ class Hooks:
                 f"the training goes on from a checkpoint, and {path} is not there: θ is unknown\n"
                 "  load it from the folder it is in with callback.load(…), or write θ as it is now there with callback.save(…)"
             )
-        self.steps.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self.steps.load_state_dict(load_state(path))
         self._loaded = True
 
 

@@ -12,7 +12,7 @@ import torch
 from helpers import F64, assert_same
 from torch import Tensor, nn
 
-from hgms_core import ConfigError
+from hgms_core import ConfigError, load_state, save_state
 from hgms_interop import OuterSteps
 from hgms_outer import Adam, Sgd
 
@@ -150,8 +150,8 @@ class TestSteps:
         whole, first, second = made(), made(), made()
         go(*whole, range(1, 6))
         go(*first, range(1, 4))
-        torch.save(first[1].state_dict(), tmp_path / "state.pt")
-        second[1].load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        save_state(tmp_path / "state.safetensors", first[1].state_dict())
+        second[1].load_state_dict(load_state(tmp_path / "state.safetensors"))
         go(*second, range(4, 6))
         assert torch.equal(whole[0], second[0])
         assert whole[1].records == second[1].records

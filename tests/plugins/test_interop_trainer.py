@@ -140,7 +140,7 @@ class TestTrainer:
         again, second = run("a", 2)
         assert torch.equal(whole, again)
         assert first.records == second.records
-        (tmp_path / "a" / "checkpoint-2" / "hypergradient.pt").unlink()
+        (tmp_path / "a" / "checkpoint-2" / "hypergradient.safetensors").unlink()
         with pytest.raises(CheckpointError, match="θ is unknown"):
             run("a", 2)
 
