@@ -96,9 +96,7 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
             env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True,
         ).stdout.count(" loaded ")  # fmt: skip
         assert count == plugins, f"{count} plugins loaded"
-        pairs = [
-            (seconds(["-c", "import torch"], site), seconds(["-m", "hgms_core", "list"], site)) for _ in range(repeats)
-        ]
+        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms_core", "list"], site)) for _ in range(repeats)]
     return statistics.median(one for one, _ in pairs), statistics.median(two - one for one, two in pairs)
 
 

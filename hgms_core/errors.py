@@ -73,6 +73,21 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(each in str(error) for each in said)
 
 
+def once_differentiable(error: BaseException) -> bool:
+    """Whether an exception says that a second derivative was asked for where torch has only the first: of a fused kernel, or
+    through activations that are computed again.
+
+    >>> once_differentiable(RuntimeError("derivative for aten::_flash_attention_backward is not implemented"))
+    True
+    >>> once_differentiable(RuntimeError("shapes do not match"))
+    False
+    """
+    text = str(error)
+    missing = "derivative for aten::" in text and "not implemented" in text
+    again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
+    return isinstance(error, RuntimeError) and (missing or again or "differentiate twice a function" in text)
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like ``word``, ignoring case, or ``None``.
 

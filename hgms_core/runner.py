@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 
 from hgms_core import compat
 from hgms_core.budget import Budget
-from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, out_of_memory
+from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, once_differentiable, out_of_memory
 from hgms_core.folder import RunFolder, plain
 from hgms_core.hookspecs import RunInfo as RunInfo
 from hgms_core.problem import Data, Problem
@@ -126,6 +126,7 @@ def run(
     Raises:
         NumericalError: all candidates or the hypergradient were not finite; the last good state is on disk.
         OutOfMemory: with what to lower; the last good state is on disk.
+        ConfigError: the hypergradient asks for a second derivative of a loss that has none.
         CheckpointError: the folder is damaged, or holds another run.
 
     >>> from hgms_core.budget import Budget
@@ -163,6 +164,10 @@ def run(
         raise
     except BaseException as error:
         failure = error
+        if once_differentiable(error):
+            failure = ConfigError(current.no_second_derivative(error))
+            summary = current.end("failed", str(failure), validate=False)
+            raise failure from error
         if not out_of_memory(error):
             raise
         current.save()
@@ -316,6 +321,15 @@ class _Run:
         kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
         advice = _memory_knobs(self.info.config) or ["let the method and the problem take fewer rows or candidates at a time"]
         return "\n  ".join([f"step {self.step + 1}: out of memory: {_first_line(error)}", kept, *advice])
+
+    def no_second_derivative(self, error: BaseException) -> str:
+        """What to tell of a hypergradient that differentiates twice what can be differentiated once."""
+        return (
+            f"step {self.step + 1}: a loss has no second derivative here: {_first_line(error)}\n"
+            "  take a hypergradient of first order (through-step, carried, one-step with derivative = 'difference'), or\n"
+            "  products by differences (implicit with strategy = 'difference'); or let the model do without what stops it:\n"
+            "  eager attention, no activation checkpointing, no micro-batches"
+        )
 
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:

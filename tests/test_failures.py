@@ -6,14 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from click.testing import CliRunner, Result
 from filelock import FileLock
+from torch.utils.checkpoint import checkpoint
 
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import Budget, Pipeline, Problem
 from hgms_core.cli import main
 from hgms_core.errors import ConfigError
 from hgms_core.grid import load
+from hgms_core.running import RunFolder, run
+from hgms_hypergradients import Implicit
+from hgms_outer import Adam
+from hgms_selectors import First
 
 pytestmark = pytest.mark.plugins
 
@@ -170,3 +179,33 @@ def test_the_machines_own_memory_counts_too(error: BaseException, folder: Path, 
     assert done.exit_code == 1
     assert done.stderr.startswith("error: step 1: out of memory: ")
     assert "nothing was begun" in done.stderr
+
+
+def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -> None:
+    """Activations that are computed again have none, and neither have fused kernels; torch's own words say neither."""
+
+    weight = torch.eye(3) + 0.1
+
+    def layer(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return ((weight @ x).tanh() - t).square().sum()
+
+    problem = Problem(
+        theta0={"t": torch.zeros(3)},
+        x0={"x": torch.ones(3)},
+        g=lambda t, x, _: checkpoint(layer, x["x"], t["t"], use_reentrant=False),
+        f=lambda t, x, _: x["x"].square().sum(),
+    )
+    generator, estimator = Branches(count=1, steps=1, lr=0.1), Implicit(solver=CG())
+    method = Pipeline(generator=generator, selector=First(), hypergradient=estimator, outer=Adam())
+    folder = RunFolder(tmp_path)
+    folder.create("", {})
+    with pytest.raises(ConfigError) as caught:
+        run(method, problem, Budget(outer_steps=2), folder=folder)
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("step 1: a loss has no second derivative here: torch.utils.checkpoint: ")
+    assert rest[-1] == "  eager attention, no activation checkpointing, no micro-batches"
+    summary = folder.read_summary()
+    assert summary is not None
+    assert (summary["status"], summary["error"]) == ("failed", str(caught.value))
+    first_order = attrs.evolve(method, hypergradient=Implicit(solver=CG(), strategy="difference"))
+    assert run(first_order, problem, Budget(outer_steps=2)).summary["status"] == "done"

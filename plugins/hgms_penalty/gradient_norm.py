@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
 from hgms_penalty import shared
 
 
@@ -79,7 +79,7 @@ class GradientNorm:
             below = data.batch(None if index is None else index[0])
             above = shared.upper_batch(problem, key, self.upper_batch_size)
             upper, lower = shared.tracked(theta), shared.tracked(y)
-            with torch.enable_grad():
+            with torch.enable_grad(), twice_differentiable_attention():
                 g = problem.g(upper, lower, below)
                 grads = torch.autograd.grad(g, list(lower.values()), create_graph=True, materialize_grads=True)
                 squares = torch.stack([grad.square().sum() for grad in grads]).sum()

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
 
 positive: Any = validators.gt(0)
 size: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
@@ -70,7 +70,7 @@ class Soba:
         below, above = self._batches(problem, key)
         upper, lower = ([leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x))
         at, point = dict(zip(theta, upper, strict=True)), dict(zip(x, lower, strict=True))
-        with torch.enable_grad():
+        with torch.enable_grad(), twice_differentiable_attention():
             loss = problem.g(at, point, below)
             slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
             f = problem.f(at, point, above)
@@ -108,7 +108,7 @@ class Soba:
         below, _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
         rate = self.lr / (start["step"] + 1) ** self.decay
-        with torch.enable_grad():
+        with torch.enable_grad(), twice_differentiable_attention():
             loss = problem.g(theta, point, below)
             slopes = torch.autograd.grad(loss, list(point.values()), create_graph=True, materialize_grads=True)
             moved = {name: leaf.detach() - rate * slope for (name, leaf), slope in zip(point.items(), slopes, strict=True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from attrs import evolve
 from field_problems import pipeline, run, sphere_gap, tuned_penalty
 from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from hgms_branches import Branches
 from hgms_cg import CG
@@ -17,6 +19,7 @@ from hgms_core import Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_outer import Schedule, Sgd
+from hgms_penalty import GradientNorm
 from hgms_selectors import BestOfN, First
 from hgms_single_loop import Soba
 
@@ -172,3 +175,26 @@ def test_it_does_not_select_and_falls_short_on_the_sphere() -> None:
     selected = sphere_gap(pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60)
     assert selected < 0.01
     assert followed > 0.05
+
+
+@pytest.mark.parametrize("generator", [Soba(lr=0.1, v_lr=0.1), GradientNorm(lr=0.1, gamma=1.0)], ids=lambda each: each.name)
+def test_attention_inside_the_lower_loss_has_its_second_derivative(generator: Soba | GradientNorm) -> None:
+    """The fused kernels have only the first one; the result is that of attention written out."""
+
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-1) @ v
+
+    def problem(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Problem:
+        return Problem(
+            theta0={"t": normal(1, seed=1)},
+            x0={"x": normal(24, seed=2)},
+            g=lambda t, x, _: (attention(*(3 * [x["x"].view(1, 2, 3, 4)])).square().sum() - t["t"].sum()).square(),
+            f=lambda t, x, _: (x["x"] - 1).square().sum(),
+        )
+
+    found, wanted = (
+        soba(generator).step(one, soba(generator).init(one, 0), 0.0)[0]
+        for one in (problem(scaled_dot_product_attention), problem(written_out))
+    )
+    assert_same(found["theta"], wanted["theta"], rtol=1e-9, atol=1e-12)
+    assert_same(found["x"], wanted["x"], rtol=1e-9, atol=1e-12)
