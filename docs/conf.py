@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hgms_core
 
@@ -24,6 +24,7 @@ nitpicky = True
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
 html_title = f"HGMS {release}"
+html_math_renderer = "mathml"  # browsers show it by themselves: a page needs no network and no script
 # Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve; tests/docs follows them.
 suppress_warnings = ["myst.xref_missing"]
 
@@ -58,6 +59,18 @@ def show(app: Sphinx, exception: Exception | None) -> None:
     shutil.rmtree(NEW, ignore_errors=True)
 
 
+def formula(translator: Any, node: Any) -> None:
+    """TeX as MathML."""
+    from docutils.nodes import SkipNode
+    from latex2mathml.converter import convert
+
+    block = node.tagname == "math_block"
+    text = convert(node.astext(), display="block" if block else "inline")
+    translator.body.append(f'<div style="overflow: auto hidden; padding: 0.4em 0">{text}</div>' if block else text)
+    raise SkipNode
+
+
 def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("builder-inited", draw)
     app.connect("build-finished", show)
