@@ -124,6 +124,21 @@ def _attribute_docs() -> dict[str, tuple[str, str]]:
     return found
 
 
+def kinds() -> str:
+    """Each kind of component: its protocol, its hook, its methods and an example that runs."""
+    shown = []
+    for kind in registry.KINDS.values():
+        methods = "\n".join(f"{name}{_signature(one)}" for name, one in kind.methods().items())
+        text = _whole_doc(kind.protocol)
+        shown.append(f"## {kind.protocol.__name__}\n\nRegistered by `{kind.hook}`.\n\n```text\n{methods}\n```\n\n{text}\n")
+    return "\n".join(shown)
+
+
+def _signature(signature: inspect.Signature) -> str:
+    bare = [one.replace(annotation=inspect.Parameter.empty) for name, one in signature.parameters.items() if name != "self"]
+    return f"({', '.join(map(str, bare))}) -> {signature.return_annotation}"
+
+
 def step() -> str:
     """Every call of a run with one outer step, in order, as they happened in one."""
     return f"```text\n{traced.calls_of_a_step()}\n```\n"
@@ -213,11 +228,13 @@ def _whole_doc(thing: Any) -> str:
     parts = []
     for part in inspect.cleandoc(thing.__doc__).split("\n\n"):
         if part.startswith(">>> "):
-            parts.append("```{code-block} python\n" + re.sub(r"^(>>>|\.\.\.) ?", "", part, flags=re.MULTILINE) + "\n```")
+            code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # what it gives
+            code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
+            parts.append("```{code-block} python\n" + code + "\n```")
         elif part.startswith(".. versionadded:: "):
             parts.append(f"*Since {part.removeprefix('.. versionadded:: ')}.*")
         else:
-            text = " ".join(part.split()).replace("``", "`")
+            text = re.sub(r" - (?=`)", "\n- ", " ".join(part.split()).replace("``", "`"))
             parts.append(re.sub(r"^Called: (.*)", r"**Called** \1", text))
     return "\n\n".join(parts)
 
@@ -233,7 +250,8 @@ def _escaped(text: str) -> str:
 
 
 MAKERS: dict[str, Callable[[], str]] = {
-    maker.__name__: maker for maker in (commands, run_keys, component_keys, hooks, step, api, programs, plugins, kit, columns)
+    maker.__name__: maker
+    for maker in (commands, run_keys, component_keys, hooks, kinds, step, api, programs, plugins, kit, columns)
 }
 
 

@@ -329,7 +329,7 @@ class Comparison:
         for each in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
             said.append(
-                f"sweep: {each['task']}, {each['method']}: trial {each['chosen']} of {len(each['trials'])} ({chosen})"
+                f"sweep: {each['task']}, {each['method']}: trial {each['chosen'] + 1} of {len(each['trials'])} ({chosen})"
                 + (f"; {lost} trials failed" if (lost := sum(one["loss"] is None for one in each["trials"])) else "")
                 + (f"; {each['note']}" if each["note"] else "")
             )
@@ -449,7 +449,12 @@ def _gather(
     tables = []
     for task, by_method in runs.items():
         metric = grid.metrics[task]
-        not_swept = {method: ["not swept"] for method in by_method if (task, method) not in swept} if planned else {}
+        notes = {
+            method: ["all candidates equal: set the generator's noise"] for method in by_method if _alike(by_method[method])
+        }
+        for method in by_method if planned else ():
+            if (task, method) not in swept:
+                notes.setdefault(method, []).append("not swept")
         tables.append(
             table(
                 by_method,
@@ -458,10 +463,17 @@ def _gather(
                 task=task,
                 higher_is_better=next(one for key, one in grid.pairs.items() if key[0] == task).task.metrics[metric],
                 failed={method: sum(one.task == task and one.method == method for one in failures) for method in by_method},
-                notes=not_swept,
+                notes=notes,
             )
         )
     return Comparison(tables=tables, failures=failures, sweeps=[one.as_dict() for one in planned], grid=grid)
+
+
+def _alike(runs: Sequence[StoredRun]) -> bool:
+    """Whether there were several candidates and never a difference between them: nothing was selected. With one candidate the
+    gap is infinite, and other methods have none: both read as NaN."""
+    gaps = [run.columns(["gap"])["gap"][1:] for run in runs]
+    return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
 
 
 def compare(
@@ -481,8 +493,9 @@ def compare(
 ) -> Comparison:
     """``hgms compare`` from Python: every task with every method and seed under one budget, in run folders below ``out``.
 
-    Tasks and methods are names, tables as in a grid file (``{"name": "hg-ms", "label": …, "outer.lr": …}`` with nested keys) or
-    objects of registered classes. Results that are on disk already are used.
+    Tasks and methods are names, tables as in a grid file (``{"name": "hg-ms", "label": …, "outer": {"lr": …}}``, with objects
+    for parts where you like) or objects of registered classes; methods may also be a table from labels to those. Results that
+    are on disk already are used.
 
     Raises:
         ConfigError: something about the grid is wrong; all of it is listed, and nothing was run.
@@ -496,7 +509,7 @@ def compare(
         "budget": plain(budget) if isinstance(budget, Budget) else budget,
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
         "task": [_as_table("task", one) for one in listed(tasks)],
-        "method": [_as_table("method", one) for one in listed(methods)],
+        "method": [_as_table("method", one) for one in _labelled(listed(methods))],
         "run": {key: value for key, value in settings.items() if value != "none"} | {"out": str(out)},
     }
     whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
@@ -505,17 +518,43 @@ def compare(
     return run_grid(load(whole), jobs=jobs, retry_failed=retry_failed, progress=progress)
 
 
+def _labelled(methods: list[Any]) -> list[Any]:
+    """A table from labels to methods (it has no key ``name``) as a list of tables with their labels."""
+    found = []
+    for one in methods:
+        if isinstance(one, Mapping) and "name" not in one:
+            for label, each in one.items():
+                table = {"name": each} if isinstance(each, str) else _as_table("method", each)
+                found.append({**table, "label": label} if isinstance(table, Mapping) else table)
+        else:
+            found.append(one)
+    return found
+
+
 def _as_table(kind: str, one: Any) -> Any:
-    """A component object as the table that makes it; names and tables as they are."""
-    if isinstance(one, (str, Mapping)):
+    """A component object as the table that makes it, also inside a table; names and other values as they are."""
+    if isinstance(one, Mapping):
+        return {key: _as_table(kind, value) for key, value in one.items()}
+    if not attrs.has(type(one)) or isinstance(one, Budget):
         return one
-    known = registries.default().find(kind, str(getattr(one, "name", "")))
-    if known is None or known.target is not type(one):
-        raise ConfigError(
-            f"{one!r} is no object of a registered {kind}, so no other process could build it\n"
-            f'  register its class in a plugin (a file is enough: hgms_core.plugins.host(["my_{kind}.py"])), or give its name'
-        )
+    _ensure_registered(one)
     return plain(one)
+
+
+def _ensure_registered(one: Any) -> None:
+    """Workers build the objects anew from their names, so their classes and those of their parts have to have some."""
+    found = registries.default()
+    kinds = registries.kinds_of(type(one))
+    if kinds and not any((known := found.find(kind.name, one.name)) and known.target is type(one) for kind in kinds):
+        raise ConfigError(
+            f"{type(one).__name__} is no registered {kinds[0].label}, so no other process could build {one!r}\n"
+            f"  put the class into a file with its hook, and load it: from hgms_core.running import host; "
+            f'host(["./my_{kinds[0].name}.py"])'
+        )
+    for part in attrs.fields(type(one)):
+        value = getattr(one, part.name)
+        if attrs.has(type(value)):
+            _ensure_registered(value)
 
 
 __all__ = [

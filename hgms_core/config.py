@@ -37,6 +37,7 @@ from attrs import Factory, field, frozen, validators
 
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
+from hgms_core.code import digests
 from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, HgmsError, closest, unknown
 from hgms_core.protocols import Method, Task
@@ -142,12 +143,13 @@ class RunConfig:
     @property
     def config_hash(self) -> str:
         """Eight hex digits that are the same for runs that may be averaged: everything but the seed, the folder and the
-        labels, and the version of the task."""
+        labels, the version of the task, and the code of components that are not ours."""
         table = self.resolved()
         del table["seed"]
         for key in ("out", "label", "task_label"):
             table["run"].pop(key, None)
-        text = json.dumps([table, str(getattr(self.task, "version", ""))], sort_keys=True)
+        code = digests([self.task, self.method])
+        text = json.dumps([table, str(getattr(self.task, "version", "")), *([code] if code else [])], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

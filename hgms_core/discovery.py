@@ -95,6 +95,9 @@ def import_plugin(where: str) -> ModuleType:
     if path.suffix != ".py":
         if os.sep in where or path.is_file():
             raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
+        beside = path.with_name(f"{path.name}.py")
+        if beside.is_file() and importlib.util.find_spec(where) is None:
+            raise PluginError(f"there is no module {where}; did you mean the file ./{beside}?")
         return importlib.import_module(where)
     if not path.is_file():
         near = closest(path.name, [each.name for each in path.parent.glob("*.py")]) if path.parent.is_dir() else None

@@ -172,6 +172,10 @@ class RunFolder:
         return self.path / "steps.jsonl"
 
     @property
+    def traceback(self) -> Path:
+        return self.path / "traceback.txt"
+
+    @property
     def timings(self) -> Path:
         return self.path / "timings.jsonl"
 

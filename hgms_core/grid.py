@@ -304,7 +304,7 @@ class _Loader:
             if labels.count(label) > 1:
                 self.problems.append(
                     f"{labels.count(label)} {kind}s are called {label!r}; give each a label of its own, like "
-                    f'label = "{label}-2" @ {self.where}.{kind}'
+                    f'label = "{label}-2"{" in a grid file" if self.where == FLAGS else ""} @ {self.where}.{kind}'
                 )
         return found
 

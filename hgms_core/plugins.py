@@ -170,7 +170,8 @@ class Host:
                 raise MissingExtra(f"{message}\n  {install}") from error
             return
         if self.strict or (info.vital and not self.tolerant):
-            raise PluginError(f"{message}\n  `hgms plugins -v` shows the traceback") from error
+            shown = "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
+            raise PluginError(f"{message}{shown}") from error
         first, *rest = (line.strip(" -") for line in message.splitlines())
         LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
 

@@ -74,7 +74,7 @@ class CandidateGenerator(Protocol):
     Two points beside the one it came from:
 
     >>> from attrs import frozen
-    >>> from hgms_core.trees import repeat
+    >>> from hgms_core import repeat
     >>> @frozen(kw_only=True)
     ... class Beside:
     ...     name = "beside"
@@ -129,7 +129,7 @@ class Selector(Protocol):
     ... class Shortest:
     ...     name = "shortest"
     ...     def select(self, problem, theta, candidates, key):
-    ...         scores = torch.stack([leaf.flatten(1).norm(dim=1) for leaf in candidates.x.values()]).norm(dim=0)
+    ...         scores = torch.stack([leaf.reshape(len(leaf), -1).norm(dim=1) for leaf in candidates.x.values()]).norm(dim=0)
     ...         return Selection.of(scores)
     >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
     >>> int(Shortest().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [-1.0]])}), Key(0)).index)

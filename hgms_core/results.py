@@ -188,25 +188,29 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and what had to be left out.
 
     A run that is unfinished, empty or damaged is named with its reason, never guessed around; a failed run is a result. Two
-    copies of one run (the same configuration and seed) count once.
+    copies of one run (the same configuration and seed) count once; of two states of a component's code the newer run does.
 
     Raises:
         ConfigError: one of ``folders`` is not there.
     """
     runs: list[StoredRun] = []
     skipped: list[Skipped] = []
-    seen: dict[tuple[str, int], Path] = {}
+    seen: dict[tuple[str, int], StoredRun] = {}
     for path in _run_folders(folders):
         try:
             run = read(path)
         except HgmsError as error:
             skipped.append(Skipped(path, str(error)))
             continue
-        same = seen.setdefault(_identity(run), path)
-        if same is not path:
-            skipped.append(Skipped(path, f"it is the same configuration and seed as {same}"))
-        else:
+        same = seen.setdefault(_identity(run), run)
+        if same is run:
             runs.append(run)
+        elif same.environment.get("code", {}) == run.environment.get("code", {}):
+            skipped.append(Skipped(path, f"it is the same configuration and seed as {same.path}"))
+        else:
+            older, newer = sorted((same, run), key=lambda one: (one.path / "summary.json").stat().st_mtime_ns)
+            runs[runs.index(same)] = seen[_identity(run)] = newer
+            skipped.append(Skipped(older.path, f"the code of a component has changed since; {newer.path} is the newer run"))
     return runs, skipped
 
 

@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 
 from hgms_core import compat
 from hgms_core.budget import Budget
+from hgms_core.code import digests
 from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, once_differentiable, out_of_memory
 from hgms_core.folder import RunFolder, plain
 from hgms_core.hookspecs import RunInfo as RunInfo
@@ -497,7 +498,8 @@ def run_config(
                 return RunResult(info=info, theta=theta, x=x, summary=finished, records=folder.records())
             problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
             ready(problem)
-            folder.create(config.to_toml(), {**environment(device), "task": _about(config.task)})
+            code = digests([config.task, config.method])
+            folder.create(config.to_toml(), {**environment(device), "task": _about(config.task), "code": code})
             return run(
                 config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,
                 evaluate_every=settings.evaluate_every, evaluations=settings.evaluations, clock=settings.clock,

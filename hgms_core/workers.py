@@ -15,14 +15,17 @@ import queue
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from attrs import define, field, frozen
 
 from hgms_core.config import RunConfig
@@ -226,9 +229,22 @@ def _in_process(job: Job, report: Report) -> Ending:
     except MemoryError as error:
         return _failed(job, f"out of memory: {error}".rstrip(": "))
     except BaseException as error:
-        said = str(error) if isinstance(error, HgmsError) else f"{type(error).__name__}: {error}"
-        return _failed(job, said)
+        if isinstance(error, HgmsError):
+            return _failed(job, str(error))
+        with contextlib.suppress(OSError):
+            RunFolder(job.path).traceback.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        return _failed(job, f"{type(error).__name__}: {error}{_place(error)}")
     return Ending(job=job, status="done")
+
+
+def _place(error: BaseException) -> str:
+    """The last line of somebody's own code, and where the rest stands."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    library = sysconfig.get_path("stdlib")
+    files = [(frame, frame.filename) for frame in frames if not frame.filename.startswith(ours)]
+    own = [frame for frame, name in files if not name.startswith(library) or "site-packages" in name]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)" if own else ""
 
 
 # --- what a run takes --------------------------------------------------------------------------------------------------
