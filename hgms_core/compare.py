@@ -262,6 +262,9 @@ def draw(results: Results, folder: Path, metric: str) -> list[Path]:
     return written + plots.weights(runs, folder / "weights")
 
 
+ALIKE = "equal candidates"
+"""The note of a method whose candidates never differed."""
+
 # --- whole comparisons -------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +329,8 @@ class Comparison:
         said = []
         if any(one.winner for one in self.tables):
             said.append("★ the intervals of its paired differences to all other methods exclude zero")
+        if any(ALIKE in row.notes for one in self.tables for row in one.rows):
+            said.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
         for each in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
             said.append(
@@ -449,9 +454,7 @@ def _gather(
     tables = []
     for task, by_method in runs.items():
         metric = grid.metrics[task]
-        notes = {
-            method: ["all candidates equal: set the generator's noise"] for method in by_method if _alike(by_method[method])
-        }
+        notes = {method: [ALIKE] for method in by_method if _alike(by_method[method])}
         for method in by_method if planned else ():
             if (task, method) not in swept:
                 notes.setdefault(method, []).append("not swept")
@@ -532,11 +535,18 @@ def _labelled(methods: list[Any]) -> list[Any]:
 
 
 def _as_table(kind: str, one: Any) -> Any:
-    """A component object as the table that makes it, also inside a table; names and other values as they are."""
-    if isinstance(one, Mapping):
-        return {key: _as_table(kind, value) for key, value in one.items()}
-    if not attrs.has(type(one)) or isinstance(one, Budget):
+    """A component object as the table that makes it, also where it is a part in a table; names as they are."""
+    if isinstance(one, str):
         return one
+    if isinstance(one, Mapping):
+        return {
+            key: _as_table(kind, value) if attrs.has(type(value)) or isinstance(value, Mapping) else value
+            for key, value in one.items()
+        }
+    if not attrs.has(type(one)):
+        raise ConfigError(
+            f"{one!r} is no object of a registered {kind}; give a name, a table, or an object of a class that has a name"
+        )
     _ensure_registered(one)
     return plain(one)
 

@@ -206,7 +206,7 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
     found = run(tmp_path, "walk", BREAKING, {"name": "walk", "label": "memory", "breaks": "memory", "seed": 0})
     assert [(one.method, one.seed, one.status, one.reason.splitlines()[0]) for one in found.failures] == [
         ("memory", 0, "failed", "step 3: out of memory: MemoryError"),
-        ("breaking", 1, "failed", "RuntimeError: CUDA out of memory, or so"),
+        ("breaking", 1, "failed", "RuntimeError: CUDA out of memory, or so (grid_plugin.py:94; all of it is in traceback.txt)"),
     ]
     assert [row.failed for row in found.tables[0].rows] == [0, 1, 1]
     assert found.tables[0].rows[1].metrics["distance"].count == 2

@@ -178,8 +178,7 @@ def test_an_incomplete_class_in_a_named_file_is_an_error(site: Site) -> None:
     assert str(caught.value) == (
         f"plugin 'half' (file {file}): hgms_file_half:Half is not a linear solver:\n"
         "  - its name 'Half_Solver' is not in kebab-case (like 'my-name')\n"
-        "  - it misses the method solve(matvec, b, x0=None)\n"
-        "  `hgms plugins -v` shows the traceback"
+        "  - it misses the method solve(matvec, b, x0=None)"
     )
 
 
