@@ -379,7 +379,8 @@ def sweeps(study: Study) -> list[Table]:
         for each in trials:
             chosen = each.get("number") == table.get("chosen")
             loss = each.get("loss")
-            row = [Cell(str(each.get("number", "")), each.get("number"), "chosen" if chosen else "", chosen)]
+            count = number_of + 1 if isinstance(number_of := each.get("number"), int) else None  # people count from one
+            row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
             given = {**_given(table, keys), **(each.get("values") or {})}
             for key in keys:
                 value = given.get(key, "·")

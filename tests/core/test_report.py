@@ -326,7 +326,7 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
     assert "| hg-ms | **0.1000 ± 0.0099** | −0.300 ± 0.017 | 3 |" in text
     assert "| lost (worse than uniform) |" in text
     assert "12–12" in text
-    assert "| 1 (chosen) |" in text.replace("**", "")
+    assert "| 2 (chosen) |" in text.replace("**", "")
 
 
 def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
