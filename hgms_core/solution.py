@@ -25,7 +25,7 @@ def lower_solution(
     solver: Any,
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
-    report: Callable[[Solution], None] | None = None,
+    report: Callable[[Solution, Tensor], None] | None = None,
 ) -> Lower:
     """x*(θ), the state ``x`` that minimises g(θ, ·), as a differentiable function of ``theta``.
 
@@ -47,8 +47,9 @@ def lower_solution(
         solver: a LinearSolver (``hgms_cg.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
-        report: called with the :class:`Solution` after every solve. A solver never raises for non-convergence: whoever does not
-            look at ``outcome`` takes the gradient as it is.
+        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. A solver never raises for
+            non-convergence, and nothing here can know whether x is a minimiser: whoever looks at neither takes the gradient
+            as it is.
 
     Returns:
         x in the form it was given. It shares the memory of ``x``; changing ``x`` or ``theta`` in place before the way back
@@ -92,7 +93,7 @@ class _Level:
     solver: Any
     strategy: Strategy
     v0: Tensor | None
-    report: Callable[[Solution], None] | None
+    report: Callable[[Solution, Tensor], None] | None
 
 
 class _Minimiser(torch.autograd.Function):
@@ -114,10 +115,10 @@ class _Minimiser(torch.autograd.Function):
         wanted = {name: theta[name] for name, needed in zip(level.names, ctx.needs_input_grad[1:], strict=True) if needed}
         spec = Ravel.of(level.x)
         with torch.no_grad():
-            matvec = curvature(lambda x: level.loss(theta, x), level.x, level.strategy).matvec
-            solution = level.solver.solve(matvec, spec.ravel_leaves(slopes), level.v0)
+            here = curvature(lambda x: level.loss(theta, x), level.x, level.strategy)
+            solution = level.solver.solve(here.matvec, spec.ravel_leaves(slopes), level.v0)
             if level.report is not None:
-                level.report(solution)
+                level.report(solution, torch.linalg.vector_norm(here.gradient))
             v = spec.unravel(solution.value)
             mixed = cross_product(lambda some, x: level.loss({**theta, **some}, x), wanted, level.x, v, level.strategy)
         found: list[Tensor] = [-slope for slope in mixed.values()]

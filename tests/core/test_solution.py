@@ -229,18 +229,26 @@ def test_the_report_is_the_solution_of_every_solve() -> None:
             codes = system.codes(Outcome.ITERATION_LIMIT)
             return system.solution(x, system.norm(residual), codes, torch.zeros_like(codes), torch.full_like(system.size, 1.0))
 
-    said: list[Solution] = []
+    said: list[tuple[Solution, Tensor]] = []
+
+    def note(solution: Solution, size: Tensor) -> None:
+        said.append((solution, size))
+
     theta = normal(3).requires_grad_()
-    x = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), report=said.append)
+    x = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), report=note)
     assert said == []
     (x @ B).backward(retain_graph=True)
-    assert [each.outcome for each in said] == [Outcome.ITERATION_LIMIT]
+    assert [each.outcome for each, _ in said] == [Outcome.ITERATION_LIMIT]
+    assert said[0][1] < 1e-12  # at the minimiser
     assert not theta.grad.any()  # v = 0, as reported
     warm = torch.linalg.solve(A, B)
-    again = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=said.append)
+    again = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=note)
     (again @ B).backward()
     torch.testing.assert_close(theta.grad, C.T @ warm, rtol=1e-12, atol=1e-13)
     assert len(said) == 2
+    off = minimiser(theta).detach() + 1
+    (lower_solution(quadratic, theta, off, solver=Limited(), report=note) @ B).backward()
+    torch.testing.assert_close(said[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)  # ∇_x g = A (x − x*)
 
 
 def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> None:
