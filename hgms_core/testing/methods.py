@@ -122,9 +122,8 @@ def check_resume(method: Any) -> None:
         loaded = folder.load()
     assert loaded is not None
     state = loaded[0]
-    method.step(
-        problem, method.init(problem, 99), 0.0
-    )  # what went on elsewhere meanwhile: all there is to know is in the state
+    # What goes on elsewhere meanwhile must not matter: all there is to know is in the state.
+    method.step(problem, method.init(problem, 99), 0.0)
     for step in (2, 3):
         if not getattr(method, "finished", lambda _: False)(state):
             state, _ = method.step(problem, state, step / 4)
