@@ -14,6 +14,10 @@ from pathlib import Path
 SITE = str(Path("site").resolve())
 """What stands for the reader's environment on this page."""
 
+NOT_THE_READERS = ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS", "FORCE_COLOR", "NO_COLOR", "PY_COLORS")
+"""Settings that make pytest and our commands print in another way than in the reader's terminal: where CI is set, pytest no
+longer cuts the lines of its summary."""
+
 SOURCES: list[str] = []
 """The sources of what is installed, which come before it: with -e a change of them is a change of what is installed."""
 
@@ -50,7 +54,7 @@ def pytest(arguments: list[str]) -> tuple[int, str]:
 
 def _called(module: str, *arguments: str) -> tuple[int, str]:
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in NOT_THE_READERS},
         "PYTHONPATH": os.pathsep.join([*SOURCES, SITE, os.environ.get("PYTHONPATH", "")]),
         "COLUMNS": "80",
     }
