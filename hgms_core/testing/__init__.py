@@ -10,6 +10,7 @@ In a plugin's own tests::
 
 Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that passes after all has to be
 taken off the list. ``hgms check MODULE:CLASS`` asks the same checks. Everything is small, in float64 and with fixed seeds.
+The checks make their inputs on the CPU, and within ``with inputs_on("cuda"):`` on a GPU.
 
 A class may say two things about its checks itself: a class method ``testing_instance()`` makes an instance that can do what is
 asked of problems of size 1, and ``testing_failures: ClassVar[Mapping[str, str]]`` holds the reason for each check that no
@@ -31,6 +32,7 @@ from hgms_core.testing.instances import instance_of as instance_of
 from hgms_core.testing.instances import kind_of as kind_of
 from hgms_core.testing.kit import Check as Check
 from hgms_core.testing.kit import CheckFailed as CheckFailed
+from hgms_core.testing.kit import inputs_on as inputs_on
 
 OF_KIND: Mapping[str, Any] = {
     "generator": generators,
@@ -146,6 +148,7 @@ __all__ = [
     "checks_of",
     "checks_of_every_kind",
     "failures_of",
+    "inputs_on",
     "instance_of",
     "kind_of",
     "parametrize_with_checks",

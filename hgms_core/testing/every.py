@@ -15,7 +15,7 @@ import torch
 
 from hgms_core import config, registry
 from hgms_core.testing import imports
-from hgms_core.testing.kit import Check, Exercise, demand, difference, fail, snapshot, tensors
+from hgms_core.testing.kit import Check, Exercise, demand, difference, fail, place, snapshot, tensors
 
 
 def checks(kind: registry.Kind, exercise: Exercise) -> Iterator[Check]:
@@ -138,7 +138,9 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
 
 def _global_state() -> dict[str, str]:
     legacy = np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
+    cuda = place().type == "cuda"
     return {
+        **({"torch.cuda": str(hash(torch.cuda.get_rng_state(place()).numpy().tobytes()))} if cuda else {}),
         "torch": str(hash(torch.get_rng_state().numpy().tobytes())),
         "random": str(hash(random.getstate())),
         "numpy.random": str(hash(pickle.dumps(legacy))),
@@ -159,6 +161,6 @@ def check_precision(component: Any, exercise: Exercise) -> None:
     """In float32 and in float64 the results have the dtype and the device of the inputs."""
     for dtype in (torch.float32, torch.float64):
         _, call = exercise(component, dtype, 0)
-        for place, leaf in tensors(snapshot(call())).items():
-            demand(leaf.device.type == "cpu", f"{place} is on {leaf.device}, the inputs on the CPU")
-            demand(leaf.dtype == dtype or not leaf.dtype.is_floating_point, f"{place} is {leaf.dtype}, the inputs are {dtype}")
+        for where, leaf in tensors(snapshot(call())).items():
+            demand(leaf.device.type == place().type, f"{where} is on {leaf.device}, the inputs on {place()}")
+            demand(leaf.dtype == dtype or not leaf.dtype.is_floating_point, f"{where} is {leaf.dtype}, the inputs are {dtype}")

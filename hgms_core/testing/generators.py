@@ -14,7 +14,7 @@ from hgms_core.protocols import State
 from hgms_core.records import Candidates
 from hgms_core.seeding import Key
 from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, has, normal, refused, snapshot, with_fields
+from hgms_core.testing.kit import Check, demand, difference, has, normal, place, refused, snapshot, with_fields
 from hgms_core.testing.outer import through_json
 from hgms_core.trees import Ravel, Tree
 
@@ -37,7 +37,7 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 
     def call() -> Any:
         found = generator.propose(problem, theta, start, KEY)
-        index = torch.tensor(found.count - 1)
+        index = torch.tensor(found.count - 1, device=place())
         carried = generator.carry(start, found, index, KEY.fold("carry"), problem)
         return {"x": found.x, "aux": found.aux, "losses": found.losses, "cost": found.cost, "carried": carried}
 
@@ -58,7 +58,7 @@ def _on_batches(generator: Any) -> list[Any]:
 
 
 def _carried(generator: Any, problem: Problem, start: State, found: Candidates, index: int, step: int = 0) -> State:
-    return dict(generator.carry(start, found, torch.tensor(index), KEY.fold("carry", step), problem))
+    return dict(generator.carry(start, found, torch.tensor(index, device=place()), KEY.fold("carry", step), problem))
 
 
 def check_candidates(generator: Any) -> None:
@@ -108,7 +108,7 @@ def check_replay(generator: Any) -> None:
 
 
 def _replayed(generator: Any, problem: Problem, found: Candidates, start: State, index: int, theta: Tree | None = None) -> Tree:
-    at, which = problem.theta0 if theta is None else theta, torch.tensor(index)
+    at, which = problem.theta0 if theta is None else theta, torch.tensor(index, device=place())
     x, _ = found.replay(which, at, None) if found.replay is not None else generator.replay(problem, at, start, KEY, which, None)
     return dict(x)
 
@@ -220,8 +220,8 @@ def check_moments(generator: Any) -> None:
     if not has(generator, "temperature"):
         return
     problem = Problem(
-        theta0={"t": torch.zeros(1, dtype=F64)},
-        x0={"x": torch.zeros(2, dtype=F64)},
+        theta0={"t": torch.zeros(1, dtype=F64, device=place())},
+        x0={"x": torch.zeros(2, dtype=F64, device=place())},
         g=lambda theta, x, batch: 0.5 * x["x"].square().sum() + 0 * theta["t"].sum(),
         f=lambda theta, x, batch: x["x"].sum() + 0 * theta["t"].sum(),
     )

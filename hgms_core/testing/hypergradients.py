@@ -13,7 +13,7 @@ from hgms_core.problem import Loss
 from hgms_core.records import Hypergradient
 from hgms_core.seeding import Key
 from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, fail, shown, snapshot
+from hgms_core.testing.kit import Check, demand, difference, fail, place, shown, snapshot
 from hgms_core.testing.outer import through_json
 from hgms_core.trees import Ravel, Tree
 
@@ -120,7 +120,7 @@ def check_central_difference(estimator: Any) -> None:
     slopes = torch.stack(
         [
             (known.value(spec.unravel(flat + step * row)) - known.value(spec.unravel(flat - step * row))) / (2 * step)
-            for row in torch.eye(len(flat), dtype=flat.dtype)
+            for row in torch.eye(len(flat), dtype=flat.dtype, device=place())
         ]
     )
     error = float((spec.ravel(value) - slopes).norm() / slopes.norm())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +22,31 @@ from hgms_core.seeding import Key
 
 PAGE = "docs/reference/kit.md"
 """Where every check is described, under a heading for each kind."""
+
+
+_PLACE: ContextVar[torch.device | None] = ContextVar("place", default=None)
+
+
+def place() -> torch.device:
+    """Where the checks make their inputs: on the CPU, or where :func:`inputs_on` says."""
+    return _PLACE.get() or torch.device("cpu")
+
+
+@contextlib.contextmanager
+def inputs_on(device: torch.device | str) -> Iterator[None]:
+    """Inside, all checks make their inputs on this device: the same numbers as on the CPU.
+
+    >>> with inputs_on("cpu"):
+    ...     normal(2, seed=0).device
+    device(type='cpu')
+
+    .. versionadded:: 0.2
+    """
+    before = _PLACE.set(torch.device(device))
+    try:
+        yield
+    finally:
+        _PLACE.reset(before)
 
 
 class Fault(AssertionError):
@@ -177,5 +204,6 @@ def shown(tensor: Tensor) -> str:
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Gaussian numbers, the same in every precision."""
-    return torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=torch.float64).to(dtype)
+    """Gaussian numbers, the same in every precision and on every device."""
+    drawn = torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=torch.float64)
+    return drawn.to(place(), dtype)

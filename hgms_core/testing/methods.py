@@ -17,7 +17,7 @@ from hgms_core.folder import RunFolder
 from hgms_core.problem import Problem
 from hgms_core.runner import RunResult, run
 from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, snapshot
+from hgms_core.testing.kit import Check, demand, difference, place, snapshot
 from hgms_core.trees import Tree
 
 STEPS = 60
@@ -110,8 +110,8 @@ def check_resume(method: Any) -> None:
     """Stopped after 2 of 4 steps, written to disk and resumed, it ends bit for bit where an uninterrupted run ends."""
     problem = problem_for(method)
     whole = _run(method, problem, Budget(outer_steps=4))
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as room:
+        folder = RunFolder(Path(room) / "run")
         folder.create("", {})
         state = method.init(problem, 3)
         for step in range(2):
@@ -119,7 +119,7 @@ def check_resume(method: Any) -> None:
                 return
             state, _ = method.step(problem, state, step / 4)
         folder.save(state, 2)
-        loaded = folder.load()
+        loaded = folder.load(place())
     assert loaded is not None
     state = loaded[0]
     # What goes on elsewhere meanwhile must not matter: all there is to know is in the state.
@@ -156,8 +156,8 @@ def check_failure(method: Any) -> None:
         calls += 1
         return problem.g(theta, x, batch) * (float("nan") if calls > 40 else 1.0)
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as room:
+        folder = RunFolder(Path(room) / "run")
         folder.create("", {})
         try:
             run(method, evolve(problem, g=broken), Budget(outer_steps=20), seed=3, folder=folder, checkpoint_seconds=0.0)

@@ -10,7 +10,7 @@ import torch
 
 from hgms_core.folder import pack, unpack
 from hgms_core.protocols import State
-from hgms_core.testing.kit import Check, demand, difference, normal, refused, shown, snapshot
+from hgms_core.testing.kit import Check, demand, difference, normal, place, refused, shown, snapshot
 from hgms_core.trees import Tree
 
 F64 = torch.float64
@@ -24,7 +24,7 @@ def checks() -> Iterator[Check]:
 
 def start(dtype: torch.dtype = F64) -> Tree:
     """Two probability vectors: what every optimiser accepts."""
-    return {"a": torch.full((3,), 1 / 3, dtype=dtype), "b": torch.full((2,), 0.5, dtype=dtype)}
+    return {"a": torch.full((3,), 1 / 3, dtype=dtype, device=place()), "b": torch.full((2,), 0.5, dtype=dtype, device=place())}
 
 
 def exercise(outer: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
@@ -69,8 +69,11 @@ def check_structure(outer: Any) -> None:
 
 def check_quadratic(outer: Any) -> None:
     """400 steps on ½‖θ − c‖² end near c, from anywhere; a ConfigError that says why it cannot start there is fine."""
-    theta = {"a": torch.tensor([2.0, -1.0, 0.0], dtype=F64), "b": torch.zeros(2, dtype=F64)}
-    target = {"a": torch.tensor([0.5, 0.3, -0.6], dtype=F64), "b": torch.tensor([0.2, -0.4], dtype=F64)}
+    theta = {"a": torch.tensor([2.0, -1.0, 0.0], dtype=F64, device=place()), "b": torch.zeros(2, dtype=F64, device=place())}
+    target = {
+        "a": torch.tensor([0.5, 0.3, -0.6], dtype=F64, device=place()),
+        "b": torch.tensor([0.2, -0.4], dtype=F64, device=place()),
+    }
     if refused(lambda: outer.init(theta)):
         return
     found, _ = _run(outer, theta, lambda at: {name: leaf - target[name] for name, leaf in at.items()})
@@ -79,7 +82,10 @@ def check_quadratic(outer: Any) -> None:
 
 def check_simplex(outer: Any) -> None:
     """400 steps over probability vectors towards one inside the simplex end near it, and end on the simplex."""
-    target = {"a": torch.tensor([0.6, 0.3, 0.1], dtype=F64), "b": torch.tensor([0.8, 0.2], dtype=F64)}
+    target = {
+        "a": torch.tensor([0.6, 0.3, 0.1], dtype=F64, device=place()),
+        "b": torch.tensor([0.8, 0.2], dtype=F64, device=place()),
+    }
     found, _ = _run(outer, start(), lambda at: {name: leaf - target[name] for name, leaf in at.items()})
     demand(_distance(found, target) <= 0.1, f"it ends at a = {shown(found['a'])}, the target is {shown(target['a'])}")
     sums = torch.stack([leaf.sum() for leaf in found.values()])
@@ -104,7 +110,7 @@ def check_state(outer: Any) -> None:
     """Its state can be saved, and goes on from there bit for bit as if it had not been."""
 
     def gradient(theta: Tree) -> Tree:
-        return {name: leaf - torch.linspace(0, 0.5, len(leaf), dtype=F64) for name, leaf in theta.items()}
+        return {name: leaf - torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place()) for name, leaf in theta.items()}
 
     theta, state = _run(outer, start(), gradient, 5)
     again = through_json(state)

@@ -12,7 +12,7 @@ from hgms_core.errors import ConfigError
 from hgms_core.problem import Data, Problem, Sources
 from hgms_core.protocols import Branch
 from hgms_core.records import Cost, LastStep
-from hgms_core.testing.kit import normal
+from hgms_core.testing.kit import normal, place
 from hgms_core.trees import Tree
 
 F64 = torch.float64
@@ -64,7 +64,7 @@ class Known:
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
     """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper variables."""
     rows = {role: 12 if role == "train" else 10 for role in ("train", "differentiate", "select", "stop")}
-    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
+    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64, device=place())
 
     def table(role: str, number: int) -> Tree:
         a = normal(rows[role], 3, seed=1000 * seed + number)
@@ -89,19 +89,22 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
         x = torch.linalg.solve(design.T @ design / len(y) + torch.diag(weights), design.T @ y / len(y) + pull)
         return {"w": x[:3], "b": x[3]}
 
-    theta = {"penalty": torch.tensor([-1.0, 0.0, -0.5], dtype=dtype), "centre": torch.tensor(0.2, dtype=dtype)}
-    x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": torch.tensor(-1.5, dtype=dtype)}
+    theta = {
+        "penalty": torch.tensor([-1.0, 0.0, -0.5], dtype=dtype, device=place()),
+        "centre": torch.tensor(0.2, dtype=dtype, device=place()),
+    }
+    x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": torch.tensor(-1.5, dtype=dtype, device=place())}
 
     def fresh(key: object) -> Tree:
         draw = key.generator()  # type: ignore[attr-defined]
-        return {name: torch.randn(leaf.shape, generator=draw, dtype=F64).to(dtype) for name, leaf in x0.items()}
+        return {name: torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf) for name, leaf in x0.items()}
 
     return Known(Problem(theta0=theta, x0=x0, g=g, f=f, lower_data=train, upper_data=data, fresh=fresh), theta, solution)
 
 
 def bowl(dtype: torch.dtype = F64) -> Known:
     """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1 solves."""
-    target = torch.tensor([1.0, -0.5], dtype=dtype)
+    target = torch.tensor([1.0, -0.5], dtype=dtype, device=place())
 
     def solution(theta: Tree) -> Tree:
         return {"x": theta["t"] + theta["t"].sin() / 3}
@@ -109,10 +112,10 @@ def bowl(dtype: torch.dtype = F64) -> Known:
     def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         return 0.5 * (x["x"] - target).square().sum() + 0.05 * theta["t"].square().sum()
 
-    theta = {"t": torch.tensor([0.3, 0.8], dtype=dtype)}
+    theta = {"t": torch.tensor([0.3, 0.8], dtype=dtype, device=place())}
     problem = Problem(
         theta0=theta,
-        x0={"x": torch.zeros(2, dtype=dtype)},
+        x0={"x": torch.zeros(2, dtype=dtype, device=place())},
         g=lambda theta, x, batch: 0.5 * (x["x"] - solution(theta)["x"]).square().sum(),
         f=f,
     )
@@ -121,16 +124,16 @@ def bowl(dtype: torch.dtype = F64) -> Known:
 
 def sphere(dtype: torch.dtype = F64) -> Known:
     """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
-    target = torch.tensor([2.0, 0.5, -1.0], dtype=dtype)
+    target = torch.tensor([2.0, 0.5, -1.0], dtype=dtype, device=place())
 
     def solution(theta: Tree) -> Tree:
         away = target - theta["t"]
         return {"x": theta["t"] + away / torch.linalg.vector_norm(away)}
 
-    theta = {"t": torch.tensor([0.1, -0.2, 0.4], dtype=dtype)}
+    theta = {"t": torch.tensor([0.1, -0.2, 0.4], dtype=dtype, device=place())}
     problem = Problem(
         theta0=theta,
-        x0={"x": torch.tensor([0.9, 0.6, 0.4], dtype=dtype)},
+        x0={"x": torch.tensor([0.9, 0.6, 0.4], dtype=dtype, device=place())},
         g=lambda theta, x, batch: ((x["x"] - theta["t"]).square().sum() - 1).square() / 8,
         f=lambda theta, x, batch: 0.5 * (x["x"] - target).square().sum(),
     )
@@ -139,7 +142,7 @@ def sphere(dtype: torch.dtype = F64) -> Known:
 
 def curved() -> Known:
     """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with its Hessian written out."""
-    mix = torch.tensor([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]], dtype=F64)
+    mix = torch.tensor([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]], dtype=F64, device=place())
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         inside = x["x"] - mix @ theta["t"]
@@ -155,20 +158,20 @@ def curved() -> Known:
         return x - slope / (2 * flat * (1 - flat) + 1)
 
     def solution(theta: Tree) -> Tree:
-        x = torch.zeros(3, dtype=F64)
+        x = torch.zeros(3, dtype=F64, device=place())
         for _ in range(40):
             x = newton(x, theta["t"].detach())
         return {"x": newton(x, theta["t"])}
 
-    theta = {"t": torch.tensor([0.4, -0.7], dtype=F64)}
-    return Known(Problem(theta0=theta, x0={"x": torch.zeros(3, dtype=F64)}, g=g, f=f), theta, solution)
+    theta = {"t": torch.tensor([0.4, -0.7], dtype=F64, device=place())}
+    return Known(Problem(theta0=theta, x0={"x": torch.zeros(3, dtype=F64, device=place())}, g=g, f=f), theta, solution)
 
 
 def wells() -> Problem:
     """g = Σ (x² − 1)²/4 in one dimension, from the top between its two minimisers −1 and 1."""
     return Problem(
-        theta0={"t": torch.zeros(1, dtype=F64)},
-        x0={"x": torch.zeros(1, dtype=F64)},
+        theta0={"t": torch.zeros(1, dtype=F64, device=place())},
+        x0={"x": torch.zeros(1, dtype=F64, device=place())},
         g=lambda theta, x, batch: (x["x"].square() - 1).square().sum() / 4 + 0 * theta["t"].sum(),
         f=lambda theta, x, batch: x["x"].sum() + 0 * theta["t"].sum(),
     )
@@ -177,11 +180,11 @@ def wells() -> Problem:
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean is off by. Known in closed
     form, with data, and easy: what a whole method has to solve."""
-    centre = torch.tensor([1.0, -0.5], dtype=F64)
+    centre = torch.tensor([1.0, -0.5], dtype=F64, device=place())
     parts = {}
     for number, role in enumerate(("train", "differentiate", "select", "stop")):
         noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
-        around = torch.zeros(2, dtype=F64) if role == "train" else centre
+        around = torch.zeros(2, dtype=F64, device=place()) if role == "train" else centre
         parts[role] = Data.of({"a": (around + noise - noise.mean(0)).to(dtype)})
     train = parts.pop("train")
 
@@ -189,8 +192,8 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
         return 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean()
 
     return Problem(
-        theta0={"t": torch.zeros(2, dtype=dtype)},
-        x0={"x": torch.full((2,), 0.5, dtype=dtype)},
+        theta0={"t": torch.zeros(2, dtype=dtype, device=place())},
+        x0={"x": torch.full((2,), 0.5, dtype=dtype, device=place())},
         g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
         f=f,
         lower_data=train,
@@ -203,16 +206,16 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """Rows of two named sources around two points; validation rows around one of them: the best weight of that source is 1."""
     names = ("near", "far")
-    corners = torch.eye(2, dtype=F64)
+    corners = torch.eye(2, dtype=F64, device=place())
 
     def around(centre: Tensor, rows: int, number: int) -> Tree:
         noise = 0.05 * normal(rows, 2, seed=1000 * seed + 300 + number)
         return {"a": (centre + noise - noise.mean(0)).to(dtype)}
 
     pool = {"a": torch.cat([around(corners[i], 12, i)["a"] for i in range(2)])}
-    pool["source"] = torch.arange(2).repeat_interleave(12)
+    pool["source"] = torch.arange(2, device=place()).repeat_interleave(12)
     upper = {
-        role: Data.of({**around(corners[0], 8, 10 + number), "source": torch.zeros(8, dtype=torch.int64)})
+        role: Data.of({**around(corners[0], 8, 10 + number), "source": torch.zeros(8, dtype=torch.int64, device=place())})
         for number, role in enumerate(("differentiate", "select", "stop"))
     }
 
@@ -226,15 +229,15 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
             raise ConfigError(f"the sources are near and far: {dict(weights)}")
-        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64)
+        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=place())
         return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(dtype)}
 
     def weights(theta: Tree) -> Tensor:
         return torch.softmax(theta["logits"], 0)
 
     return Problem(
-        theta0={"logits": torch.zeros(2, dtype=dtype)},
-        x0={"x": torch.full((2,), 0.5, dtype=dtype)},
+        theta0={"logits": torch.zeros(2, dtype=dtype, device=place())},
+        x0={"x": torch.full((2,), 0.5, dtype=dtype, device=place())},
         g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
         f=lambda _, x, batch: examples(x, batch).mean(),
         lower_data=evolve(Data.of(pool), strata=(("near", 12), ("far", 12))),

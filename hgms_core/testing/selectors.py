@@ -12,7 +12,7 @@ from torch import Tensor
 from hgms_core.records import Candidates, Selection
 from hgms_core.seeding import Key
 from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, has, normal, shown, snapshot, with_fields
+from hgms_core.testing.kit import Check, demand, difference, has, normal, place, shown, snapshot, with_fields
 from hgms_core.trees import Tree
 
 KEY = Key(3)
@@ -35,7 +35,7 @@ def exercise(selector: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Call
 
 def candidates(dtype: torch.dtype = torch.float64, variant: int = 0) -> Candidates:
     x = {"w": normal(COUNT, 3, seed=variant + 40).to(dtype), "b": normal(COUNT, seed=variant + 41).to(dtype)}
-    return Candidates(x=x, losses=torch.arange(COUNT).to(dtype))
+    return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
 
 def selected(selector: Any, found: Candidates) -> Selection:
@@ -86,7 +86,7 @@ def check_selection(selector: Any) -> None:
 def check_permutation(selector: Any) -> None:
     """Candidates in another order: the same one is chosen, and the scores change places with them."""
     found = candidates()
-    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    order = torch.tensor([4, 2, 0, 5, 1, 3], device=place())
     one, other = selected(selector, found), selected(selector, rows(found, order))
     demand(
         int(order[int(other.index)]) == int(one.index),
@@ -115,20 +115,20 @@ def check_all_nan(selector: Any) -> None:
 
 def check_ties(selector: Any) -> None:
     """Among equal candidates the first is chosen, every time."""
-    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64))
+    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
     chosen = [int(selected(selector, found).index) for _ in range(3)]
     demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}")
 
 
 def check_single(selector: Any) -> None:
     """With one candidate that one is chosen, and the gap is infinite."""
-    selection = selected(selector, rows(candidates(), torch.tensor([2])))
+    selection = selected(selector, rows(candidates(), torch.tensor([2], device=place())))
     demand(math.isinf(float(selection.gap)), f"the gap is {float(selection.gap)}")
 
 
 def check_same_rows(selector: Any) -> None:
     """All candidates are scored on the same rows: equal ones have equal scores, on small batches too."""
-    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64))
+    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
     scores = selected(with_fields(selector, batch_size=2), found).scores
     spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() else 0.0
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")

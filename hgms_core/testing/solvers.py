@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hgms_core.records import Outcome, Solution
-from hgms_core.testing.kit import Check, demand, fail, has, normal, shown, with_fields
+from hgms_core.testing.kit import Check, demand, fail, has, normal, place, shown, with_fields
 
 SIZE = 24
 
@@ -39,7 +39,7 @@ def exercise(solver: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
 def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
     """A symmetric matrix with log-spaced eigenvalues from ``low`` to ``high`` and some that are 0, in a random basis."""
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
-    values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=torch.float64)
+    values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=torch.float64, device=place())
     values[:zeros] = 0.0
     found: Tensor = basis * values @ basis.T
     return found
@@ -90,7 +90,7 @@ def _accurate(solver: Any, h: Tensor, b: Tensor, condition: float) -> None:
     labels = [each.label for each in answer.outcomes]
     demand(answer.converged.all(), f"the outcome {labels[0]} with the residual {shown(answer.residual)}")
     ridge = float(getattr(solver, "ridge", 0.0))
-    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype), b)
+    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype, device=place()), b)
     error = float(torch.linalg.vector_norm(answer.value - exact) / torch.linalg.vector_norm(exact))
     allowed = 2 * condition * _tolerance(solver) + 1e-9
     demand(error <= allowed, f"v is off by {error:.1e} of its length from the dense solution (allowed: {allowed:.1e})")
@@ -116,7 +116,7 @@ def check_ridge(solver: Any) -> None:
 def check_identity(solver: Any) -> None:
     """With H = I the answer is a multiple of b: b/(1 + ridge) where it converged."""
     b = normal(SIZE, seed=7)
-    answer = solved(solver, torch.eye(SIZE, dtype=b.dtype), b)
+    answer = solved(solver, torch.eye(SIZE, dtype=b.dtype, device=place()), b)
     across = answer.value - (answer.value @ b) / (b @ b) * b
     demand(across.norm() <= 1e-8 * b.norm(), f"v has a part of length {float(across.norm()):.1e} across b")
 
@@ -124,10 +124,12 @@ def check_identity(solver: Any) -> None:
 def check_zero_rhs(solver: Any) -> None:
     """b = 0 gives v = 0 with residual 0, alone and beside another system."""
     h = matrix(0.5, 1.5, seed=8)
-    alone = solved(solver, h, torch.zeros(SIZE, dtype=torch.float64))
+    alone = solved(solver, h, torch.zeros(SIZE, dtype=torch.float64, device=place()))
     demand(not alone.value.any() and not alone.residual.any(), f"v = {shown(alone.value)}, residual {shown(alone.residual)}")
     beside = solved(
-        solver, h.expand(2, SIZE, SIZE), torch.stack([torch.zeros(SIZE, dtype=torch.float64), normal(SIZE, seed=9)])
+        solver,
+        h.expand(2, SIZE, SIZE),
+        torch.stack([torch.zeros(SIZE, dtype=torch.float64, device=place()), normal(SIZE, seed=9)]),
     )
     demand(not beside.value[0].any(), f"beside another system v = {shown(beside.value[0])}")
 
@@ -146,7 +148,7 @@ def check_singular(solver: Any) -> None:
 def check_indefinite(solver: Any) -> None:
     """An indefinite H raises nothing: the value is finite, the residual true, and `converged` only where it is."""
     h = matrix(0.5, 1.5, seed=12)
-    h = h - 0.9 * torch.eye(SIZE, dtype=h.dtype)
+    h = h - 0.9 * torch.eye(SIZE, dtype=h.dtype, device=place())
     solved(with_fields(solver, ridge=0.0), h, normal(SIZE, seed=13))
 
 
@@ -156,7 +158,7 @@ def check_nonfinite(solver: Any) -> None:
     for what, matvec, rhs in (
         ("NaN products", lambda v: v * math.nan, b),
         ("infinite products", lambda v: v * math.inf, b),
-        ("a NaN in b", lambda v: v @ h, b.index_fill(0, torch.tensor([3]), math.nan)),
+        ("a NaN in b", lambda v: v @ h, b.index_fill(0, torch.tensor([3], device=place()), math.nan)),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
         demand(torch.isfinite(answer.value).all(), f"with {what} the value is {shown(answer.value)}")
@@ -176,7 +178,7 @@ def check_warm_start(solver: Any) -> None:
     """A start at the solution is used: no more iterations and no larger a residual than from zero."""
     h, b = matrix(0.5, 1.5, seed=18), normal(SIZE, seed=19)
     ridge = float(getattr(solver, "ridge", 0.0))
-    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype), b)
+    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype, device=place()), b)
     cold, warm = solved(solver, h, b), solved(solver, h, b, exact)
     demand(
         float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9),
@@ -189,7 +191,7 @@ def check_warm_start(solver: Any) -> None:
 def check_batch(solver: Any) -> None:
     """Rows are systems of their own: three operators solved together give what each gives alone."""
     h = torch.stack([matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)])
-    b = normal(3, SIZE, seed=23) * torch.tensor([[1.0], [100.0], [0.01]], dtype=torch.float64)
+    b = normal(3, SIZE, seed=23) * torch.tensor([[1.0], [100.0], [0.01]], dtype=torch.float64, device=place())
     together = solved(solver, h, b)
     for i in range(3):
         alone = solved(solver, h[i], b[i])

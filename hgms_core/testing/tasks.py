@@ -16,10 +16,9 @@ from torch import Tensor
 from hgms_core.hypergrad import cross_product, curvature
 from hgms_core.problem import ROLES, Batch, Data, Problem
 from hgms_core.stacking import Mode, values
-from hgms_core.testing.kit import Check, demand, difference, fail, normal, snapshot
+from hgms_core.testing.kit import Check, demand, difference, fail, normal, place, snapshot
 from hgms_core.trees import Tree, stack
 
-CPU = torch.device("cpu")
 F64 = torch.float64
 MODES: tuple[Mode, Mode] = ("loop", "stacked")
 SECONDS = 10.0
@@ -37,7 +36,7 @@ def checks() -> Iterator[Check]:
 
 def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     def call() -> Any:
-        problem = task.problem(variant, CPU, dtype)
+        problem = task.problem(variant, place(), dtype)
         lower, upper = batch(problem.lower_data), batch(problem.upper_data["differentiate"])
         losses = [problem.g(problem.theta0, problem.x0, lower), problem.f(problem.theta0, problem.x0, upper)]
         return {"theta0": problem.theta0, "x0": problem.x0, "losses": losses}
@@ -51,7 +50,7 @@ def batch(data: Data) -> Batch:
 
 
 def built(task: Any, seed: int = 0) -> Problem:
-    problem: Problem = task.problem(seed, CPU, F64)
+    problem: Problem = task.problem(seed, place(), F64)
     demand(isinstance(problem, Problem), f"problem returns {type(problem).__name__}; return a hgms_core.Problem")
     return problem
 

@@ -19,8 +19,18 @@ from torch import Tensor
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
 from hgms_core.check import check as hgms_check
 from hgms_core.registry import KINDS
-from hgms_core.testing import CheckFailed, check_component, checks_of, every, parametrize_with_checks
-from hgms_core.testing.kit import Check
+from hgms_core.testing import (
+    CheckFailed,
+    check_component,
+    checks_of,
+    every,
+    inputs_on,
+    parametrize_with_checks,
+    problems,
+    selectors,
+    solvers,
+)
+from hgms_core.testing.kit import Check, place, snapshot, tensors
 
 DOC = """An exact solver, through the matrix that its operator is.
 
@@ -389,3 +399,28 @@ def test_a_slip_in_a_method_s_name_is_named() -> None:
 
     with pytest.raises(Exception, match=r"its method slove: did you mean solve\?"):
         list(checks_of(Slip()))
+
+
+@pytest.mark.parametrize("name", ["ridge", "bowl", "sphere", "curved", "wells", "tracking", "mixture"])
+def test_problems_are_made_where_asked(name: str) -> None:
+    """The device ``meta`` computes shapes alone, and stops what is on two devices."""
+    with inputs_on("meta"):
+        known = getattr(problems, name)()
+        problem = getattr(known, "problem", known)
+        rows = {role: data.batch(None) for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
+        found = tensors(snapshot([problem.theta0, problem.x0, rows, problem.references]))
+        values = [problem.g(problem.theta0, problem.x0, rows["lower"]), problem.f(problem.theta0, problem.x0, rows["select"])]
+    assert {leaf.device.type for leaf in [*found.values(), *values]} == {"meta"}
+    assert place().type == "cpu"
+
+
+def test_systems_and_candidates_are_made_where_asked() -> None:
+    with inputs_on("meta"):
+        found = [solvers.matrix(0.5, 1.5), *tensors(snapshot(selectors.candidates())).values()]
+    assert {leaf.device.type for leaf in found} == {"meta"}
+
+
+def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
+    [check] = [each for each in checks_of(Exact()) if each.name == "precision"]
+    assert "is on cpu, the inputs on cuda" in check.fault(Exact())
