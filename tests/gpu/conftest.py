@@ -1,0 +1,68 @@
+"""The device all tests here run on: a GPU, or the CPU where ``HGMS_GPU_TESTS_DEVICE=cpu`` asks to try the tests themselves."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from placed import Draws
+
+from hgms_core import Key
+
+# Read when cuBLAS is first used: what deterministic algorithms need (docs/how-to/run-on-gpus.md).
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+SWITCH = "HGMS_GPU_TESTS_DEVICE"
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    asked = os.environ.get(SWITCH, "cuda")
+    if asked == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.fail(f"torch sees no CUDA device; {SWITCH}=cpu tries these tests on the CPU", pytrace=False)
+    found = torch.device("cuda")
+    with warnings.catch_warnings():
+        # The first product in autograd's own thread warns that it sets up the context there; later ones do not.
+        warnings.simplefilter("ignore")
+        for dtype in (torch.float32, torch.float64):
+            one = torch.ones(2, 2, device=found, dtype=dtype, requires_grad=True)
+            (one @ one).sum().backward()
+        torch.linalg.qr(one.detach())
+        torch.linalg.eigh(one.detach())
+        torch.cuda.synchronize()
+    return found
+
+
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    """The device, for what only a GPU has: synchronisation, memory of its own."""
+    if device.type != "cuda":
+        pytest.skip("a CPU has no queue of kernels and no memory of its own to look at")
+    return device
+
+
+@pytest.fixture
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Kernels that add up in a fixed order, as the page on GPUs says how to ask for them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> Draws:
+    """Counts the generators that are asked for on a device other than the CPU."""
+    counted, plain = Draws(), Key.generator
+
+    def generator(key: Key, device: torch.device | str = "cpu") -> torch.Generator:
+        counted.on_device += torch.device(device).type != "cpu"
+        return plain(key, device)
+
+    monkeypatch.setattr(Key, "generator", generator)
+    return counted

@@ -1,0 +1,72 @@
+"""Where tensors are, and how often something is drawn or waited for."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms_core.testing.kit import snapshot, tensors
+
+
+class Draws:
+    """Which generators were asked for since :meth:`clear`."""
+
+    def __init__(self) -> None:
+        self.on_device = 0
+
+    def clear(self) -> None:
+        self.on_device = 0
+
+
+def elsewhere(value: Any, device: torch.device) -> dict[str, str]:
+    """The tensors of a nested value that are not on the device, each with where it is."""
+    found = tensors(snapshot(value))
+    return {name: str(leaf.device) for name, leaf in found.items() if leaf.device.type != device.type}
+
+
+def brought(value: Any) -> Any:
+    """The same nested value on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {name: brought(each) for name, each in value.items()}
+    return [brought(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Inside, whatever waits for the GPU is an error."""
+    with _sync_mode("error"):
+        yield
+
+
+@contextmanager
+def waits() -> Iterator[Counter[str]]:
+    """How often was waited for the GPU inside, by ``file:line`` of the code that did."""
+    found: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with _sync_mode("warn"):
+            yield found
+    for each in caught:
+        if "synchroniz" in str(each.message):
+            found[f"{Path(each.filename).name}:{each.lineno}"] += 1
+
+
+@contextmanager
+def _sync_mode(mode: str) -> Iterator[None]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
