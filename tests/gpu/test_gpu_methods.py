@@ -1,0 +1,143 @@
+"""Every method steps on the device as on the CPU, and every task builds its problem there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from placed import Draws, brought, elsewhere
+
+from hgms_core import Key, Problem, compat, registry
+from hgms_core.composition import Composition
+from hgms_core.config import RunConfig
+from hgms_core.errors import ConfigError, DataError, MissingExtra
+from hgms_core.testing import inputs_on, instance_of, methods
+from hgms_core.testing.kit import difference, snapshot
+
+pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+
+F64 = torch.float64
+METHODS = sorted(each.name for each in registry.default().components("method"))
+TASKS = sorted(registry.default().components("task"), key=lambda each: each.name)
+SMALL: dict[str, dict[str, Any]] = {
+    "hyper-cleaning": {"train_size": 60, "validation_size": 30, "test_size": 50, "hidden": 5},
+    "quadratic": {},
+}
+"""Tasks without files of their own; a method gets the first that has what it needs."""
+STEPS = 3
+
+
+def _method_and_task(name: str) -> tuple[Any, Any]:
+    """A method and a task for it; None for one that needs data sources and gets the kit's mixture of two."""
+    target = registry.default().get("method", name).target
+    if not isinstance(target, Composition):
+        made = instance_of(target)
+        return made, None if "sources" in compat.needs(made) else RunConfig.from_dict(_table("quadratic", "uniform")).task
+    refused: ConfigError | None = None
+    for task in SMALL:
+        try:
+            config = RunConfig.from_dict(_table(task, name))
+        except ConfigError as error:
+            refused = error
+            continue
+        if not compat.missing(config.method, config.task):
+            return config.method, config.task
+        if "sources" in compat.needs(config.method):
+            return config.method, None
+    raise AssertionError(f"no small task fits {name}: {refused}")
+
+
+def _table(task: str, method: str) -> dict[str, Any]:
+    fields = {"task": {"name": task, **SMALL[task]}, "method": {"name": method, **_fields(method)}}
+    return {**fields, "budget": f"{STEPS} steps"}
+
+
+def _fields(name: str) -> dict[str, Any]:
+    """Five lower steps instead of many; the mixture to keep, for the method that keeps one."""
+    target = registry.default().get("method", name).target
+    parts = getattr(target, "parts", {})
+    fields: dict[str, Any] = {"generator": {"steps": 5}} if parts.get("generator", {}).get("steps", 1) > 5 else {}
+    return fields | ({"mixture": {"near": 1.0}} if name == "fixed" else {})
+
+
+def _problem(method: Any, task: Any, device: torch.device) -> Problem:
+    if task is not None:
+        return task.problem(0, device, F64)  # type: ignore[no-any-return]
+    with inputs_on(device):
+        return methods.problem_for(method)
+
+
+def _stepped(method: Any, problem: Problem) -> Any:
+    state, records = method.init(problem, 4), []
+    for step in range(STEPS):
+        state, record = method.step(problem, state, step / STEPS)
+        records.append(record)
+    theta, x = method.result(state)
+    return {"theta": theta, "x": x, "upper_loss": [record.get("upper_loss") for record in records]}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_three_steps(name: str, device: torch.device, draws: Draws) -> None:
+    if name == "tpe":
+        pytest.importorskip("optuna", reason="its proposals come from Optuna")
+    method, task = _method_and_task(name)
+    here = snapshot(_stepped(method, _problem(method, task, torch.device("cpu"))))
+    draws.clear()
+    there = snapshot(_stepped(method, _problem(method, task, device)))
+    trees = {part: there[part] for part in ("theta", "x")}
+    astray = elsewhere(trees, device)
+    assert not astray, f"not on {device}: {astray}"
+    broken = [f"{part}.{leaf}" for part, tree in trees.items() for leaf, each in tree.items() if not each.isfinite().all()]
+    assert not broken, f"not finite: {broken}"
+    if not draws.on_device:
+        differs = difference(here, brought(_like(here, there)), rtol=1e-5)
+        assert not differs, f"after {STEPS} steps on {device}, {differs} (the CPU's)"
+
+
+def _like(here: Any, there: Any) -> Any:
+    """A method may keep a number where another keeps a tensor, but not on one device only."""
+    kinds = [[type(each) for each in one["upper_loss"]] for one in (here, there)]
+    assert kinds[0] == kinds[1]
+    return there
+
+
+@pytest.mark.parametrize("component", TASKS, ids=lambda each: each.name)
+def test_task_builds_its_problem_there(component: registry.Component, device: torch.device) -> None:
+    task = instance_of(component.target)
+    try:
+        here, there = (_looked_at(task, place) for place in (torch.device("cpu"), device))
+    except (DataError, MissingExtra) as absent:
+        pytest.skip(f"its files are not here: {absent}")
+    astray = elsewhere({name: each for name, each in there.items() if name != "metrics"}, device)
+    assert not astray, f"not on {device}: {astray}"
+    differs = difference(here, brought(there), rtol=1e-6)
+    assert not differs, f"on {device}, {differs} (the CPU's)"
+
+
+def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
+    """All that a problem holds and computes at its start."""
+    problem = task.problem(3, device, F64)
+    data = {"lower": problem.lower_data, **problem.upper_data}
+    assert {each.device.type for each in data.values() if each.size} <= {device.type}
+    drawn = {role: each.draw(Key(1), 4, 2) for role, each in data.items()}
+    batches = {role: each.batch(None if drawn[role] is None else drawn[role][0]) for role, each in data.items()}
+    start = problem.initial(Key(2))
+    closed = getattr(task, "closed_form", None)
+    exact = closed(3, device, F64) if closed is not None else None
+    sources = problem.sources
+    return snapshot(  # type: ignore[no-any-return]
+        {
+            "theta0": problem.theta0,
+            "x0": problem.x0,
+            "fresh": start,
+            "references": problem.references,
+            "batches": batches,
+            "projected": problem.project(problem.theta0),
+            "g": problem.g(problem.theta0, start, batches["lower"]),
+            "f": {role: problem.f(problem.theta0, start, batches[role]) for role in problem.upper_data},
+            "solution": exact.solution(problem.theta0) if exact is not None else None,
+            "weights": sources.weights(problem.theta0) if sources is not None else None,
+            "metrics": dict(problem.evaluate(problem.theta0, start)),
+        }
+    )
