@@ -9,10 +9,9 @@ import torch
 from attrs import Factory, define
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from hgms_core import Key, Tree, twice_differentiable_attention
-from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers
+from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers, recomputed
 from hgms_llm.models import Lora
 
 LOGITS = 2**26
@@ -70,7 +69,7 @@ class LanguageModel:
             extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
             if step < batch and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-                found = checkpoint(self._rows, x, part, marked, own, extra, use_reentrant=False, preserve_rng_state=False)
+                found = recomputed(self._rows, x, part, marked, own, extra)
             else:
                 found = self._rows(x, part, marked, own, extra)
             parts.append(found.reshape(*lead[:-1], -1))
@@ -119,7 +118,7 @@ class LanguageModel:
         for first in range(0, max(len(goal), 1), step):
             pair = (picked[first : first + step], goal[first : first + step])
             if len(goal) > step and torch.is_grad_enabled():
-                losses.append(checkpoint(self._scored, *pair, use_reentrant=False, preserve_rng_state=False))
+                losses.append(recomputed(self._scored, *pair))
             else:
                 losses.append(self._scored(*pair))
         each = torch.cat(losses)

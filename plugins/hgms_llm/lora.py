@@ -18,6 +18,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from hgms_core import Key, Tree
@@ -105,6 +106,41 @@ class Adapters:
         return torch.cat(blocks).to(hidden.dtype) / kept
 
 
+class _SameKernels:
+    """The attention kernels that are allowed now, for a time when others are."""
+
+    def __init__(self) -> None:
+        allowed = {
+            SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
+            SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
+            SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
+            SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled(),
+        }
+        self.kernels = [kernel for kernel, now in allowed.items() if now]
+        self.entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        context = sdpa_kernel(self.kernels)
+        context.__enter__()
+        self.entered.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        self.entered.pop().__exit__(*error)
+
+
+def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``function`` of the rest, computed again in the backward pass: with the attention kernels of the first time, which need
+    not be those allowed at the second (a second derivative asks for the math kernel while its graph is built)."""
+    return checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (contextlib.nullcontext(), _SameKernels()),
+        **kwargs,
+    )
+
+
 @define(eq=False)
 class Checkpointing:
     """The layers that are computed again in the backward pass."""
@@ -142,7 +178,7 @@ def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapt
                 with adapters.use(active):
                     return forward(*args, **kwargs)
 
-            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return recomputed(run, *args, **kwargs)
         values: dict[str, Tensor] = dict(layer.named_parameters())
 
         def swapped(*args: Any, **kwargs: Any) -> Any:
@@ -153,6 +189,6 @@ def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapt
             finally:
                 replaying = False
 
-        return checkpoint(swapped, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return recomputed(swapped, *args, **kwargs)
 
     return again

@@ -286,6 +286,19 @@ def test_second_order_ways_run_on_a_language_model(files: dict[str, Source], kin
     assert record["hypergradient_norm"] > 0
 
 
+@pytest.mark.parametrize("saving", [{"checkpointing": True}, {"micro_batch": 4}], ids=str)
+def test_a_second_derivative_through_activations_computed_again(files: dict[str, Source], saving: dict[str, Any]) -> None:
+    """They are computed again with the attention kernel of the first time, whatever is allowed by then."""
+    ways = [
+        Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6),
+        Unrolled(),
+    ]
+    found = [hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways) for how in ({}, saving)]
+    for plain, saved in zip(*found, strict=True):
+        assert plain.norm() > 1e-6
+        torch.testing.assert_close(saved, plain, rtol=1e-7, atol=1e-12)
+
+
 def test_all_parameters_are_lower_variables_without_an_adapter(files: dict[str, Source]) -> None:
     problem = task(files, adapter=None, checkpointing=True).problem(0, CPU, F64)
     assert "transformer.wte.weight" in problem.x0
