@@ -69,15 +69,18 @@ def out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    said = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
+    said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(each in str(error) for each in said)
 
 
 def once_differentiable(error: BaseException) -> bool:
-    """Whether an exception says that a second derivative was asked for where torch has only the first: of a fused kernel, or
-    through activations that are computed again.
+    """Whether an exception says that a second derivative (or one in forward mode) was asked for where there is only the first:
+    of a fused kernel, or through activations that are computed again.
 
     >>> once_differentiable(RuntimeError("derivative for aten::_flash_attention_backward is not implemented"))
+    True
+    >>> once_differentiable(RuntimeError("torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks."))
     True
     >>> once_differentiable(RuntimeError("shapes do not match"))
     False
@@ -85,7 +88,14 @@ def once_differentiable(error: BaseException) -> bool:
     text = str(error)
     missing = "derivative for aten::" in text and "not implemented" in text
     again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
-    return isinstance(error, RuntimeError) and (missing or again or "differentiate twice a function" in text)
+    said = (
+        "differentiate twice a function",
+        "don't yet support saved tensor hooks",  # activations computed again, under torch.func
+        "must override the setup_context staticmethod",  # a kernel of another library, under torch.func
+        "no autograd formula was registered",  # the backward kernel of another library
+        "Trying to use forward AD with",
+    )
+    return isinstance(error, RuntimeError) and (missing or again or any(each in text for each in said))
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
