@@ -237,6 +237,6 @@ def to_numbers(record: Mapping[str, Any]) -> Record:
     """The record with every tensor as a Python number, list or string, moved off the device at once."""
     tensors = {name: value for name, value in record.items() if isinstance(value, Tensor)}
     moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
-    if any(value.is_cuda for value in tensors.values()):
-        torch.cuda.synchronize()
+    for device in {value.device for value in tensors.values() if value.is_cuda}:
+        torch.cuda.synchronize(device)
     return {name: moved[name].tolist() if name in moved else value for name, value in record.items()}

@@ -29,9 +29,9 @@ import torch
 from attrs import define, field, frozen
 
 from hgms_core.config import RunConfig
-from hgms_core.errors import CheckpointError, HgmsError
+from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import DiskError, RunFolder, replace_file
-from hgms_core.runner import Interrupted, record_failure, run_config
+from hgms_core.runner import Interrupted, device_called, record_failure, run_config
 
 PATIENCE = 20.0
 """Seconds a worker waits for a folder that another process holds: the orphan of a killed comparison ends by itself."""
@@ -220,7 +220,7 @@ def _in_process(job: Job, report: Report) -> Ending:
             summary = folder.read_summary()
             if summary is not None and summary.get("status") == "failed":
                 folder.summary.unlink()  # asked for again: until it ends it is an unfinished run
-        with _measured(job.path):
+        with _measured(job.path, job.config.run.device):
             run_config(job.config, resume=True, watch=watch, path=job.path, patience=PATIENCE)
     except (KeyboardInterrupt, Interrupted):
         raise
@@ -251,15 +251,16 @@ def _place(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _measured(path: Path) -> Iterator[None]:
-    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and of its GPU, and
+def _measured(path: Path, device: str) -> Iterator[None]:
+    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and
     the wall time (with evaluation, writing and building the problem). A run that was broken off adds to what is there."""
     gc.collect()
     fresh, began = _reset_peak(), time.monotonic()
-    cuda = _cuda()
+    cuda = _cuda(device)
     if cuda is not None:
         cuda.empty_cache()
-        cuda.reset_peak_memory_stats()
+        cuda.init()  # a device with a number is not looked at before
+        cuda.reset_peak_memory_stats(device)
     try:
         yield
     finally:
@@ -268,7 +269,7 @@ def _measured(path: Path) -> Iterator[None]:
         before: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             before = dict(json.loads((path / "resources.json").read_bytes()))
-        gpu = cuda.max_memory_allocated() if cuda is not None else None
+        gpu = cuda.max_memory_allocated(device) if cuda is not None else None
         now = {
             "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),
             "peak_memory_is_of_this_run": fresh,
@@ -281,10 +282,13 @@ def _measured(path: Path) -> Iterator[None]:
                 replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 
 
-def _cuda() -> Any:
+def _cuda(device: str) -> Any:
+    """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for asking."""
     import torch
 
-    return torch.cuda if torch.cuda.is_available() else None
+    with contextlib.suppress(ConfigError):  # which the run itself tells
+        return torch.cuda if device_called(device).type == "cuda" else None
+    return None
 
 
 def _reset_peak() -> bool:

@@ -15,10 +15,11 @@ import pytest
 import torch
 from attrs import frozen
 
-from hgms_core import CheckpointError, NumericalError, Problem, State
+from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, State, workers
 from hgms_core.budget import Budget
+from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
-from hgms_core.runner import Interrupted, run
+from hgms_core.runner import Interrupted, _Clock, device_called, run
 
 
 @frozen(kw_only=True)
@@ -297,3 +298,35 @@ def test_global_generator_is_untouched() -> None:
     before = torch.random.get_rng_state()
     run(Descent(), problem(), Budget(outer_steps=3))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_gpu_is_waited_for_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first GPU of the machine, which a run on the second does not use."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    with _Clock(0.0, torch.device("cuda:1")):
+        assert waited == [torch.device("cuda:1")]
+    assert waited == [torch.device("cuda:1")] * 2
+    with _Clock(0.0, torch.device("cpu")):
+        pass
+    assert len(waited) == 2
+
+
+def test_a_gpu_that_is_not_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_called("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="device 'cuda:2' asked for, but the last that torch sees is 'cuda:1'"):
+        device_called("cuda:2")
+
+
+def test_a_run_on_the_cpu_takes_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert workers._cuda("cpu") is None
+    assert workers._cuda("cuda:0") is torch.cuda
+    assert workers._cuda("cuda:1") is None, "which the run itself tells"
+
+
+def test_memory_of_a_cuda_library_counts_as_memory() -> None:
+    assert out_of_memory(RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"))
