@@ -100,13 +100,15 @@ def ratio(above: list[float], below: list[float]) -> float:
 # 1. One outer step, through Pipeline and written straight down -----------------------------------------------------------
 
 
-def straight_down(problem: Problem, theta: Tensor, start: Tree, key: Key) -> tuple[Tensor, Tree]:
+def straight_down(
+    problem: Problem, theta: Tensor, start: Tree, key: Key, count: int = COUNT, products: int = PRODUCTS
+) -> tuple[Tensor, Tree]:
     """One outer step of HG-MS as one writes it for this problem alone: no records, no counts, no choices."""
     train, validation = problem.lower_data.whole, problem.upper_data["differentiate"].whole
     rows = theta.shape[0]
     branches, scores = [], []
-    for member in range(COUNT):
-        index = key.fold("propose", "batches", member).indices(rows, BATCH, STEPS)
+    for member in range(count):
+        index = key.fold("propose", "batches", member).indices(rows, BATCH, STEPS, theta.device)
         x = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
         for step in range(STEPS):
             drawn = index[step]
@@ -133,7 +135,7 @@ def straight_down(problem: Problem, theta: Tensor, start: Tree, key: Key) -> tup
 
     v, residual = torch.zeros_like(rhs), rhs
     direction, size = rhs, rhs @ rhs
-    for _ in range(PRODUCTS):
+    for _ in range(products):
         image = product(direction)
         alpha = size / (direction @ image)
         v, residual = v + alpha * direction, residual - alpha * image

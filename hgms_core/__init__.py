@@ -23,9 +23,11 @@ from hgms_core.errors import (
     unknown,
 )
 from hgms_core.folder import load_state, save_state
+from hgms_core.graphs import RecordedProduct, Replay, recorded
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
     CallableSolver,
+    Linearization,
     Strategy,
     cross_product,
     curvature,
@@ -37,7 +39,7 @@ from hgms_core.hypergrad import (
 from hgms_core.images import Images, image_set, load_images
 from hgms_core.linear import LinearSystem
 from hgms_core.pipeline import Pipeline
-from hgms_core.problem import Batch, Data, Problem, Sources, learned_start, roles, validation_shares, without_start
+from hgms_core.problem import Batch, Data, Loss, Problem, Sources, learned_start, roles, validation_shares, without_start
 from hgms_core.protocols import (
     Branch,
     CandidateGenerator,
@@ -81,6 +83,8 @@ __all__ = [
     "LastStep",
     "LinearSolver",
     "LinearSystem",
+    "Linearization",
+    "Loss",
     "MatVec",
     "Method",
     "MissingExtra",
@@ -94,6 +98,8 @@ __all__ = [
     "Problem",
     "Ravel",
     "Record",
+    "RecordedProduct",
+    "Replay",
     "RunInfo",
     "Selection",
     "Selector",
@@ -121,6 +127,7 @@ __all__ = [
     "lower_solution",
     "norm",
     "out_of_memory",
+    "recorded",
     "repeat",
     "roles",
     "save_state",

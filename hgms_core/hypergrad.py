@@ -235,6 +235,62 @@ class CallableSolver:
         )
 
 
+@frozen(eq=False)
+class Linearization:
+    """Both levels at one (θ, x): f and its gradients, ∇_x g, and products with the second derivatives of g.
+
+    ``rhs`` is ∇_x f and ``slope`` ∇_x g as flat vectors, ``direct`` is ∇_θ f, ``matvec`` maps a flat v to ∇²_xx g·v and
+    ``mixed`` to ∇²_θx g·v, with the shapes of θ.
+
+    .. versionadded:: 0.2
+    """
+
+    upper_loss: Tensor
+    direct: Tree
+    rhs: Tensor
+    slope: Tensor
+    matvec: Callable[[Tensor], Tensor]
+    mixed: Callable[[Tensor], Tree]
+
+    @classmethod
+    def of(
+        cls,
+        f: Callable[[Tree, Tree], Tensor],
+        g: Callable[[Tree, Tree], Tensor],
+        theta: Tree,
+        x: Tree,
+        strategy: Strategy = "vjp",
+    ) -> Linearization:
+        """Cost: 1 upper and 1 lower gradient."""
+        theta, x = detach(theta), detach(x)
+        spec = Ravel.of(x)
+        upper_loss, direct, rhs = upper_gradients(f, theta, x)
+        at_x = curvature(lambda point: g(theta, point), x, strategy)
+
+        def mixed(v: Tensor) -> Tree:
+            return cross_product(g, theta, x, spec.unravel(v), strategy)
+
+        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed)
+
+    def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Hypergradient:
+        """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
+        solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
+        mixed = self.mixed(solution.value)
+        return Hypergradient(
+            value={name: self.direct[name] - mixed[name] for name in self.direct},
+            upper_loss=self.upper_loss,
+            lower_gradient_norm=torch.linalg.vector_norm(self.slope),
+            solution=solution,
+            cost=Cost(
+                upper_gradients=1,
+                lower_gradients=1,
+                products=solution.products,
+                cross_products=1,
+                rows=rows[0] + rows[1] * (2 + solution.products),
+            ),
+        )
+
+
 def implicit(
     f: Callable[[Tree, Tree], Tensor],
     g: Callable[[Tree, Tree], Tensor],
@@ -249,6 +305,8 @@ def implicit(
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
     batch); how large ∇_x g is, the first of them says."""
+    if another is None:
+        return Linearization.of(f, g, theta, x, strategy).hypergradient(solver, v0, rows)
     theta, x = detach(theta), detach(x)
     upper_loss, direct, rhs = upper_gradients(f, theta, x)
     spec = Ravel.of(x)
@@ -260,16 +318,11 @@ def implicit(
             slopes.append(found.gradient)
         return found
 
-    def product_on_another(v: Tensor) -> Tensor:
-        assert another is not None
-        return at_x(next(another)).matvec(v)
-
-    matvec = at_x(g).matvec if another is None else product_on_another
-    solution = as_solver(solver).solve(matvec, spec.ravel(rhs), v0)
-    extra = int(another is None or not slopes)  # without a product on another batch the gradient is one by itself
+    solution = as_solver(solver).solve(lambda v: at_x(next(another)).matvec(v), spec.ravel(rhs), v0)
+    extra = int(not slopes)  # without a product the gradient is one by itself
     if not slopes:
         at_x(g)
-    mixed = cross_product(g if another is None else next(another), theta, x, spec.unravel(solution.value), strategy)
+    mixed = cross_product(next(another), theta, x, spec.unravel(solution.value), strategy)
     return Hypergradient(
         value={name: direct[name] - mixed[name] for name in direct},
         upper_loss=upper_loss,
@@ -337,6 +390,7 @@ def _named(value: Tree | Tensor, name: str) -> Tree:
 __all__ = [
     "CallableSolver",
     "Curvature",
+    "Linearization",
     "Strategy",
     "as_solver",
     "cross_product",

@@ -205,7 +205,7 @@ class Sources:
     parts: tuple[str, ...] = ("validation",)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
 

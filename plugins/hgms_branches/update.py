@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hgms_core import Data, Group, Problem, Tree, detach, gradient, twice_differentiable_attention
+from hgms_core import Data, Group, Loss, Problem, Replay, Tree, detach, gradient, twice_differentiable_attention
 
 
 @frozen
@@ -35,19 +35,29 @@ def advance(
     index: Tensor | None,
     rates: list[float | Tensor],
     decay: float | Tensor,
+    replay: Replay | None = None,
 ) -> Tensor:
     """Moves ``group.x`` and ``moments`` in place through all steps; returns the last lower losses.
 
-    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch.
+    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch. ``replay``
+    is :func:`gradient_on` recorded for a group like this one.
     """
     leaves = list(group.x.values())
+    if replay is not None:
+        replay.load(theta, group.x, None if index is None else index[..., 0, :])
+        leaves = list(replay.arguments[1].values())
     first = list(moments.values())[: len(leaves)]
     second = list(moments.values())[len(leaves) :]
     stacked = isinstance(group.part, slice)
     loss = torch.empty(())
     for step, rate in enumerate(rates):
-        batch = data.batch(None if index is None else index[..., step, :])
-        grads, loss = gradient(group.loss, theta, group.x, batch)
+        numbers = None if index is None else index[..., step, :]
+        if replay is None:
+            grads, loss = gradient(group.loss, theta, group.x, data.batch(numbers))
+        else:
+            if numbers is not None:
+                replay.arguments[2].copy_(numbers)
+            grads, loss = replay.run()
         if hyper.clip is not None:
             _clip_(grads, hyper.clip, stacked)
         if not isinstance(decay, float) or decay:
@@ -60,7 +70,15 @@ def advance(
             _descend_(leaves, grads, rate)
         else:
             _adam_(hyper, leaves, grads, first, second, hyper.done + step + 1, rate)
+    if replay is not None:
+        torch._foreach_copy_(list(group.x.values()), leaves)
+        loss = loss.clone()
     return loss
+
+
+def gradient_on(loss: Loss, data: Data) -> Callable[[Tree, Tree, Tensor | None], tuple[list[Tensor], Tensor]]:
+    """(∇_x loss, loss) as a function of θ, x and row numbers."""
+    return lambda theta, x, index: gradient(loss, theta, x, data.batch(index))
 
 
 def _adam_(

@@ -1,0 +1,116 @@
+"""What is recorded as CUDA graphs gives what it gives kernel by kernel, and what cannot be recorded says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import assert_same, network_problem
+from torch import Tensor
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import ConfigError, Data, Pipeline, Problem, graphs
+from hgms_hypergradients import Implicit
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
+
+pytestmark = pytest.mark.gpu
+
+
+def placed(device: torch.device) -> Problem:
+    problem = network_problem(rows=64)
+
+    def tree(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: leaf.to(device) for name, leaf in leaves.items()}
+
+    def data(found: Data) -> Data:
+        return Data.of({name: leaf.to(device) for name, leaf in found.whole.items() if name != "index"})
+
+    return evolve(
+        problem,
+        theta0=tree(problem.theta0),
+        x0=tree(problem.x0),
+        lower_data=data(problem.lower_data),
+        upper_data={role: data(rows) for role, rows in problem.upper_data.items()},
+        fresh=None,
+        references={},
+    )
+
+
+def method(cuda_graphs: bool, hypergradient: dict[str, Any], **branches: Any) -> Pipeline:
+    return Pipeline(
+        generator=Branches(**{"count": 3, "steps": 4, "lr": 0.05, "batch_size": 8, **branches}, cuda_graphs=cuda_graphs),
+        selector=BestOfN(),
+        hypergradient=Implicit(**{"solver": CG(ridge=0.5, rtol=1e-8, max_steps=40), **hypergradient}, cuda_graphs=cuda_graphs),
+        outer=Adam(lr=0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("branches", "hypergradient"),
+    [
+        ({}, {}),
+        ({"mode": "stacked", "chunk": 2}, {"batch_size": 16, "upper_batch_size": 3}),
+        ({"mode": "loop", "momentum": 0.9}, {"warm_start": True}),
+        ({"batch_size": None, "clip": 0.2}, {"strategy": "jvp"}),
+        ({"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine"}, {"strategy": "difference"}),
+        ({"carry_rule": "per-branch", "lr_spread": (0.5, 2.0)}, {"solver": CG(ridge=0.5, max_steps=2)}),
+    ],
+)
+def test_a_recorded_run_is_the_same(
+    device: torch.device, branches: dict[str, Any], hypergradient: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "RECORDING", ("cuda", "cpu"))
+    found = []
+    for cuda_graphs in (False, True):
+        problem, pipeline = placed(device), method(cuda_graphs, hypergradient, **branches)
+        state = pipeline.init(problem, 0)
+        records = []
+        for _ in range(5):
+            state, record = pipeline.step(problem, state)
+            records.append(record)
+        kept = graphs._kept.get(problem, {})
+        assert all(kept.values())
+        assert bool(kept) == cuda_graphs
+        found.append((state["theta"], state["x"], records))
+    plain, replayed = found
+    assert_same(replayed, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_that_waits_for_the_device_is_refused(cuda: torch.device) -> None:
+    problem = placed(cuda)
+    plain = problem.g
+
+    def waiting(theta: Any, x: Any, batch: Any) -> Tensor:
+        loss: Tensor = plain(theta, x, batch)
+        return loss * float(theta["scale"] > -10)
+
+    problem = evolve(problem, g=waiting)
+    pipeline = method(True, {}, mode="loop")
+    state = pipeline.init(problem, 0)
+    state, _ = pipeline.step(problem, state)
+    with pytest.raises(ConfigError, match="cannot be recorded as a CUDA graph"):
+        pipeline.step(problem, state)
+    # and the device is usable afterwards
+    eager = method(False, {}, mode="loop")
+    state, record = eager.step(problem, eager.init(problem, 0))
+    assert torch.isfinite(record["upper_loss"])
+
+
+def test_recording_frees_its_memory(cuda: torch.device) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    problem, pipeline = placed(cuda), method(True, {})
+    state = pipeline.init(problem, 0)
+    for _ in range(3):
+        state, record = pipeline.step(problem, state)
+    del problem, state, record
+    torch.cuda.synchronize()
+    import gc
+
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < 2**20
