@@ -5,7 +5,7 @@
 
 The floor of a step with N candidates: N training passes (forward and backward), N scoring forward passes, one validation pass
 (forward and backward), two forward passes for the exact hypergradient. Prints the ratio, tokens, model FLOP utilisation where
-the device's peak is known, and the measured peak of memory beside the one predicted.
+the device's peak is known, the measured peak of memory beside the one predicted, and what a pass is made of.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="the 15 kernels of a step that take most time")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of the processor, for a busy machine"
     )
@@ -103,6 +104,65 @@ def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: 
             torch.cuda.synchronize()
         found.append(now() - started)
     return statistics.median(found[1:])
+
+
+def attention_kernels(call: Callable[[], Any]) -> str:
+    """Which kernels of scaled dot-product attention a call runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    found = {event.key.removeprefix("aten::") for event in profile.key_averages() if "_scaled_dot_product" in event.key}
+    return ", ".join(sorted(found)) or "none of torch's"
+
+
+def print_profile(call: Callable[[], Any], device: torch.device) -> None:
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]  # the kernels alone: tracing the host takes long and much memory
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def taken(event: Any) -> float:
+        return float(event.self_device_time_total if kind == "cuda" else event.self_cpu_time_total)
+
+    events = sorted(profile.key_averages(), key=taken, reverse=True)
+    total = sum(map(taken, events)) or 1.0
+    print(f"\nof {total / 1e6:.3f} s in kernels:")
+    for event in events[:15]:
+        print(f"{taken(event) / 1e3:10.1f} ms {taken(event) / total:6.1%} {event.count:7d} × {event.key[:110]}")
+
+
+def head_seconds(problem: Problem, options: argparse.Namespace, device: torch.device) -> tuple[float, float]:
+    """Of logits and loss at all places of one candidate's rows: without a gradient, and with one to the places."""
+    model: Any = problem.g.rows.model  # type: ignore[attr-defined]
+    weight = model.model.get_output_embeddings().weight
+    count = options.batch * (options.length - 1)
+    hidden = torch.randn(count, weight.shape[1], device=device, dtype=weight.dtype)
+    target = torch.randint(0, 256, (count,), device=device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model.head_losses(hidden, target)
+
+    def training() -> None:
+        leaf = hidden.detach().requires_grad_()
+        torch.autograd.grad(model.head_losses(leaf, target).sum(), leaf)
+
+    return tuple(seconds(each, device, options.repeats, options.clock) for each in (forward, training))  # type: ignore[return-value]
+
+
+def flops_of(problem: Problem, tokens: dict[str, int], length: int) -> float:
+    """Model FLOPs: a frozen weight costs 2 a token forward and 2 back (it has no gradient of its own), also the head's, but
+    not the table of input embeddings; attention under a causal mask 2·width·length a layer forward and twice that back."""
+    model: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
+    config = model.config
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    weights = sum(leaf.numel() for leaf in model.parameters()) - (table.numel() if head is not table else 0)
+    attention = 2 * config.hidden_size * length * config.num_hidden_layers
+    forward, backward = tokens["forward_tokens"], tokens["backward_tokens"]
+    return forward * (2 * weights + attention) + backward * (2 * weights + 2 * attention)
 
 
 def main() -> None:
@@ -162,19 +222,33 @@ def main() -> None:
     print(f"{'step / floor':<44}{step / floor:10.3f}")
     print(f"{'stacked / one after the other':<44}{stacked / (count * train):10.3f}")
     print(f"{'tokens a step':<44}{tokens['forward_tokens']} forward, {tokens['backward_tokens']} backward")
-    parameters = sum(leaf.numel() for leaf in problem.g.rows.model.model.parameters())
-    # A frozen weight costs 2 FLOPs a token forward and 2 back (no gradient of its own).
-    flops = 2 * parameters * (tokens["forward_tokens"] + tokens["backward_tokens"])
+    flops = flops_of(problem, tokens, options.length)
+    print(f"{'tokens a second':<44}{(tokens['forward_tokens'] + tokens['backward_tokens']) / step:10.0f} (both passes)")
     print(f"{'model FLOPs a step':<44}{flops:.3e} ({flops / step / 1e12:.2f} TFLOP/s)")
     known = next(
         (peak for name, peak in PEAK_FLOPS.items() if device.type == "cuda" and name in torch.cuda.get_device_name()), None
     )
     if known is not None:
         print(f"{'model FLOP utilisation':<44}{flops / step / known:10.1%}")
+        rows_tokens = {"forward_tokens": batch * options.length, "backward_tokens": 0}
+        for label, taken, both in (("  of a forward pass", plain, False), ("  of a training pass", train, True)):
+            each = {**rows_tokens, "backward_tokens": batch * options.length if both else 0}
+            print(f"{label:<44}{flops_of(problem, each, options.length) / taken / known:10.1%}")
+    head, head_back = head_seconds(problem, options, device)
+    for label, value in (
+        ("head and loss, forward", head),
+        ("head and loss, forward and backward", head_back),
+        ("body and adapters, forward (by difference)", plain - head),
+        ("body and adapters, training (by difference)", train - head_back),
+    ):
+        print(f"{label:<44}{value:10.4f} s")
+    print(f"{'attention':<44}{attention_kernels(lambda: forward(problem.g, below))}")
     found = step_memory(problem.g.rows.model, x, candidates=count, batch=batch, chunk=options.chunk, length=options.length)
     print(f"{'predicted':<44}{found}")
     measured = f"{peak / 2**30:.2f} GiB ({found.peak / peak - 1:+.1%} predicted)"
     print(f"{'measured peak':<44}{measured}")
+    if options.profile:
+        print_profile(lambda: method.step(problem, state), device)
 
 
 if __name__ == "__main__":

@@ -113,16 +113,22 @@ class LanguageModel:
         # The head is dear and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked, goal = hidden[row, place], target[row, place]
+        each = self.head_losses(picked, goal)
+        return torch.zeros(len(tokens), dtype=each.dtype, device=each.device).index_add(0, row, each)
+
+    def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
+        time."""
         step = max(1, LOGITS // self._vocabulary)
+        step -= step % 128 if step > 128 else 0  # whole tiles of a product
         losses = []
-        for first in range(0, max(len(goal), 1), step):
-            pair = (picked[first : first + step], goal[first : first + step])
-            if len(goal) > step and torch.is_grad_enabled():
+        for first in range(0, max(len(target), 1), step):
+            pair = (hidden[first : first + step], target[first : first + step])
+            if len(target) > step and torch.is_grad_enabled():
                 losses.append(recomputed(self._scored, *pair))
             else:
                 losses.append(self._scored(*pair))
-        each = torch.cat(losses)
-        return torch.zeros(len(tokens), dtype=each.dtype, device=each.device).index_add(0, row, each)
+        return torch.cat(losses)
 
     def _scored(self, hidden: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self._logits(hidden), target, reduction="none")
