@@ -191,7 +191,7 @@ def test_a_cell_of_the_table(
     base: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     assert {leaf.device.type for leaf in base.parameters()} == {device.type}
     if row in COLUMNS[column][2]:
-        with pytest.raises(ConfigError, match="^step 1: a loss has no second derivative here") as caught:
+        with pytest.raises(ConfigError, match=r"^step 1: a loss has no second derivative here") as caught:
             run(method, problem, Budget(outer_steps=2))
         assert "take a hypergradient of first order" in str(caught.value)
         return
