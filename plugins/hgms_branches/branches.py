@@ -162,7 +162,7 @@ class Branches:
         within = self.steps if last is None else min(last, self.steps)
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
         cost = Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
-        return unrolled(*self._run(problem, theta, start, key, int(index)), within), cost
+        return unrolled(*self._run(problem, theta, start, key, self._number(index)), within), cost
 
     def last_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor) -> LastStep:
         """The last step of branch ``index``: the K − 1 steps before it are run again, without a graph."""
@@ -172,7 +172,7 @@ class Branches:
                 f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
                 "  change these, or use the hypergradient 'unrolled' with last = 1"
             )
-        hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, int(index))
+        hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, self._number(index))
         rows = problem.lower_data.count(self.batch_size)
         before = self.steps - 1
         if before:
@@ -242,6 +242,10 @@ class Branches:
         place = (group.part.start, group.part.stop) if isinstance(group.part, slice) else "one"
         return recorded(problem, (self, place), device, lambda: Replay(step, theta, group.x, first))
 
+    def _number(self, index: Tensor) -> int:
+        """A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for."""
+        return 0 if self.count == 1 else int(index)
+
     def hyper(self, start: State) -> Hyper:
         return Hyper(self.optimizer, self.momentum, self.betas, self.eps, self.clip, start["optimizer_steps"])
 
@@ -255,9 +259,14 @@ class Branches:
         carried = next(iter(rows.values())).shape[0]
         if carried not in (1, self.count):
             raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {self.count}")
-        pick = [0 if carried == 1 else member for member in members]
-        x = {name: leaf[pick] for name, leaf in rows.items()}  # a list of rows copies
-        moments = {name: leaf[pick] for name, leaf in start["moments"].items()}
+
+        def own_copies(tree: Tree) -> Tree:
+            # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+            if carried == 1:
+                return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
+            return {name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()}
+
+        x, moments = own_copies(rows), own_copies(start["moments"])
         if self.noise:
             for row, member in enumerate(members):
                 if member == 0:
@@ -297,4 +306,4 @@ class Branches:
         if all(value == mine[0] for value in mine):
             return mine[0]
         leaf = next(iter(group.x.values()))
-        return torch.tensor(mine, dtype=leaf.dtype, device=leaf.device)
+        return torch.tensor(mine, dtype=leaf.dtype).to(leaf.device, non_blocking=True)

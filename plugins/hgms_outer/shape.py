@@ -83,7 +83,8 @@ def onto_simplex(point: Tensor) -> Tensor:
     counts = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=flat.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts
     active = (ordered > thresholds).sum().clamp_min(1)
-    return (flat - thresholds[active - 1]).clamp_min(0).reshape(point.shape)
+    # not thresholds[active - 1], for which the GPU would be waited for
+    return (flat - thresholds.index_select(0, (active - 1).reshape(1))).clamp_min(0).reshape(point.shape)
 
 
 def clipped(gradient: Tree, bound: float | None) -> Tree:

@@ -93,8 +93,9 @@ class Ula:
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        generators = self._generators(start, key, [int(index)])
-        x, drawn = self._begin(problem, start, key, [int(index)], generators)
+        chosen = [0 if self.count == 1 else int(index)]
+        generators = self._generators(start, key, chosen)
+        x, drawn = self._begin(problem, start, key, chosen, generators)
         noise = _Noise(generators, self.steps)
         point = {name: leaf[0] for name, leaf in x.items()}
         through = self.steps if last is None else min(last, self.steps)
@@ -134,8 +135,9 @@ class Ula:
         carried = next(iter(start["x"].values())).shape[0]
         if carried not in (1, self.count):
             raise ConfigError(f"the carried state holds {carried} chains, this generator has count = {self.count}")
-        pick = [0 if carried == 1 else member for member in members]
-        x = {name: leaf[pick] for name, leaf in start["x"].items()}  # a list of rows copies
+        # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+        rows = [0 if carried == 1 else member for member in members]
+        x = {name: torch.stack([leaf[row] for row in rows]) for name, leaf in start["x"].items()}
         if self.spread:
             scale = math.sqrt(self.spread * self.temperature)
             for row, generator in enumerate(generators):

@@ -41,19 +41,19 @@ def brought(value: Any) -> Any:
 
 
 @contextmanager
-def never_waiting() -> Iterator[None]:
-    """Inside, whatever waits for the GPU is an error."""
-    with _sync_mode("error"):
+def never_waiting(device: torch.device) -> Iterator[None]:
+    """Inside, whatever waits for the GPU is an error (there is nothing to wait for on a CPU)."""
+    with _sync_mode("error", device):
         yield
 
 
 @contextmanager
-def waits() -> Iterator[Counter[str]]:
+def waits(device: torch.device) -> Iterator[Counter[str]]:
     """How often was waited for the GPU inside, by ``file:line`` of the code that did."""
     found: Counter[str] = Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with _sync_mode("warn"):
+        with _sync_mode("warn", device):
             yield found
     for each in caught:
         if "synchroniz" in str(each.message):
@@ -61,7 +61,10 @@ def waits() -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def _sync_mode(mode: str) -> Iterator[None]:
+def _sync_mode(mode: str, device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mode is a prototype
