@@ -1,0 +1,160 @@
+"""What docs/how-to/run-on-gpus.md says of every device, held against this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from placed import elsewhere
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import Budget, ConfigError, Key, Pipeline, Problem
+from hgms_core.folder import RunFolder
+from hgms_core.runner import device_called, run
+from hgms_core.testing import inputs_on, problems
+from hgms_core.testing.kit import difference, snapshot
+from hgms_hypergradients import Implicit
+from hgms_interop import LinearOperatorSolver, ScipySolver, TorchOptimizer
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
+from hgms_task_cleaning import HyperCleaning
+
+pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+
+KEY = Key(2)
+F64 = torch.float64
+
+
+def _cleaning(device: torch.device, hidden: int = 8, dtype: torch.dtype = F64) -> Problem:
+    task = HyperCleaning(train_size=100, validation_size=40, test_size=50, hidden=hidden)
+    return task.problem(0, device, dtype)
+
+
+def _method(**outer: Any) -> Pipeline:
+    generator = Branches(count=3, steps=4, noise=0.05, batch_size=20)
+    return Pipeline(generator=generator, selector=BestOfN(), hypergradient=Implicit(solver=CG()), **({"outer": Adam()} | outer))
+
+
+def test_auto_stacks_on_a_gpu(device: torch.device) -> None:
+    """Candidates too large to be stacked on a CPU: how often g is called tells a stack from a loop."""
+    problem = _cleaning(device, hidden=1024, dtype=torch.float32)
+    calls: Counter[str] = Counter()
+
+    def g(theta: Any, x: Any, batch: Any) -> torch.Tensor:
+        calls["g"] += 1
+        return problem.g(theta, x, batch)
+
+    counted = evolve(problem, g=g)
+    generator = Branches(count=3, steps=4)
+    generator.propose(counted, problem.theta0, generator.init(counted, KEY), KEY)
+    assert calls["g"] == (4 if device.type == "cuda" else 12)
+
+
+def test_the_device_sees_the_batches_of_the_cpu(device: torch.device) -> None:
+    one, other = (KEY.indices(100, 16, 9, place) for place in ("cpu", device))
+    assert other.device.type == device.type
+    assert torch.equal(one, other.cpu())
+
+
+def test_the_devices_generator_is_its_own_and_repeats(device: torch.device) -> None:
+    draws = [torch.randn(50, generator=KEY.generator(device), device=device) for _ in range(2)]
+    assert torch.equal(*draws)
+    same = torch.equal(draws[0].cpu(), torch.randn(50, generator=KEY.generator()))
+    assert same == (device.type == "cpu")
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_one_seed_gives_the_same_bits_twice(device: torch.device, tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "two"):
+        folder = RunFolder(tmp_path / name)
+        folder.create("", {})
+        run(_method(), _cleaning(device, dtype=torch.float32), Budget(outer_steps=6), seed=5, folder=folder)
+        kept = [folder.steps, folder.summary, folder.checkpoint, folder.path / "checkpoint-6.safetensors"]
+        files.append({path.name: path.read_bytes() for path in kept})
+    differ = [name for name in files[0] if files[0][name] != files[1][name]]
+    assert not differ, f"these differ between two runs of one seed: {differ}"
+
+
+def test_another_generator_state_of_the_device_changes_nothing(device: torch.device) -> None:
+    """Nothing draws from the device's global generator, and it is left as it was."""
+    found = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(devices=[0] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            before = _global_state(device)
+            found.append(snapshot(run(_method(), _cleaning(device), Budget(outer_steps=2), seed=5).theta))
+            assert torch.equal(before, _global_state(device))
+    assert not difference(*found)
+
+
+def _global_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
+
+
+SOLVERS = [
+    *(ScipySolver(method=method, ridge=0.0, rtol=1e-8) for method in ("cg", "minres", "gmres", "bicgstab")),
+    LinearOperatorSolver(ridge=0.0, rtol=1e-8),
+]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=repr)
+def test_solvers_of_others_take_the_devices_tensors(solver: Any, device: torch.device) -> None:
+    with inputs_on(device):
+        known = problems.ridge()
+        estimate, _ = Implicit(solver=solver).estimate(known.problem, known.theta, known.branch(), KEY, {"v": None})
+        exact = known.gradient()
+    assert not elsewhere(snapshot(estimate), device)
+    differs = difference(snapshot(exact), snapshot(estimate.value), rtol=1e-6)
+    assert not differs, f"{differs} (in closed form)"
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Rprop"])
+def test_an_optimizer_of_torch_steps_there_and_goes_on_from_disk(optimizer: str, device: torch.device, tmp_path: Path) -> None:
+    """Some count their steps on the CPU and some beside θ: read from disk, each finds its count where it wants it."""
+    outer = TorchOptimizer(optimizer=optimizer, settings={"lr": 0.05})
+    theta = {"a": torch.linspace(-1, 1, 5, dtype=F64, device=device), "b": torch.ones(2, 2, dtype=F64, device=device)}
+    state = outer.init(theta)
+    for _ in range(3):
+        theta, state = outer.step(theta, {name: leaf - 0.3 for name, leaf in theta.items()}, state, 0.5)
+    folder = RunFolder(tmp_path / "run")
+    folder.create("", {})
+    folder.save({"theta": theta, "outer": state}, 3)
+    loaded = folder.load(device)
+    assert loaded is not None
+    gradient = {name: leaf - 0.3 for name, leaf in theta.items()}
+    one = outer.step(theta, gradient, state, 0.5)[0]
+    other = outer.step(loaded[0]["theta"], gradient, loaded[0]["outer"], 0.5)[0]
+    assert not elsewhere([one, other], device)
+    assert not difference(snapshot(one), snapshot(other))
+
+
+def test_chunk_bounds_memory_and_changes_nothing_else(device: torch.device) -> None:
+    problem = _cleaning(device, hidden=512)
+    found, peaks = [], []
+    for chunk in (None, 1):
+        generator = Branches(count=16, steps=3, mode="stacked", chunk=chunk)
+        start = generator.init(problem, KEY)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+        found.append(snapshot(generator.propose(problem, problem.theta0, start, KEY).x))
+        peaks.append(torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0)
+    differs = difference(*found, rtol=1e-9)
+    assert not differs, f"with chunk = 1, {differs}"
+    if device.type == "cuda":
+        assert peaks[1] < 0.75 * peaks[0], f"the peak is {peaks[0]:,} bytes with all in one pass, {peaks[1]:,} with chunk = 1"
+
+
+def test_a_device_that_is_not_there_is_one_error(cuda: torch.device) -> None:
+    number = torch.cuda.device_count()
+    with pytest.raises(
+        ConfigError, match=f"device 'cuda:{number}' asked for, but the last that torch sees is 'cuda:{number - 1}'"
+    ):
+        device_called(f"cuda:{number}")
+    assert device_called("cuda:0").index == 0
