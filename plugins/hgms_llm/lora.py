@@ -82,28 +82,55 @@ class Adapters:
         if active is None:
             return None
         down, up = active.x[f"{name}.lora_A.weight"], active.x[f"{name}.lora_B.weight"]
-        hidden: Tensor = args[0].to(down.dtype)
+        hidden, scaling = args[0], self.spec.scaling
         if active.seeds is not None and self.spec.dropout:
             hidden = hidden * self._mask(active.seeds, number, hidden)
-        if down.dim() == 2:
-            update = functional.linear(functional.linear(hidden, down), up)
+            scaling /= 1 - self.spec.dropout
+        shape = hidden.shape[:-1]
+        if down.dim() == 3:
+            hidden = hidden.reshape(down.shape[0], -1, hidden.shape[-1])
+        if hidden.dtype == torch.bfloat16 and down.dtype == torch.float32:
+            update = _up(_down(hidden, down, scaling), up)
         else:
-            blocks = hidden.reshape(down.shape[0], -1, hidden.shape[-1])
-            update = torch.bmm(torch.bmm(blocks, down.mT), up.mT).reshape(*hidden.shape[:-1], up.shape[1])
-        return output + (self.spec.scaling * update).to(output.dtype)
+            update = _times(scaling * _times(hidden.to(down.dtype), down), up)
+        return output + update.reshape(*shape, up.shape[-2]).to(output.dtype)
 
     def _mask(self, seeds: tuple[int, ...], number: int, hidden: Tensor) -> Tensor:
         """Dropout masks, a function of the seed and the module alone: drawn for the longest sequence and cut to this one, so
         that a branch gets the same mask alone and among others."""
         rows, length, width = hidden.shape
-        kept = 1 - self.spec.dropout
+        kept = 1 - self.spec.dropout  # what is kept is divided by it where the scaling is applied
         blocks = []
         for seed in seeds:
             generator = torch.Generator(hidden.device).manual_seed((seed * 1_000_003 + number) % 2**63)
             shape = (rows // len(seeds), self.length, width)
             draw = torch.rand(shape, generator=generator, device=hidden.device, dtype=torch.float32)
             blocks.append(draw[:, :length] < kept)
-        return torch.cat(blocks).to(hidden.dtype) / kept
+        return torch.cat(blocks).to(hidden.dtype)
+
+
+def _times(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden·Wᵀ, or that of each block of rows with its own W."""
+    return functional.linear(hidden, weight) if weight.dim() == 2 else torch.bmm(hidden, weight.mT)
+
+
+def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
+    """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32 copy of h is made or kept."""
+    coarse, fine = _times(hidden, torch.cat(_halves(weight), dim=-2)).chunk(2, dim=-1)
+    found: Tensor = scaling * (coarse + fine)
+    return found
+
+
+def _up(hidden: Tensor, weight: Tensor) -> Tensor:
+    """B h, of the halves of B."""
+    return _times(torch.cat([hidden, hidden], dim=-1), torch.cat(_halves(weight), dim=-1))
+
+
+def _halves(weight: Tensor) -> list[Tensor]:
+    """A float32 tensor as two of bfloat16 whose sum has 16 of its 24 bits: a step of 1e-5 is not lost. The derivative goes
+    through the first, for the second is a rounding error."""
+    coarse = weight.to(torch.bfloat16)
+    return [coarse, (weight - coarse.float()).detach().to(torch.bfloat16)]
 
 
 class _SameKernels:
