@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,21 +122,26 @@ class LanguageModel:
         time."""
         step = max(1, LOGITS // self._vocabulary)
         step -= step % 128 if step > 128 else 0  # whole tiles of a product
-        losses = []
-        for first in range(0, max(len(target), 1), step):
-            pair = (hidden[first : first + step], target[first : first + step])
-            if len(target) > step and torch.is_grad_enabled():
-                losses.append(recomputed(self._scored, *pair))
-            else:
-                losses.append(self._scored(*pair))
-        return torch.cat(losses)
+        if len(target) <= step:
+            return self._scored(hidden, target)
+        pieces = [slice(first, first + step) for first in range(0, len(target), step)]
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            model: Any = self.model
+            weights = dict(model.get_output_embeddings().named_parameters())
+            if not any(leaf.requires_grad for leaf in weights.values()):
+                found: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
+                return found
+            # By the time of the second run the model has its own weights back.
+            return torch.cat([recomputed(self._scored, hidden[piece], target[piece], weights) for piece in pieces])
+        return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
 
-    def _scored(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(self._logits(hidden), target, reduction="none")
+    def _scored(self, hidden: Tensor, target: Tensor, weights: Tree | None = None) -> Tensor:
+        return functional.cross_entropy(self._logits(hidden, weights), target, reduction="none")
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, weights: Tree | None = None) -> Tensor:
         model: Any = self.model
-        logits: Tensor = model.get_output_embeddings()(hidden)
+        head = model.get_output_embeddings()
+        logits: Tensor = head(hidden) if weights is None else torch.func.functional_call(head, weights, (hidden,))
         logits = logits if logits.dtype == torch.float64 else logits.float()
         cap = getattr(model.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -155,6 +161,37 @@ class LanguageModel:
             whole = model(input_ids=probe, use_cache=False).logits
             own = self._logits(getattr(model, model.base_model_prefix)(input_ids=probe, use_cache=False).last_hidden_state)
         return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
+
+
+class _InPieces(torch.autograd.Function):
+    """The losses of a frozen head, a piece of the places at a time. Each place's loss depends on that place alone, so its slope
+    is taken while its logits are there: none are kept, and none computed twice. Differentiated again, it is the plain graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, target: Tensor, scored: Callable[[Tensor, Tensor], Tensor], pieces: list[slice]
+    ) -> Tensor:
+        losses, slopes = [], []
+        # Whoever saves tensors in another way (a checkpoint around this) has no business with those of the inner graph.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+            for piece in pieces:
+                leaf = hidden[piece].detach().requires_grad_()
+                loss = scored(leaf, target[piece])
+                slopes.append(torch.autograd.grad(loss.sum(), leaf)[0])
+                losses.append(loss.detach())
+        ctx.scored, ctx.pieces = scored, pieces
+        ctx.save_for_backward(hidden, target, torch.cat(slopes))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, target, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            losses = torch.cat([ctx.scored(hidden[piece], target[piece]) for piece in ctx.pieces])
+            (found,) = torch.autograd.grad(losses, hidden, grad, create_graph=True)
+        else:
+            found = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
+        return found, None, None, None
 
 
 class _Call(nn.Module):

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hgms_core import ConfigError, Key, Tree, stack
+from hgms_core import ConfigError, Key, Tree, stack, twice_differentiable_attention
 
 pytest.importorskip("transformers")
 
 from hgms_llm.language import LanguageModel
+from hgms_llm.lora import _down, _halves
 from hgms_llm.models import BaseModel, Lora
 
 VOCABULARY = 60
@@ -195,15 +196,88 @@ def test_dropout_is_unbiased() -> None:
     assert (mean - exact).norm() < 0.2 * exact.norm()
 
 
-def test_large_heads_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = language("qwen2")
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])  # the latter caps its logits
+@pytest.mark.parametrize("how", [{}, {"rows": 2}, {"checkpointing": True}, {"adapter": None}], ids=str)
+def test_large_heads_are_computed_in_pieces(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language(kind, **how)
     x = noisy(model.start(Key(0), F64), 1)
-    expected, slopes = gradients(model, x, *rows(5))
+    expected, slopes = gradients(language(kind, **how), x, *rows(5))
+    with torch.no_grad():
+        value = model.nll(x, *rows(5))[0]
     monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
     found, pieces = gradients(model, x, *rows(5))
     torch.testing.assert_close(found, expected, **CLOSE)
+    torch.testing.assert_close(value, expected, **CLOSE)
     for ours, theirs in zip(pieces, slopes, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def hessian_product(model: LanguageModel, x: Tree, batch: Any) -> torch.Tensor:
+    """Of the mean loss, along a fixed direction."""
+    draw = torch.Generator().manual_seed(9)
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    along = [torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf.dtype) for leaf in x.values()]
+    with twice_differentiable_attention():
+        slopes = torch.autograd.grad(model.nll(leaves, *batch)[0].mean(), list(leaves.values()), create_graph=True)
+        products = torch.autograd.grad(slopes, list(leaves.values()), along)
+    return torch.cat([product.flatten().double() for product in products])
+
+
+def test_large_heads_have_a_second_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language("gpt2")
+    x = noisy(model.start(Key(0), F64), 1)
+    expected = hessian_product(model, x, rows(5))
+    monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
+    torch.testing.assert_close(hessian_product(model, x, rows(5)), expected)
+
+
+def half_and_exact(**spec: Any) -> tuple[LanguageModel, LanguageModel, Tree]:
+    """A model with weights in bfloat16, the same weights in float64, and adapters in float32 whose effect is not small."""
+    config = {**LAYERS, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    made = BaseModel(config={"model_type": "qwen2", **config}, tokenizer="bytes", dtype="bfloat16")
+    adapter = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"), **spec)
+    half = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY), adapter, length=24)
+    exact = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY).to(F64), adapter, length=24)
+    return half, exact, noisy(half.start(Key(0), torch.float32), 1)
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_adapters_on_a_base_in_bfloat16_have_right_gradients(dropout: float) -> None:
+    half, exact, x = half_and_exact(dropout=dropout)
+    seeds = (3,) if dropout else None
+    batch = rows(16, 24)
+    found, slopes = gradients(half, x, *batch, seeds)
+    wanted, true = gradients(exact, {name: leaf.double() for name, leaf in x.items()}, *batch, seeds)
+    assert {slope.dtype for slope in slopes} == {torch.float32}
+    assert distance(found, wanted) < 1e-2
+    for ours, theirs in zip(slopes, true, strict=True):
+        assert distance(ours, theirs) < 0.05
+
+
+def test_adapters_on_a_base_in_bfloat16_have_right_second_derivatives() -> None:
+    half, exact, x = half_and_exact()
+    batch = rows(16, 24)
+    wanted = hessian_product(exact, {name: leaf.double() for name, leaf in x.items()}, batch)
+    assert distance(hessian_product(half, x, batch), wanted) < 0.1
+
+
+def test_a_small_step_of_an_adapter_is_not_lost_on_a_base_in_bfloat16() -> None:
+    """1e-3 of a weight's rounding error in bfloat16, seen in the mean over many tokens as in float64."""
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4096, 32, generator=draw).to(torch.bfloat16)
+    weight = torch.rand(4, 32, generator=draw) - 0.5
+    step = 1e-5 * torch.sign(torch.randn(4, 32, generator=draw))
+    assert float((weight.bfloat16() == (weight + step).bfloat16()).float().mean()) > 0.9
+    coarse, fine = _halves(weight + step)
+    before = sum(each.double() for each in _halves(weight))
+    torch.testing.assert_close(coarse.double() + fine.double() - before, step.double(), rtol=0, atol=4e-6)
+    wide = _down(hidden, torch.cat([weight, weight + 100 * step]), 1.0).double()
+    moved = ((wide[:, 4:] - wide[:, :4]) * (hidden.double() @ step.double().T)).sum()
+    assert float(moved / (100 * (hidden.double() @ step.double().T).square().sum())) == pytest.approx(1, abs=0.1)
 
 
 def test_tokens_are_counted() -> None:
