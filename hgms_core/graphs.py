@@ -55,7 +55,8 @@ class Replay:
         self._places = _leaves(self.arguments)
         self._again: Callable[[], None]
         if self._places[0].is_cuda:
-            self._record(function)
+            with torch.cuda.device(self._places[0].device):
+                self._record(function)
         else:
             self._rerun(function)
 

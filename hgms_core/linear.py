@@ -96,7 +96,7 @@ class LinearSystem:
     def codes(self, outcome: Outcome) -> Tensor:
         """The outcome for every system; non-finite right-hand sides already say so."""
         codes = torch.full(self.size.shape, outcome.code, dtype=torch.int64, device=self.size.device)
-        return torch.where(self.finite, codes, Outcome.NONFINITE.code)
+        return codes.masked_fill(~self.finite, Outcome.NONFINITE.code)
 
     def solution(
         self, x: Tensor, residual: Tensor, codes: Tensor, iterations: Tensor, curvature: Tensor, clip: float | None = None
@@ -105,7 +105,7 @@ class LinearSystem:
         value = x * self.unit
         usable = torch.isfinite(value).all(-1) & torch.isfinite(residual)
         value = torch.where(self.rows(usable), value, torch.zeros_like(value))
-        codes = torch.where(usable, codes, Outcome.NONFINITE.code)
+        codes = codes.masked_fill(~usable, Outcome.NONFINITE.code)
         size = torch.where(self.size > 0, self.size, torch.ones_like(self.size))
         residual = torch.where(usable, residual, self.size) / size
         residual = torch.where(self.finite, residual, torch.ones_like(residual))

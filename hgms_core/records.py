@@ -160,10 +160,10 @@ class Selection:
         count = ranked.shape[0]
         positions = torch.arange(count, device=ranked.device)
         ties = (ranked == ranked.min()) & finite
-        index = torch.where(ties, positions, count - 1).min() if count > 1 else positions[0]
+        index = positions.masked_fill(~ties, count - 1).min() if count > 1 else positions[0]
         ordered = ranked.sort().values
         gap = ordered[1] - ordered[0] if count > 1 else torch.full_like(ordered[0], torch.inf)
-        gap = torch.where(gap.isnan(), torch.inf, gap)
+        gap = gap.masked_fill(gap.isnan(), torch.inf)
         return cls(index=index, scores=scores, gap=gap, finite=finite.sum(), cost=cost or Cost())
 
 

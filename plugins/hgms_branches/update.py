@@ -212,7 +212,7 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        return torch.where(root > 0, grad / (2 * root), 0)
+        return (grad / (2 * root)).masked_fill(~(root > 0), 0)
 
 
 class Standing(torch.autograd.Function):

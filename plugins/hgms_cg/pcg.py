@@ -74,17 +74,20 @@ def pcg(
         known = torch.isfinite(true)
         r, size = pick(known, fresh, r), torch.where(known, true, size)
         missed = (codes == CONVERGED) & (size > system.target)
-        codes = torch.where(missed, torch.where(steps < max_steps, STAGNATED, LIMIT), codes)
-        codes = torch.where(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED, codes)
+        codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= max_steps), LIMIT)
+        codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
         active = missed & (size < 0.9 * verified) & (steps < max_steps)
-        codes, verified = torch.where(active, LIMIT, codes), size
+        codes, verified = codes.masked_fill(active, LIMIT), size
         best, smallest = x, size
 
     return system.solution(x, size, codes, steps, curvature, clip)
 
 
 def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None) -> Tree:
-    """One step of conjugate gradients, as a function of tensors alone."""
+    """One step of conjugate gradients, as a function of tensors alone.
+
+    Constants enter through masked_fill: where() would copy them to the device first, and wait for that.
+    """
     eps = torch.finfo(system.rhs.dtype).eps
     p, active, largest, curvature, codes = (state[name] for name in ("p", "active", "largest", "curvature", "codes"))
     ap = system.apply(p)
@@ -96,7 +99,7 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: P
     zero = 10 * eps * largest
     negative, flat = quotient < -zero, quotient.abs() <= zero  # zero to rounding: A is singular, and b not in its range
     for outcome, where in ((NEGATIVE, negative), (STAGNATED, flat), (NONFINITE, ~finite)):
-        codes = torch.where(active & where, outcome, codes)
+        codes = codes.masked_fill(active & where, outcome)
     active = active & finite & ~negative & ~flat
     alpha = rows(torch.where(active, state["rz"] / pap, torch.zeros_like(pap)))
     x = torch.addcmul(state["x"], alpha, p)
@@ -109,8 +112,8 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: P
     z = r if precondition is None else precondition(r)
     rz = dot(r, z)
     broken = ~(size <= state["ceiling"]) | ~(rz > 0)
-    codes = torch.where(active & broken, STAGNATED, codes)
-    codes = torch.where(active & (size <= state["floor"]), CONVERGED, codes)
+    codes = codes.masked_fill(active & broken, STAGNATED)
+    codes = codes.masked_fill(active & (size <= state["floor"]), CONVERGED)
     active = active & ~broken & (size > state["floor"]) & (steps < max_steps)
     p = torch.addcmul(z, rows(torch.where(active, rz / state["rz"], torch.zeros_like(rz))), p)
     return {

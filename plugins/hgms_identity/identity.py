@@ -57,7 +57,7 @@ class Identity:
         return system.solution(
             x,
             torch.where(finite, residual, system.size),
-            torch.where(finite, codes, Outcome.NONFINITE.code),
+            codes.masked_fill(~finite, Outcome.NONFINITE.code),
             torch.zeros_like(codes),
-            torch.where(torch.isfinite(curvature), curvature, torch.inf),
+            curvature.masked_fill(~torch.isfinite(curvature), torch.inf),
         )

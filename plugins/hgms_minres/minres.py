@@ -80,7 +80,7 @@ class MINRES:
                 u = torch.addcmul(u, rows(alpha), v, value=-1)
                 beta_next = norm(u)
                 finite = torch.isfinite(beta_next)
-                codes = torch.where(active & ~finite, NONFINITE, codes)
+                codes = codes.masked_fill(active & ~finite, NONFINITE)
                 active = active & finite
                 alpha, beta_next = torch.where(active, alpha, zero), torch.where(active, beta_next, zero)
                 u = torch.where(rows(active), u, torch.zeros_like(u))
@@ -98,7 +98,7 @@ class MINRES:
                 flat, flattest = torch.where(rows(flatter), x, flat), torch.where(flatter, slope, flattest)
                 idle = (gamma_bar**2 <= 10 * eps * gamma**2) | (slope > 1e3 * flattest)
                 stuck = active & ((flattest <= eps**0.5 * scale) & idle | (slope <= 100 * eps * scale))
-                x, codes = torch.where(rows(stuck), flat, x), torch.where(stuck, STAGNATED, codes)
+                x, codes = torch.where(rows(stuck), flat, x), codes.masked_fill(stuck, STAGNATED)
                 active = active & ~stuck
                 gamma = torch.where(active, gamma, one)
                 (c_1, s_1), (c, s) = (c, s), (gamma_bar / gamma, beta_next / gamma)
@@ -108,7 +108,7 @@ class MINRES:
                 x = torch.addcmul(x, rows(torch.where(active, c * phi, zero)), w)
                 phi = torch.where(active, -s * phi, phi)
                 size, steps = torch.where(active, phi.abs(), size), steps + active
-                codes = torch.where(active & (size <= floor), CONVERGED, codes)
+                codes = codes.masked_fill(active & (size <= floor), CONVERGED)
                 active = active & (size > floor) & (steps < self.max_steps)
                 v_1, v, beta = v, u / rows(torch.where(beta_next > 0, beta_next, one)), beta_next
 
@@ -124,11 +124,11 @@ class MINRES:
                 torch.where(rows(lost), origin, r),
                 torch.where(lost, verified, size),
             )
-            codes = torch.where(lost & (codes != NONFINITE), STAGNATED, codes)
+            codes = codes.masked_fill(lost & (codes != NONFINITE), STAGNATED)
             missed = (codes == CONVERGED) & (size > system.target)
-            codes = torch.where(missed, torch.where(steps < self.max_steps, STAGNATED, LIMIT), codes)
-            codes = torch.where(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED, codes)
+            codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= self.max_steps), LIMIT)
+            codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
             active = missed & (size < 0.9 * verified) & (steps < self.max_steps)
-            codes, verified, anchor = torch.where(active, LIMIT, codes), size, x
+            codes, verified, anchor = codes.masked_fill(active, LIMIT), size, x
 
         return system.solution(x, size, codes, steps, curvature)

@@ -39,30 +39,30 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
         quotient = system.dot(step, r - fresh) / (lr * size**2)
         seen = active & finite & (size > eps**0.5 * system.size)
         curvature = torch.where(seen, torch.minimum(curvature, quotient), curvature)
-        codes = torch.where(active & ~finite, Outcome.NONFINITE.code, codes)
+        codes = codes.masked_fill(active & ~finite, Outcome.NONFINITE.code)
         active = active & finite
         x, r = pick(active, trial, x), pick(active, fresh, r)
         size, count = torch.where(active, length, size), count + active
 
         better = active & (size < smallest)
         best, smallest = pick(better, x, best), torch.where(better, size, smallest)
-        idle = torch.where(better, 0, idle + 1)
+        idle = (idle + 1).masked_fill(better, 0)
         noise = 10 * eps * (system.size + 2 * norm(x) / lr)
         grown = (size > 2 * smallest) & (size > smallest + noise)
         stalled = (idle >= PATIENCE) & ~grown
-        stalled_code = torch.where(size > smallest + noise, Outcome.DIVERGED.code, Outcome.STAGNATED.code)
-        codes = torch.where(active & grown, Outcome.DIVERGED.code, torch.where(active & stalled, stalled_code, codes))
+        codes = codes.masked_fill(active & stalled, Outcome.STAGNATED.code)
+        codes = codes.masked_fill(active & (grown | (stalled & (size > smallest + noise))), Outcome.DIVERGED.code)
         active = active & ~grown & ~stalled
         if until_target:
             done = active & (size <= system.target)
-            codes, active = torch.where(done, Outcome.CONVERGED.code, codes), active & ~done
+            codes, active = codes.masked_fill(done, Outcome.CONVERGED.code), active & ~done
 
     # Running out of steps (or terms) while growing is divergence too; what was best is the answer.
     left = codes == Outcome.ITERATION_LIMIT.code
     rising = left & (size > smallest + 10 * eps * (system.size + 2 * norm(x) / lr))
-    codes = torch.where(rising, Outcome.DIVERGED.code, codes)
+    codes = codes.masked_fill(rising, Outcome.DIVERGED.code)
     failed = (codes == Outcome.DIVERGED.code) | (codes == Outcome.STAGNATED.code)
     x, size = pick(failed, best, x), torch.where(failed, smallest, size)
     reached = (left | (codes == Outcome.STAGNATED.code)) & (size <= system.target)
-    codes = torch.where(reached, Outcome.CONVERGED.code, codes)
+    codes = codes.masked_fill(reached, Outcome.CONVERGED.code)
     return system.solution(x, size, codes, count, curvature)
