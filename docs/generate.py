@@ -22,10 +22,11 @@ import traced
 from click.testing import CliRunner
 
 import hgms_core
-from hgms_core import cli, config, hookspecs, registry, running, testing
+from hgms_core import cli, config, hookspecs, registry, running, structure, testing
 from hgms_core.plugins import FIRST_PARTY, host
 
 DOCS = Path(__file__).resolve().parent
+NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -145,17 +146,20 @@ def step() -> str:
 
 
 def plugins() -> str:
-    """The built-in plugins and what each brings."""
-    brought: dict[str, list[str]] = {}
+    """The built-in plugins, what each brings, and their pages."""
+    brought: dict[str, dict[str, list[str]]] = {}
     for kind in registry.KINDS:
         for component in _ours(kind):
-            brought.setdefault(component.plugin.name, []).append(f"{kind} `{component.name}`")
-    rows = [
-        f"| `{info.name}` | `plugins/{info.module}` | {', '.join(brought.get(info.name, []))} |"
-        for info in host().infos.values()
-        if info.distribution == FIRST_PARTY
-    ]
-    return "| plugin | folder | brings |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+            brought.setdefault(component.plugin.name, {}).setdefault(kind, []).append(f"`{component.name}`")
+    rows, pages = [], []
+    for info in host().infos.values():
+        if info.distribution == FIRST_PARTY:
+            pages.append(f"{info.name} <plugins/{info.name}>")
+            parts = [f"{kind} {', '.join(names)}" for kind, names in brought.get(info.name, {}).items()]
+            parts += [what for hook, what in NO_COMPONENT.items() if hook in info.hooks]
+            rows.append(f"| [`{info.name}`](plugins/{info.name}.md) | {'; '.join(parts)} |")
+    tree = "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+    return "| plugin | brings |\n|---|---|\n" + "\n".join(rows) + "\n\n" + tree
 
 
 def kit() -> str:
@@ -190,13 +194,13 @@ def _asked(*arguments: str) -> Any:
 
 
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    hints = config.type_hints(cls)
+    hints = structure.type_hints(cls)
     rows = []
-    for key, one in config.init_fields(cls).items():
+    for key, one in structure.init_fields(cls).items():
         if key not in skip:
             required = one.default is attrs.NOTHING
-            default = None if required else config.plain(one.default, hints[one.name])
-            rows.append({"name": key, "type": config.spell(hints[one.name]), "required": required, "default": default})
+            default = None if required else structure.plain(one.default, hints[one.name])
+            rows.append({"name": key, "type": structure.spell(hints[one.name]), "required": required, "default": default})
     return rows
 
 

@@ -172,25 +172,25 @@ def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
 def _description(found: registry.Component) -> dict[str, Any]:
     import inspect
 
-    from hgms_core import config
+    from hgms_core import structure
 
     row = found.row() | {"class": found.where}
     target = found.target
     if isinstance(target, Composition):
-        return row | {"doc": f"{target.summary}\n\nSource: {target.source}", "parts": config.plain(target.parts)}
-    hints = config.type_hints(target)
+        return row | {"doc": f"{target.summary}\n\nSource: {target.source}", "parts": structure.plain(target.parts)}
+    hints = structure.type_hints(target)
     fields = []
-    for key, one in config.init_fields(target).items():
+    for key, one in structure.init_fields(target).items():
         required = one.default is attrs.NOTHING
         default = None
         if not required:
             factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
             value = one.default if factory is None else (None if factory.takes_self else factory.factory())
             try:
-                default = config.plain(value, hints[one.name])
+                default = structure.plain(value, hints[one.name])
             except HgmsError:
                 default = f"{value!r}, from Python only"
-        fields.append({"name": key, "type": config.spell(hints[one.name]), "required": required, "default": default})
+        fields.append({"name": key, "type": structure.spell(hints[one.name]), "required": required, "default": default})
     return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
 
 

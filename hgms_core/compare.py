@@ -19,7 +19,7 @@ from hgms_core import plots, plugins, results, workers
 from hgms_core import registry as registries
 from hgms_core import sweep as sweeps
 from hgms_core.budget import Budget
-from hgms_core.config import RunSettings, plain
+from hgms_core.config import RunSettings
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
 from hgms_core.grid import UNIFORM, Cell, Grid, SweepSettings, load
@@ -27,6 +27,7 @@ from hgms_core.progress import Board
 from hgms_core.results import StoredRun
 from hgms_core.runner import Interrupted, RunResult, holds
 from hgms_core.statistics import Interval, paired, spell
+from hgms_core.structure import plain
 
 # --- statistics --------------------------------------------------------------------------------------------------------
 

@@ -45,12 +45,13 @@ from hgms_core import compat, config, space
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
 from hgms_core.composition import overlay
-from hgms_core.config import Invalid, RunConfig, RunSettings
+from hgms_core.config import RunConfig, RunSettings
 from hgms_core.errors import ConfigError, HgmsError, unknown
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry
 from hgms_core.runner import device_called, run_path
 from hgms_core.scale import scaled
+from hgms_core.structure import Invalid, converter_for, show, traits_of
 
 FLAGS = "the command line"
 """The source of a grid that has no file."""
@@ -209,7 +210,7 @@ def load(
 
 
 def _structure(table: object, protocol: Any, registry: Registry, traits: frozenset[str] = frozenset()) -> Any:
-    return config.converter_for(registry, traits).structure(table, protocol)
+    return converter_for(registry, traits).structure(table, protocol)
 
 
 class _Loader:
@@ -312,7 +313,7 @@ class _Loader:
         if isinstance(item, str):
             item = {"name": item}
         if not isinstance(item, Mapping):
-            self.problems.append(f"expected a table with the name of a {kind}, got {config.show(item)} @ {place}")
+            self.problems.append(f"expected a table with the name of a {kind}, got {show(item)} @ {place}")
             return None
         if not isinstance(item.get("name"), str):
             names = ", ".join(one.name for one in self.registry.components(kind))
@@ -321,7 +322,7 @@ class _Loader:
         label, on = item.get("label", item["name"]), item.get("on", {})
         try:
             if not isinstance(label, str):
-                raise ValueError(f"'label' must be a string: {config.show(label)}")
+                raise ValueError(f"'label' must be a string: {show(label)}")
             RunSettings(label=label)
             if label in RESERVED:
                 raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
@@ -389,7 +390,7 @@ class _Loader:
             if not tasks:
                 self.built(other.table, Method, place)
             for one in tasks:
-                traits = config.traits_of(self.registry, one.table)
+                traits = traits_of(self.registry, one.table)
                 if one.label in other.on:
                     method = self.built(other.at(one.label), Method, f"{place} on {one.label}", traits)
                 else:
@@ -457,7 +458,7 @@ class _Loader:
                 try:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks, here)
                 except (ConfigError, AttributeError) as error:
-                    said = error if isinstance(error, ConfigError) else f"expected a table of fields, got {config.show(table)}"
+                    said = error if isinstance(error, ConfigError) else f"expected a table of fields, got {show(table)}"
                     self.problems.append(f"{said} @ {here}")
 
     def check_space(
@@ -472,12 +473,12 @@ class _Loader:
                 "add values, or lower trials"
             )
         for task in tasks:
-            traits = config.traits_of(self.registry, task.table)
+            traits = traits_of(self.registry, task.table)
             for key, one in found.items():
                 for value in one.ends:
                     trial = copy.deepcopy(method.at(task.label))
                     config.put(trial, key.split("."), value)
-                    self.built(trial, Method, f"{here} ({key} = {config.show(value)})", traits)
+                    self.built(trial, Method, f"{here} ({key} = {show(value)})", traits)
 
 
 __all__ = ["Cell", "Entry", "Grid", "GridFile", "SweepSettings", "load"]

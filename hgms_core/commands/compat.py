@@ -62,15 +62,15 @@ def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset()) -> Any:
     """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
     method's on a task with ``traits``)."""
-    from hgms_core import config
+    from hgms_core import config, structure
 
-    kind = config.PROTOCOLS[protocol].name
+    kind = structure.PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
     places = [config.lay(table, assignment) for assignment in fields]
     try:
-        return config.converter_for(registry.default(), traits).structure(table[kind], protocol)
-    except config.Invalid as invalid:
-        raise ConfigError(config.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
+        return structure.converter_for(registry.default(), traits).structure(table[kind], protocol)
+    except structure.Invalid as invalid:
+        raise ConfigError(structure.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
 
 
 @click.command("check-gradient")

@@ -13,7 +13,7 @@ import numpy as np
 import tomlkit
 import torch
 
-from hgms_core import config, registry
+from hgms_core import registry, structure
 from hgms_core.testing import imports
 from hgms_core.testing.kit import Check, Exercise, demand, difference, fail, place, snapshot, tensors
 
@@ -62,7 +62,7 @@ def check_source(component: Any) -> None:
 
 def check_types(component: Any) -> None:
     """Every field's type can be evaluated, so that a configuration can be read into it."""
-    config.type_hints(_class(component))
+    structure.type_hints(_class(component))
 
 
 def check_frozen(component: Any) -> None:
@@ -96,12 +96,12 @@ def check_pickle(component: Any) -> None:
 
 def check_toml(component: Any) -> None:
     """Written as TOML and read again it is the same."""
-    table = tomllib.loads(tomlkit.dumps(config.plain(component)))
-    converter = config.converter_for(registry.default())
+    table = tomllib.loads(tomlkit.dumps(structure.plain(component)))
+    converter = structure.converter_for(registry.default())
     fields = {key: value for key, value in table.items() if key != "name"}
     try:
         again: Any = converter.structure(fields, type(component))
-    except config.Invalid as invalid:
+    except structure.Invalid as invalid:
         fail(invalid.render("its own TOML"))
     demand(again == component, f"it comes back as {again!r} instead of {component!r}")
 

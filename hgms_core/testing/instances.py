@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from hgms_core import config, registry
+from hgms_core import registry, structure
 from hgms_core.errors import ConfigError, PluginError, closest, unknown
 from hgms_core.testing.kit import Check
 
@@ -34,9 +34,11 @@ def instance_of(cls: Any) -> Any:
     """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs."""
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
-    hints = config.type_hints(cls)
+    hints = structure.type_hints(cls)
     required = [one for one in attrs.fields(cls) if one.init and one.default is attrs.NOTHING]
-    parts = {one.alias: _part(config.PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in config.PROTOCOLS}
+    parts = {
+        one.alias: _part(structure.PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in structure.PROTOCOLS
+    }
     try:
         return cls(**parts)
     except TypeError as error:

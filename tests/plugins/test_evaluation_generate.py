@@ -16,7 +16,7 @@ import attrs
 import pytest
 import torch
 
-from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, config, registry
+from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, registry, structure
 from hgms_evaluation import Evaluate, Judge, Verifier
 from hgms_evaluation.generate import fingerprint, prompt_cap, replies
 from hgms_llm import BaseModel
@@ -385,7 +385,7 @@ def test_missing_and_malformed_benchmarks_are_named(
 
 
 def test_the_table_is_read_like_any_configuration() -> None:
-    converter = config.converter_for(registry.default())
+    converter = structure.converter_for(registry.default())
     table = {
         "benchmarks": ["math"],
         "judge": {"base_url": "http://localhost:1/v1", "model": "m"},
