@@ -11,9 +11,10 @@ from attrs import Factory, define
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms_core import Key, Tree, twice_differentiable_attention
+from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
 from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers, recomputed
 from hgms_llm.models import Lora
+from hgms_llm.norms import fuse_norms
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -35,6 +36,7 @@ class LanguageModel:
     adapters: Adapters | None
     rows: int | None = None
     plain_head: bool = True
+    quantised: bool = False
     checkpointing: Checkpointing | None = None
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
@@ -43,10 +45,13 @@ class LanguageModel:
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
+        if next(model.parameters()).is_cuda:
+            fuse_norms(model)
         found = cls(model, adapters, rows)
         if checkpointing:
             found.checkpointing = checkpoint_layers(model, adapters)
         found.plain_head = found._head_is_plain()
+        found.quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         return found
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
@@ -78,6 +83,13 @@ class LanguageModel:
         return torch.cat(parts, dim=-1), count
 
     def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+        if self.quantised and _transformed():
+            # The kernels of quantised weights drop tangents without a word: the derivative would be 0.
+            raise ConfigError(
+                "a loss has no second derivative here: a quantised base has none in forward mode, nor under torch.func\n"
+                "  take a hypergradient of first order (through-step with derivative = 'difference', carried, one-step with\n"
+                "  derivative = 'difference'), or implicit with strategy = 'difference'; or leave out task.model.quantize"
+            )
         self._count(x, tokens)
         # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.
         with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
