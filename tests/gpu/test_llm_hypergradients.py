@@ -94,16 +94,7 @@ FUSED = (
     "soba",
     "g-pbgd",
 )
-FORWARD = (
-    "through-step, exact",
-    "one-step",
-    "unrolled, one",
-    "unrolled, two",
-    "implicit, vjp",
-    "implicit, jvp",
-    "soba",
-    "g-pbgd",
-)
+FORWARD = ("through-step, exact", "one-step", "implicit, vjp", "implicit, jvp")
 # Column → how the task is set up, and the rows that are to be refused.
 COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "plain": ({"dtype": "float32"}, {}, ()),
@@ -191,7 +182,7 @@ def test_a_cell_of_the_table(
     base: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     assert {leaf.device.type for leaf in base.parameters()} == {device.type}
     if row in COLUMNS[column][2]:
-        with pytest.raises(ConfigError, match=r"^step 1: a loss has no second derivative here") as caught:
+        with pytest.raises(ConfigError, match=r"^(step 1: )?a loss has no second derivative here") as caught:
             run(method, problem, Budget(outer_steps=2))
         assert "take a hypergradient of first order" in str(caught.value)
         return
@@ -203,3 +194,49 @@ def test_a_cell_of_the_table(
         assert math.isfinite(record["upper_loss"]), f"{row}, {column}: the upper loss is {record['upper_loss']}"
     if row != "bome":  # its multiplier may be 0, and f does not depend on θ
         assert records[-1]["hypergradient_norm"] > 0, f"{row}, {column}: no hypergradient after a step"
+
+
+def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
+    """That of one step from a point where nothing vanishes (a fresh adapter has B = 0), through a branch without noise."""
+    draw = torch.Generator().manual_seed(0)
+    x0 = {
+        name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
+        for name, leaf in problem.x0.items()
+    }
+    problem = evolve(problem, x0=x0)
+    kept: list[torch.Tensor] = []
+    inner = method.hypergradient
+
+    class Kept:
+        name, needs = inner.name, getattr(inner, "needs", frozenset())
+
+        def init(self, problem: Problem) -> Any:
+            return inner.init(problem)
+
+        def estimate(self, *args: Any) -> Any:
+            found = inner.estimate(*args)
+            kept.append(found[0].value["logits"].double().cpu())
+            return found
+
+    # Noise is drawn on the device, and CPU and GPU draw differently.
+    generator: Any = method.generator
+    if getattr(generator, "noise", 0):
+        generator = evolve(generator, noise=0.0)
+    method = evolve(method, hypergradient=Kept(), generator=generator)
+    method.step(problem, method.init(problem, 0))
+    return kept[0]
+
+
+@pytest.mark.parametrize("row", METHODS)
+@pytest.mark.parametrize("model", ["gpt2, float64", "qwen2, float32"])
+def test_the_hypergradient_is_the_cpus(row: str, model: str, device: torch.device, files: dict[str, Source]) -> None:
+    """Data, adapters and weights are drawn on the CPU, so a step without noise is the same one there and here."""
+    kind, _, precision = model.partition(", ")
+    if precision == "float32" and "difference" in row:
+        pytest.skip("a central difference in float32 has two or three digits of its own")
+    dtype = getattr(torch, precision)
+    config = GPT2 if kind == "gpt2" else QWEN2
+    task = mixture(files, BaseModel(config=config, tokenizer="bytes", dtype=precision))
+    here, there = (hypergradient(METHODS[row](), task.problem(0, place, dtype)) for place in (device, torch.device("cpu")))
+    off = float((here - there).norm() / there.norm().clamp_min(1e-12))
+    assert off < 1e-3, f"{row}, {model}: {here.tolist()} on {device}, {there.tolist()} on the CPU, apart by {off:.1e}"
