@@ -128,7 +128,10 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
         return float(event.self_device_time_total if kind == "cuda" else event.self_cpu_time_total)
 
     events = sorted(profile.key_averages(), key=taken, reverse=True)
-    total = sum(map(taken, events)) or 1.0
+    total = sum(map(taken, events))
+    if not total:
+        print("\nthe profiler saw no kernel")
+        return
     print(f"\nof {total / 1e6:.3f} s in kernels:")
     for event in events[:15]:
         print(f"{taken(event) / 1e3:10.1f} ms {taken(event) / total:6.1%} {event.count:7d} × {event.key[:110]}")
@@ -194,12 +197,15 @@ def main() -> None:
     peak = peak_bytes(lambda: method.step(problem, state), device, [*base, *x.values()])
     tokens = {name: value - before[name] for name, value in problem.counters().items()}
     step = seconds(lambda: method.step(problem, state), device, options.repeats, options.clock)
-    # A training pass of all N candidates stacked, beside N of them one after the other.
-    (group,) = groups(problem.g, repeat(x, count), own_batch=True, mode="stacked")
+    # Training passes of all N candidates, ``chunk`` of them stacked, beside N of them one after the other.
+    parts = groups(problem.g, repeat(x, count), own_batch=True, mode="stacked", chunk=options.chunk)
     index = torch.stack([problem.lower_data.draw(Key(i), batch, 1)[0] for i in range(count)])
-    stacked = seconds(
-        lambda: gradient(group.loss, theta, group.x, problem.lower_data.batch(index)), device, options.repeats, options.clock
-    )
+
+    def train_stacked() -> None:
+        for group in parts:
+            gradient(group.loss, theta, group.x, problem.lower_data.batch(index[group.part]))
+
+    stacked = seconds(train_stacked, device, options.repeats, options.clock)
     train = seconds(lambda: gradient(problem.g, theta, x, below), device, options.repeats, options.clock)
     score = seconds(lambda: forward(problem.f, above), device, options.repeats, options.clock)
     validate = seconds(lambda: gradient(problem.f, theta, x, above), device, options.repeats, options.clock)
