@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -60,12 +61,16 @@ def show(app: Sphinx, exception: Exception | None) -> None:
 
 
 def formula(translator: Any, node: Any) -> None:
-    """TeX as MathML."""
+    """TeX as MathML. A command that the converter does not know would stand on the page as it is: a warning, so an error."""
     from docutils.nodes import SkipNode
     from latex2mathml.converter import convert
+    from sphinx.util import logging
 
     block = node.tagname == "math_block"
-    text = convert(node.astext(), display="block" if block else "inline")
+    tex = node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")  # known alone, but not behind \bigl
+    text = convert(tex, display="block" if block else "inline").replace("<mi>\\arg</mi>", "<mo>arg</mo>")
+    for unknown in re.findall(r">(\\\w+)<", text):
+        logging.getLogger(__name__).warning("a formula has %s, which has no MathML here", unknown, location=node)
     translator.body.append(f'<div style="overflow: auto hidden; padding: 0.4em 0">{text}</div>' if block else text)
     raise SkipNode
 

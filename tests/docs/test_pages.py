@@ -86,7 +86,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     listed = {DOCS / "index.md"}
     for page in PAGES[1:]:
         for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            listed |= {page.parent / f"{line}.md" for line in tree.splitlines() if line and not line.startswith(":")}
+            listed |= {page.parent / f"{line}.md" for line in re.findall(r"^(?!:)(?:.*<)?([^<>\n]+)>?$", tree, re.MULTILINE)}
     assert listed == set(PAGES[1:])
 
 
