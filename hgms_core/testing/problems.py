@@ -158,7 +158,7 @@ def curved() -> Known:
         return x - slope / (2 * flat * (1 - flat) + 1)
 
     def solution(theta: Tree) -> Tree:
-        x = torch.zeros(3, dtype=F64, device=place())
+        x = torch.zeros(3, dtype=F64, device=mix.device)
         for _ in range(40):
             x = newton(x, theta["t"].detach())
         return {"x": newton(x, theta["t"])}
@@ -229,7 +229,7 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
             raise ConfigError(f"the sources are near and far: {dict(weights)}")
-        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=place())
+        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=corners.device)
         return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(dtype)}
 
     def weights(theta: Tree) -> Tensor:
