@@ -84,10 +84,7 @@ def pcg(
 
 
 def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None) -> Tree:
-    """One step of conjugate gradients, as a function of tensors alone.
-
-    Constants enter through masked_fill: where() would copy them to the device first, and wait for that.
-    """
+    """One step of conjugate gradients, as a function of tensors alone."""
     eps = torch.finfo(system.rhs.dtype).eps
     p, active, largest, curvature, codes = (state[name] for name in ("p", "active", "largest", "curvature", "codes"))
     ap = system.apply(p)

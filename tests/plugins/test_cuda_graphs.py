@@ -13,13 +13,34 @@ import torch
 from attrs import evolve
 from helpers import F64, network_problem, normal, spd
 from torch import Tensor
+from waiting import NoWaiting, Waits
 
 from hgms_branches import Branches
+from hgms_branches.update import gradient_on
 from hgms_cg import CG, NystromCG
-from hgms_core import ConfigError, Pipeline, Problem, RecordedProduct, Replay, graphs, recorded
+from hgms_cg.pcg import iteration
+from hgms_core import (
+    ConfigError,
+    Linearization,
+    LinearSystem,
+    Pipeline,
+    Problem,
+    RecordedProduct,
+    Replay,
+    Strategy,
+    Task,
+    graphs,
+    groups,
+    recorded,
+    repeat,
+)
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
+from hgms_task_circle import CircleDegenerate, CircleKink
+from hgms_task_cleaning import HyperCleaning
+from hgms_task_quadratic import Quadratic
+from hgms_task_regression import LogisticCv, RidgeCv
 
 
 @pytest.fixture
@@ -200,3 +221,60 @@ def test_what_cannot_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "Stream", lambda: refuse(replay, lambda: None))
     with pytest.raises(ConfigError, match=r"as a CUDA graph: CUDA error: operation not permitted.*\n.*waits"):
         replay._record(lambda: None)
+
+
+STRATEGIES: tuple[Strategy, ...] = ("vjp", "jvp", "difference")
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        HyperCleaning(dataset="digits", train_size=64, validation_size=32),
+        RidgeCv(),
+        LogisticCv(),
+        Quadratic(),
+        CircleKink(),
+        CircleDegenerate(),
+    )
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_that_is_recorded_waits_for_the_device(task: str) -> None:
+    problem = TASKS[task].problem(0, torch.device("meta"), F64)
+    numbers = torch.zeros(3, 8, dtype=torch.int64, device="meta") if problem.lower_data.size else None
+    (group,) = groups(problem.g, repeat(problem.x0, 3), own_batch=numbers is not None, mode="stacked")
+    own = None if numbers is None else numbers[0]
+    with NoWaiting():
+        gradient_on(group.loss, problem.lower_data)(problem.theta0, group.x, numbers)
+        gradient_on(problem.g, problem.lower_data)(problem.theta0, problem.x0, own)
+        below, above = problem.lower_data.batch(own), problem.upper_data["differentiate"].batch(None)
+        for strategy in STRATEGIES:
+            at = Linearization.of(
+                lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), problem.theta0, problem.x0, strategy
+            )
+            at.mixed(at.matvec(at.rhs))
+
+
+def test_an_iteration_of_cg_does_not_wait_for_the_device() -> None:
+    vector, number = torch.zeros(5, device="meta"), torch.zeros((), device="meta")
+    system = LinearSystem.of(lambda v: 2 * v, torch.zeros(5, device="meta"), ridge=0.1)
+    state = dict.fromkeys(("rz", "size", "smallest", "curvature", "largest", "floor", "ceiling"), number)
+    state |= dict.fromkeys(("x", "r", "p", "best"), vector)
+    state |= {name: torch.zeros((), dtype=torch.int64, device="meta") for name in ("codes", "steps")}
+    state["active"] = torch.zeros((), dtype=torch.bool, device="meta")
+    with NoWaiting():
+        after = iteration(system, state, max_steps=3)
+    assert after.keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    "computation",
+    [
+        lambda x: float(x.sum()),
+        lambda x: x * (2 if bool(x.sum() > 0) else 1),
+        lambda x: x + torch.ones(3).to(x.device),
+        lambda x: x[torch.tensor([0, 1])],
+    ],
+)
+def test_what_waits_is_seen(computation: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Waits), NoWaiting():
+        computation(torch.zeros(3, device="meta"))
