@@ -268,8 +268,8 @@ def run(
     from hgms_core.config import load
 
     loaded = load(config, sets, seed=seed, out=out)
+    from hgms_core.launch import run_config
     from hgms_core.progress import Progress
-    from hgms_core.runner import run_config
 
     with Progress(enabled=not as_json) as view:
         result = run_config(loaded, resume=resume, view=view)

@@ -23,9 +23,10 @@ from hgms_core.config import RunSettings
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
 from hgms_core.grid import UNIFORM, Cell, Grid, SweepSettings, load
+from hgms_core.launch import holds
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun
-from hgms_core.runner import Interrupted, RunResult, holds
+from hgms_core.runner import Interrupted, RunResult
 from hgms_core.statistics import Interval, paired, spell
 from hgms_core.structure import plain
 

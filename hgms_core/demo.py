@@ -12,8 +12,9 @@ from attrs import frozen
 
 from hgms_core.compare import Results, Table, draw, table
 from hgms_core.config import RunConfig
+from hgms_core.launch import run_config
 from hgms_core.progress import Progress
-from hgms_core.runner import RunResult, run_config
+from hgms_core.runner import RunResult
 
 METRIC = "test_accuracy"
 REFERENCE = "uniform"

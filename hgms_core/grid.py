@@ -47,9 +47,9 @@ from hgms_core.budget import Budget
 from hgms_core.composition import overlay
 from hgms_core.config import RunConfig, RunSettings
 from hgms_core.errors import ConfigError, HgmsError, unknown
+from hgms_core.launch import device_called, run_path
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry
-from hgms_core.runner import device_called, run_path
 from hgms_core.scale import scaled
 from hgms_core.structure import Invalid, converter_for, show, traits_of
 

@@ -1,37 +1,26 @@
-"""Runs: a method on a problem under a budget, recorded, observed and resumable."""
+"""The outer loop: a method stepped on a problem until its budget is spent, recorded, observed and resumable."""
 
 from __future__ import annotations
 
-import functools
-import platform
 import signal
-import subprocess
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 from attrs import define, field, frozen
 
-from hgms_core import compat
 from hgms_core.budget import Budget
-from hgms_core.code import digests
 from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, once_differentiable, out_of_memory
 from hgms_core.folder import RunFolder, plain
-from hgms_core.hookspecs import RunInfo as RunInfo
+from hgms_core.hookspecs import RunInfo
 from hgms_core.problem import Data, Problem
-from hgms_core.protocols import Method, State, Task
+from hgms_core.protocols import Method, State
 from hgms_core.records import Record, to_numbers
 from hgms_core.trees import Tree
-
-if TYPE_CHECKING:
-    from hgms_core.config import RunConfig
-    from hgms_core.progress import Progress
 
 
 @frozen(kw_only=True)
@@ -97,8 +86,8 @@ class Interrupts:
         self.asked = True
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    return None
+def ignore(*_: Any, **__: Any) -> None:
+    """For those who want to be told nothing."""
 
 
 def run(
@@ -114,8 +103,8 @@ def run(
     evaluations: int | None = None,
     clock: str = "wall",
     checkpoint_seconds: float = 30.0,
-    watch: Watcher = _ignore,
-    notify: Callable[..., None] = _ignore,
+    watch: Watcher = ignore,
+    notify: Callable[..., None] = ignore,
 ) -> RunResult:
     """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
 
@@ -309,7 +298,7 @@ class _Run:
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def end(self, status: str, error: str | None = None, *, validate: bool = True) -> dict[str, Any]:
-        summary = _summary(self.info, status, self.step, self.records, error)
+        summary = summarise(self.info, status, self.step, self.records, error)
         summary["validation_loss"] = plain(self.validation_loss()) if validate else None
         if self.folder is not None:
             self.folder.write_summary(summary)
@@ -384,7 +373,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _summary(info: RunInfo, status: str, step: int, records: list[Record], error: str | None = None) -> dict[str, Any]:
+def summarise(info: RunInfo, status: str, step: int, records: list[Record], error: str | None = None) -> dict[str, Any]:
     """The result of a run without its clock, so that it is the same for every run of one seed."""
     last = records[-1] if records else {}
     evaluated = next((row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {})
@@ -403,180 +392,4 @@ def _summary(info: RunInfo, status: str, step: int, records: list[Record], error
     }
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a number depends on besides its configuration."""
-    from hgms_core.plugins import host
-
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "versions": dict(_versions()),
-        "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
-        "git": _git(Path.cwd()),
-    }
-
-
-def _about(task: Task) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version, and which way is better."""
-    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
-
-
-@functools.cache
-def _versions() -> Mapping[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-@functools.cache
-def _git(directory: Path) -> str | None:
-    """The commit of the working directory's repository, with a + where it is changed; None outside one. Asked once: what this
-    process has imported does not change when the files do."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
-    try:
-        found = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None
-
-
-def run_path(config: RunConfig) -> Path:
-    """Where a configuration's run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place of names."""
-    task, method = config.run.task_label or config.task.name, config.run.label or config.method_name
-    return Path(config.run.out, task, f"{method}-{config.config_hash}", f"seed-{config.seed}")
-
-
-def run_config(
-    config: RunConfig,
-    *,
-    resume: bool = False,
-    view: Progress | None = None,
-    watch: Watcher | None = None,
-    path: Path | None = None,
-    patience: float = 0.0,
-    ready: Callable[[Problem], None] = _ignore,
-) -> RunResult:
-    """One run from a configuration, in its own folder (``path``, or :func:`run_path`); ``view`` shows how it goes, or ``watch``
-    is called after every step, ``ready`` before the first one. Another process that writes to the folder is waited for
-    ``patience`` seconds.
-
-    A finished run that is resumed is read back, not run again.
-    """
-    from filelock import FileLock, Timeout
-
-    from hgms_core.plugins import notify
-
-    compat.ensure(config.method, config.task, config.method_name)
-    settings = config.run
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    device = device_called(settings.device)
-    folder = RunFolder(path or run_path(config))
-    info = RunInfo(
-        task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget, folder=folder.path,
-        config=config.resolved(),
-    )  # fmt: skip
-    _prepare(folder, config.to_toml(), resume)
-    try:
-        with FileLock(folder.path / ".lock", timeout=patience):
-            finished = folder.read_summary() if resume else None
-            if finished is not None and finished["status"] == "done":
-                found = folder.load(device)
-                if found is None:
-                    raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
-                theta, x = config.method.result(found[0])
-                return RunResult(info=info, theta=theta, x=x, summary=finished, records=folder.records())
-            problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
-            ready(problem)
-            code = digests([config.task, config.method])
-            folder.create(config.to_toml(), {**environment(device), "task": _about(config.task), "code": code})
-            return run(
-                config.method, problem, config.budget, seed=config.seed, info=info, folder=folder, resume=resume,
-                evaluate_every=settings.evaluate_every, evaluations=settings.evaluations, clock=settings.clock,
-                checkpoint_seconds=settings.checkpoint_seconds,
-                watch=watch or (view.watch if view is not None else _ignore), notify=notify,
-            )  # fmt: skip
-    except Timeout:
-        raise CheckpointError(f"another process is writing to {folder.path}; wait for it, or choose another --out") from None
-
-
-def _prepare(folder: RunFolder, config: str, resume: bool) -> None:
-    """The folder may be new, or hold this very run and be resumed. Anything else is refused with what to do."""
-    if folder.config.exists():
-        if not holds(folder, config):
-            raise CheckpointError(
-                f"{folder.path} holds a run of another configuration\n"
-                f"  compare {folder.config} with yours; choose another --out, or remove the folder"
-            )
-        if not resume:
-            state = "finished" if folder.summary.exists() else "begun"
-            raise CheckpointError(
-                f"{folder.path} holds this run already ({state})\n"
-                "  add --resume to go on from its checkpoint, choose another --out or --seed, or remove the folder"
-            )
-    folder.path.mkdir(parents=True, exist_ok=True)
-
-
-def holds(folder: RunFolder, config: str) -> bool:
-    """Whether the folder was made for this configuration. It may have moved or have
-    got a label: ``run.out`` and the labels are not looked at."""
-
-    def told(text: str) -> dict[str, Any]:
-        table = tomllib.loads(text)
-        run = {key: value for key, value in table.get("run", {}).items() if key not in ("out", "label", "task_label")}
-        return {**table, "run": run}
-
-    text = folder.config.read_text(encoding="utf-8", errors="replace")
-    try:
-        return text == config or told(text) == told(config)
-    except (tomllib.TOMLDecodeError, AttributeError):
-        return False
-
-
-def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
-    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked."""
-    try:
-        records = folder.records()
-    except CheckpointError:
-        records = []
-    info = RunInfo(task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget)
-    step = int(records[-1]["step"]) if records else 0
-    folder.write_summary({**_summary(info, "failed", step, records, error), "validation_loss": None})
-
-
-def device_called(name: str) -> torch.device:
-    """The device of that name; ConfigError where torch has none such."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise ConfigError(f"device {name!r} asked for, but the last that torch sees is {last!r}; use one it sees @ run.device")
-    return device
-
-
-__all__ = [
-    "RunInfo",
-    "RunResult",
-    "Watcher",
-    "device_called",
-    "environment",
-    "holds",
-    "record_failure",
-    "run",
-    "run_config",
-    "run_path",
-]
+__all__ = ["Interrupted", "Interrupts", "RunResult", "Watcher", "ignore", "run", "summarise"]

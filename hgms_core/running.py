@@ -17,11 +17,12 @@ from hgms_core.compare import Comparison, Row, Table, compare, table
 from hgms_core.composition import overlay
 from hgms_core.config import RunConfig, lay, load, read_toml
 from hgms_core.folder import RunFolder, replace_file
+from hgms_core.launch import device_called, environment, run_config
 from hgms_core.plots import COLOURS
 from hgms_core.plugins import host
 from hgms_core.progress import Progress
 from hgms_core.results import Skipped, StoredRun, scan
-from hgms_core.runner import Interrupted, Interrupts, RunResult, device_called, environment, run, run_config
+from hgms_core.runner import Interrupted, Interrupts, RunResult, run
 from hgms_core.scale import scaled
 from hgms_core.statistics import Interval, paired
 from hgms_core.structure import plain

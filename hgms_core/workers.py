@@ -31,7 +31,8 @@ from attrs import define, field, frozen
 from hgms_core.config import RunConfig
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import DiskError, RunFolder, replace_file
-from hgms_core.runner import Interrupted, device_called, record_failure, run_config
+from hgms_core.launch import device_called, record_failure, run_config
+from hgms_core.runner import Interrupted, ignore
 
 PATIENCE = 20.0
 """Seconds a worker waits for a folder that another process holds: the orphan of a killed comparison ends by itself."""
@@ -61,10 +62,6 @@ class Ending:
 
 Report = Callable[[Job, float, Mapping[str, Any]], None]
 """``report(job, share of its budget spent, newest record)``."""
-
-
-def _ignore(*_: Any) -> None:
-    return None
 
 
 def cores() -> int:
@@ -106,7 +103,7 @@ class Crew:
         self._running.clear()
 
     def carry_out(
-        self, jobs: Iterable[Job], *, began: Callable[[Job], None] = _ignore, report: Report = _ignore
+        self, jobs: Iterable[Job], *, began: Callable[[Job], None] = ignore, report: Report = ignore
     ) -> Iterator[Ending]:
         """The endings of all jobs, as they come.
 

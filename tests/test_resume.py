@@ -45,7 +45,7 @@ import os, sys
 import torch, sklearn.datasets
 torch.set_num_threads(1)
 from hgms_core.config import load
-from hgms_core.runner import run_config
+from hgms_core.launch import run_config
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()

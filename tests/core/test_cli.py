@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_core import PLUGIN_API, NumericalError, plugins, runner
+from hgms_core import PLUGIN_API, NumericalError, launch, plugins
 from hgms_core.cli import main
+from hgms_core.runner import Interrupted
 
 PLUGIN = '''
 from __future__ import annotations
@@ -386,12 +387,12 @@ def test_errors_in_a_configuration_have_no_traceback(fake: Site, tmp_path: Path)
 
 
 def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[BaseException] = [NumericalError("step 3: nothing is finite"), runner.Interrupted("interrupted; add --resume")]
+    raised: list[BaseException] = [NumericalError("step 3: nothing is finite"), Interrupted("interrupted; add --resume")]
 
     def stop(*_: Any, **__: Any) -> None:
         raise raised.pop(0)
 
-    monkeypatch.setattr(runner, "run_config", stop)
+    monkeypatch.setattr(launch, "run_config", stop)
     failed = call("run", config_file(tmp_path))
     assert (failed.exit_code, failed.stderr) == (1, "error: step 3: nothing is finite\n")
     interrupted = call("run", config_file(tmp_path))

@@ -17,7 +17,7 @@ from hgms_core.cli import main
 from hgms_core.config import RunConfig
 from hgms_core.gradient_check import check_problem
 from hgms_core.hypergrad import curvature, upper_gradients
-from hgms_core.runner import run_config
+from hgms_core.launch import run_config
 
 pytestmark = pytest.mark.plugins
 

@@ -631,7 +631,7 @@ def test_a_missing_extra_is_named(
 @pytest.mark.plugins
 def test_real_runs(tmp_path: Path) -> None:
     from hgms_core.config import RunConfig
-    from hgms_core.runner import run_config
+    from hgms_core.launch import run_config
 
     for task in ("quadratic", "sphere"):
         for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):

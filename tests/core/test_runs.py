@@ -19,7 +19,8 @@ from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, Sta
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
-from hgms_core.runner import Interrupted, _Clock, device_called, run
+from hgms_core.launch import device_called
+from hgms_core.runner import Interrupted, _Clock, run
 
 
 @frozen(kw_only=True)

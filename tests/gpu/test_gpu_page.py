@@ -15,7 +15,8 @@ from hgms_branches import Branches
 from hgms_cg import CG
 from hgms_core import Budget, ConfigError, Key, Pipeline, Problem
 from hgms_core.folder import RunFolder
-from hgms_core.runner import device_called, run
+from hgms_core.launch import device_called
+from hgms_core.runner import run
 from hgms_core.testing import inputs_on, problems
 from hgms_core.testing.kit import difference, snapshot
 from hgms_hypergradients import Implicit

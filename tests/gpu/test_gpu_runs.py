@@ -22,7 +22,8 @@ from hgms_core import Budget, Problem, State
 from hgms_core.cli import main
 from hgms_core.config import RunConfig
 from hgms_core.errors import OutOfMemory
-from hgms_core.runner import run, run_config
+from hgms_core.launch import run_config
+from hgms_core.runner import run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

@@ -11,7 +11,7 @@ import pytest
 from hgms_core.compare import compare
 from hgms_core.config import RunConfig
 from hgms_core.errors import ConfigError, MissingExtra
-from hgms_core.runner import run_config
+from hgms_core.launch import run_config
 
 TOML = """
 seed = 0
