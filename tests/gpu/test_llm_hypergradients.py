@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -208,7 +208,8 @@ def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
     inner = method.hypergradient
 
     class Kept:
-        name, needs = inner.name, getattr(inner, "needs", frozenset())
+        name: ClassVar[str] = inner.name
+        needs: ClassVar[frozenset[str]] = getattr(inner, "needs", frozenset())
 
         def init(self, problem: Problem) -> Any:
             return inner.init(problem)
@@ -231,6 +232,7 @@ def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
 @pytest.mark.parametrize("model", ["gpt2, float64", "qwen2, float32"])
 def test_the_hypergradient_is_the_cpus(row: str, model: str, device: torch.device, files: dict[str, Source]) -> None:
     """Data, adapters and weights are drawn on the CPU, so a step without noise is the same one there and here."""
+    precision: Any
     kind, _, precision = model.partition(", ")
     if precision == "float32" and "difference" in row:
         pytest.skip("a central difference in float32 has two or three digits of its own")
