@@ -13,11 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
-from hgms_core.compare import table
 from hgms_core.config import load
 from hgms_core.launch import run_config
 from hgms_core.progress import Progress
 from hgms_core.runner import RunResult
+from hgms_core.table import table
 
 SETTINGS = Path(__file__).with_name("cleaning.toml")
 BRANCHES, CG = "method.generator", "method.hypergradient.solver"

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import shutil
 import tomllib
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from hgms_core.compare import Results, Table, draw, table
+from hgms_core import plots
 from hgms_core.config import RunConfig
 from hgms_core.launch import run_config
 from hgms_core.progress import Progress
 from hgms_core.runner import RunResult
+from hgms_core.table import Table, table
 
 METRIC = "test_accuracy"
 REFERENCE = "uniform"
+
+Results = Mapping[str, Sequence[RunResult]]
+"""Finished runs by method, in the order of their seeds."""
 
 
 @frozen(kw_only=True)
@@ -70,4 +75,11 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
     return Demo(table=rows, results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
 
 
-__all__ = ["Demo", "configs", "run_demo"]
+def draw(results: Results, folder: Path, metric: str) -> list[Path]:
+    """The pictures of the demo, written into ``folder``; the paths."""
+    runs = {method: [run.records for run in each] for method, each in results.items()}
+    written = plots.accuracy(runs, folder / "accuracy", metric=f"metric.{metric}", label=f"{metric.replace('_', ' ')} (%)")
+    return written + plots.weights(runs, folder / "weights")
+
+
+__all__ = ["Demo", "configs", "draw", "run_demo"]

@@ -13,7 +13,7 @@ shows what came of them needs it, and nothing else. Listed in ``__all__``; kept 
 
 from __future__ import annotations
 
-from hgms_core.compare import Comparison, Row, Table, compare, table
+from hgms_core.compare import Comparison, compare
 from hgms_core.composition import overlay
 from hgms_core.config import RunConfig, lay, load, read_toml
 from hgms_core.folder import RunFolder, replace_file
@@ -26,6 +26,7 @@ from hgms_core.runner import Interrupted, Interrupts, RunResult, run
 from hgms_core.scale import scaled
 from hgms_core.statistics import Interval, paired
 from hgms_core.structure import plain
+from hgms_core.table import Row, Table, table
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
 
 __all__ = [

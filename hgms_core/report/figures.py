@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hgms_core.compare import is_share
 from hgms_core.report.curves import Curve
 from hgms_core.report.mixture import Mixture, prominent
 from hgms_core.report.study import Section, Study
 from hgms_core.report.tables import heading, outcome
+from hgms_core.table import is_share
 
 LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00")
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")

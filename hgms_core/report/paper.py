@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hgms_core.compare import is_share
 from hgms_core.errors import ConfigError, MissingExtra
 from hgms_core.report.figures import AXES, DASHES, LIGHT, _range, areas, source_colours, styles
 from hgms_core.report.study import Study
 from hgms_core.report.tables import heading
+from hgms_core.table import is_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

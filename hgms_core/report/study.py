@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from hgms_core import compare, registry, results
+from hgms_core import registry, results
 from hgms_core.budget import Budget
 from hgms_core.errors import CheckpointError, ConfigError, unknown
 from hgms_core.grid import UNIFORM
@@ -25,6 +25,7 @@ from hgms_core.report.curves import POINTS, Curve, Line, band, binned
 from hgms_core.report.mixture import Mixture
 from hgms_core.results import Skipped, StoredRun, StoredSweep
 from hgms_core.statistics import Interval, paired, spell
+from hgms_core.table import Point, is_share, table
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
@@ -122,7 +123,7 @@ class Section:
         known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
         if self.winner is not None:
             closest, pair = min(known.items(), key=lambda item: abs(item[1].mean))
-            share = compare.is_share(self.metric)
+            share = is_share(self.metric)
             lead = spell(pair, share=share, signed=True) + (" points" if share else "")
             return f"{first} is ahead of every other method; the closest is {closest}, at a difference of {lead}."
         if len(known) < len(rest):
@@ -388,13 +389,10 @@ def _entries(
     idle = next((label for label, runs in methods.items() if runs[0].method_name == UNIFORM), None)
     base = reference if reference in methods else idle
     points = {
-        label: [
-            evolve(compare.Point.of(run), metrics={name: _value(run, name) for name in names if _has(run, name)})
-            for run in runs
-        ]
+        label: [evolve(Point.of(run), metrics={name: _value(run, name) for name in names if _has(run, name)}) for run in runs]
         for label, runs in done.items()
     }
-    table = compare.table(
+    found = table(
         points,
         main,
         base,
@@ -419,7 +417,7 @@ def _entries(
             mark="; ".join(row.notes) if higher is not None else "",
             ahead=row.winner and higher is not None,
         )
-        for row in table.rows
+        for row in found.rows
     ]
     return sorted(entries, key=lambda entry: _rank(entry.metrics[main].mean, higher))
 

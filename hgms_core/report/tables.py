@@ -11,12 +11,12 @@ from attrs import field, frozen
 
 from hgms_core import results
 from hgms_core.budget import Budget
-from hgms_core.compare import is_share
 from hgms_core.report import mixture as mixtures
 from hgms_core.report.mixture import Mixture
 from hgms_core.report.study import Entry, Section, Study
 from hgms_core.results import StoredRun
 from hgms_core.statistics import Interval, spell
+from hgms_core.table import is_share
 
 MINUS = "\N{MINUS SIGN}"
 _METRICS = 4  # columns of metrics in the first table; all of them are in one of its own

@@ -401,8 +401,8 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
 
 def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_core import demo
-    from hgms_core.compare import Row, Table
     from hgms_core.statistics import Interval
+    from hgms_core.table import Row, Table
 
     def fake_demo(out: Path, *, seeds: int, seconds: float, progress: bool) -> demo.Demo:
         count = Interval.of([10.0] * seeds)

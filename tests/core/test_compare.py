@@ -23,11 +23,13 @@ from scipy import stats
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_core.cli import main
-from hgms_core.compare import Comparison, Point, compare, draw, run_grid, table
+from hgms_core.compare import Comparison, compare, run_grid
+from hgms_core.demo import draw
 from hgms_core.grid import load
 from hgms_core.plots import accuracy, weights
 from hgms_core.progress import Board, Progress
 from hgms_core.runner import Interrupted, RunResult
+from hgms_core.table import Point, table
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3
