@@ -52,6 +52,7 @@ def report(
     Runs that cannot be read are named, left out and counted.
     """
     from hgms_core import report as reports
+    from hgms_core.report.tables import summary
 
     reports.suffix(out, reports.SUFFIXES, "a report")  # before the work, not after it
     study = reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
@@ -60,7 +61,7 @@ def report(
         print_json(_told(study, written))
         return
     _say_skipped(study)
-    click.echo(reports.tables.summary(study))
+    click.echo(summary(study))
     for section in study.sections:
         click.echo(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}")
     for path in written:

@@ -1,7 +1,8 @@
 """Reports over run folders: one study of what was run, written as a web page, Markdown, LaTeX or Parquet, or drawn for a paper.
 
 The modules: ``study`` (what belongs together, means, differences), ``curves`` (bands and thinning), ``mixture`` (weights of
-data sources), ``tables`` (with Markdown and LaTeX), ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG, SVG, PDF).
+data sources), ``tables`` (as values), ``markdown``, ``latex``, ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG,
+SVG, PDF).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hgms_core.errors import ConfigError
-from hgms_core.report import tables
+from hgms_core.report import latex, markdown
 from hgms_core.report.study import Section, Study, build
 
 
@@ -20,7 +21,7 @@ def _html(study: Study) -> str:
     return html(study)
 
 
-WRITERS: dict[str, Callable[[Study], str]] = {".html": _html, ".md": tables.markdown, ".tex": tables.latex}
+WRITERS: dict[str, Callable[[Study], str]] = {".html": _html, ".md": markdown.markdown, ".tex": latex.latex}
 SUFFIXES = (*WRITERS, ".parquet")
 
 

@@ -1,9 +1,8 @@
-"""The report's tables as values, and as Markdown and LaTeX (booktabs)."""
+"""The report's tables as values: which there are, what stands in every cell, and by what its column is sorted."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -413,22 +412,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-# --- Markdown ----------------------------------------------------------------------------------------------------------
-
-
-def markdown(study: Study) -> str:
-    """The whole report as GitHub-flavoured Markdown."""
-    parts = [f"# {_md(study.title)}", summary(study)]
-    if len(study.sections) > 1:
-        parts.append(_md_table(overview(study), 2))
-    for section in study.sections:
-        parts.append(f"## {_md(section.title)}")
-        parts.append(about(section) + (f"\n\n{section.verdict}" if section.verdict else ""))
-        parts += [_md_table(table, 3) for table in tables(section)]
-    parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
-    if study.sweeps:
-        parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]
-    return "\n\n".join(part for part in parts if part) + "\n"
+# --- what every report has ---------------------------------------------------------------------------------------------
 
 
 def tables(section: Section) -> list[Table]:
@@ -465,107 +449,4 @@ def about(section: Section) -> str:
     )
 
 
-def _md(value: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", value).replace("\n", "<br>")
-
-
-def _md_table(table: Table, level: int) -> str:
-    if not table.rows:
-        return ""
-
-    def spell_cell(cell: Cell) -> str:
-        shown = f"**{_md(cell.text)}**" if cell.strong else _md(cell.text)
-        return shown + (f" ({_md(cell.note)})" if cell.note else "")
-
-    lines = [f"{'#' * level} {_md(table.title)}", ""]
-    lines.append("| " + " | ".join(map(_md, table.columns)) + " |")
-    lines.append("|" + "|".join(" --- " if not cell.number else " ---: " for cell in table.rows[0]) + "|")
-    lines += ["| " + " | ".join(map(spell_cell, row)) + " |" for row in table.rows]
-    if table.caption:
-        lines += ["", _md(table.caption)]
-    return "\n".join(lines)
-
-
-# --- LaTeX -------------------------------------------------------------------------------------------------------------
-
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", MINUS: "$-$", "–": "--", "·": r"$\cdot$", "“": "``", "”": "''",
-    "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$",
-    "\n": " ",
-}  # fmt: skip
-
-
-def tex(value: str) -> str:
-    """Text with every character that LaTeX takes for its own escaped.
-
-    >>> print(tex("50 % of a_b & c ± 1"))
-    50 \\% of a\\_b \\& c $\\pm$ 1
-    """
-    return "".join(_TEX.get(letter, letter) for letter in value)
-
-
-def latex(study: Study) -> str:
-    r"""The results, work and differences of every task as ``table`` environments (needs ``\usepackage{booktabs}``)."""
-    parts = [f"% {_comment(study.title)}: {summary(study)}", r"% needs \usepackage{booktabs}"]
-    if len(study.sections) > 1:
-        parts.append(_tex_table(overview(study), "all", ""))
-    for number, section in enumerate(study.sections, start=1):
-        name = re.sub(r"[^a-z0-9]+", "-", section.title.casefold()).strip("-") or str(number)
-        parts.append(f"% --- {_comment(section.title)}")
-        lead = f"{section.title}, {section.budget} per run. "
-        shown = (scores(section), mixture(section), work(section), passes(section), pairs(section))
-        parts += [_tex_table(table, name, lead) for table in shown if table.rows]
-    parts += [_tex_table(table, "sources", "") for table in ledgers(study)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _comment(value: str) -> str:
-    return " ".join(value.split())
-
-
-def _tex_table(table: Table, name: str, lead: str) -> str:
-    def spell_cell(cell: Cell) -> str:
-        shown = tex(cell.text)
-        if cell.note:
-            shown += rf" \emph{{({tex(cell.note)})}}"
-        return rf"\textbf{{{shown}}}" if cell.strong else shown
-
-    align = "".join("r" if cell.number else "l" for cell in table.rows[0])
-    body = []
-    for number, row in enumerate(table.rows):
-        body += [r"\midrule"] * (number in table.groups) + [" & ".join(map(spell_cell, row)) + r" \\"]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{tex(lead + table.title + '. ' + table.caption)}}}",
-            rf"  \label{{tab:{name}-{table.ident}}}",
-            rf"  \begin{{tabular}}{{{align}}}",
-            r"    \toprule",
-            "    " + " & ".join(map(tex, table.columns)) + r" \\",
-            r"    \midrule",
-            *("    " + line for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
-__all__ = [
-    "Cell",
-    "Table",
-    "about",
-    "failures",
-    "latex",
-    "ledgers",
-    "left_out",
-    "markdown",
-    "overview",
-    "summary",
-    "sweeps",
-    "tables",
-    "tex",
-]
+__all__ = ["Cell", "Table", "about", "failures", "ledgers", "left_out", "overview", "summary", "sweeps", "tables"]

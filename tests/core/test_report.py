@@ -24,6 +24,8 @@ from hgms_core.cli import main
 from hgms_core.errors import ConfigError
 from hgms_core.report import Study, curves, tables
 from hgms_core.report.figures import DARK, LIGHT, figures, source_colours, styles
+from hgms_core.report.latex import latex
+from hgms_core.report.markdown import markdown
 from hgms_core.statistics import Interval
 
 
@@ -92,7 +94,7 @@ def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> Non
     assert [entry.nonfinite for entry in section.entries] == [{"value": 1}, {"value": 3}]
     assert section.entries[0].metrics["value"].mean == 1.5
     assert section.winner is None
-    shown = tables.markdown(report.build([tmp_path]))
+    shown = markdown(report.build([tmp_path]))
     assert "nan (not finite in 3 of 3 seeds)" in shown
     assert "(not finite in 1 of 3 seeds)" in shown
 
@@ -316,7 +318,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
 
 
 def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
-    text = tables.markdown(study)
+    text = markdown(study)
     assert text.startswith("# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out.")
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert len(blocks) == 1 + 2 * 5 + 3  # all tasks; each task's own; failed, left out, sweep
@@ -331,7 +333,7 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
 
 def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
     write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
-    for text in (tables.latex(study), tables.latex(report.build([tmp_path]))):
+    for text in (latex(study), latex(report.build([tmp_path]))):
         assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\begin{tabular}") > 0
         assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == text.count(r"\begin{table}")
         bare = re.sub(r"\\[\\{}&%_#$]", "", text)
@@ -342,7 +344,7 @@ def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
             rows = [line for line in body.splitlines() if line.endswith(r"\\")]
             assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(align) - 1}
     assert r"a\_b \& c\%" in text
-    assert r"\textbf" in tables.latex(study)
+    assert r"\textbf" in latex(study)
 
 
 def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study, tmp_path: Path) -> None:
@@ -441,7 +443,7 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
     assert ledger.columns[4:] == ["test loss ↓", "recovery error ↓"]
     assert ledger.rows[0][5].strong
     assert not ledger.rows[2][5].strong
-    body = tables.latex(mixtures).split("tab:sources-ledger-0", 1)[1]
+    body = latex(mixtures).split("tab:sources-ledger-0", 1)[1]
     assert re.findall(r"\\(midrule|toprule|bottomrule)|^ +(\S+) (?:\S.*?)?& (\d h) &", body, re.MULTILINE) == [
         ("toprule", "", ""), ("midrule", "", ""),
         ("", "hg-ms", "1 h"), ("", "scalebio", "1 h"), ("", "uniform", "1 h"), ("midrule", "", ""),
@@ -450,7 +452,7 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
     page = report.WRITERS[".html"](mixtures)
     assert page.count('<tr class="group">') == 1
     assert 'href="#ledgers"' in page
-    assert "## Budget ledger: source-mixture" in tables.markdown(mixtures)
+    assert "## Budget ledger: source-mixture" in markdown(mixtures)
 
 
 def test_a_method_that_failed_everywhere_keeps_its_row(tmp_path: Path) -> None:
@@ -538,7 +540,7 @@ def test_a_picture_of_the_mixture(tmp_path: Path, comparison: Path) -> None:
 def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
     assert tables.ledgers(study) == []
     assert not any(section.mixtures or section.tokens for section in study.sections)
-    text = tables.markdown(study)
+    text = markdown(study)
     assert not any(word in text for word in ("mixture", "ledger", "tokens"))
 
 
@@ -564,7 +566,7 @@ def test_the_command_says_what_it_wrote_and_left_out(comparison: Path, tmp_path:
     plain = call("report", comparison, "--out", tmp_path / "r.tex", "--reference", "baseline")
     assert plain.exit_code == 0, plain.output
     assert plain.stderr.count("left out: ") == 3
-    assert "− baseline" in tables.markdown(report.build([comparison], reference="baseline"))
+    assert "− baseline" in markdown(report.build([comparison], reference="baseline"))
 
 
 def no_runs(folder: Path) -> list[str | Path]:

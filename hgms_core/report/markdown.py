@@ -1,0 +1,47 @@
+"""The report as GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from hgms_core.report.study import Study
+from hgms_core.report.tables import Cell, Table, about, failures, ledgers, left_out, overview, summary, sweeps, tables
+
+
+def markdown(study: Study) -> str:
+    """The whole report as GitHub-flavoured Markdown."""
+    parts = [f"# {_md(study.title)}", summary(study)]
+    if len(study.sections) > 1:
+        parts.append(_md_table(overview(study), 2))
+    for section in study.sections:
+        parts.append(f"## {_md(section.title)}")
+        parts.append(about(section) + (f"\n\n{section.verdict}" if section.verdict else ""))
+        parts += [_md_table(table, 3) for table in tables(section)]
+    parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
+    if study.sweeps:
+        parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _md(value: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", value).replace("\n", "<br>")
+
+
+def _md_table(table: Table, level: int) -> str:
+    if not table.rows:
+        return ""
+
+    def spell_cell(cell: Cell) -> str:
+        shown = f"**{_md(cell.text)}**" if cell.strong else _md(cell.text)
+        return shown + (f" ({_md(cell.note)})" if cell.note else "")
+
+    lines = [f"{'#' * level} {_md(table.title)}", ""]
+    lines.append("| " + " | ".join(map(_md, table.columns)) + " |")
+    lines.append("|" + "|".join(" --- " if not cell.number else " ---: " for cell in table.rows[0]) + "|")
+    lines += ["| " + " | ".join(map(spell_cell, row)) + " |" for row in table.rows]
+    if table.caption:
+        lines += ["", _md(table.caption)]
+    return "\n".join(lines)
+
+
+__all__ = ["markdown"]
