@@ -14,7 +14,6 @@ from torch.nn import functional
 from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
 from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers, recomputed
 from hgms_llm.models import Lora
-from hgms_llm.norms import fuse_norms
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -45,8 +44,6 @@ class LanguageModel:
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
-        if next(model.parameters()).is_cuda:
-            fuse_norms(model)
         found = cls(model, adapters, rows)
         if checkpointing:
             found.checkpointing = checkpoint_layers(model, adapters)

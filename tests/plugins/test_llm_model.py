@@ -15,7 +15,6 @@ pytest.importorskip("transformers")
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import _down, _halves
 from hgms_llm.models import BaseModel, Lora
-from hgms_llm.norms import fuse_norms
 
 VOCABULARY = 60
 LAYERS = {
@@ -316,27 +315,6 @@ def test_adapters_stay_in_float32_on_a_base_in_bfloat16() -> None:
     torch.testing.assert_close(losses, wanted, rtol=2e-2, atol=2e-2)
     flat, other = (torch.cat([slope.flatten() for slope in each]) for each in (slopes, true))
     assert functional.cosine_similarity(flat, other, dim=0) > 0.99
-
-
-@pytest.mark.parametrize(("kind", "count"), [("qwen2", 5), ("llama", 5), ("gemma2", 0), ("gpt2", 0)])
-def test_norms_in_one_kernel_are_the_same(kind: str, count: int) -> None:
-    made = BaseModel(config={"model_type": kind, **SMALL[kind]}, tokenizer="bytes", dtype="bfloat16")
-    adapter = Lora(rank=3, alpha=6.0, targets=("c_attn",) if kind == "gpt2" else ("q_proj", "v_proj"))
-    plain, fused, exact = (
-        LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY).to(dtype), adapter, length=24)
-        for dtype in (torch.bfloat16, torch.bfloat16, F64)
-    )
-    assert fuse_norms(fused.model) == count
-    assert fuse_norms(exact.model) == 0
-    x, batch = noisy(plain.start(Key(0), torch.float32), 1), rows(16, 24)
-    (one, slopes), (other, fusings) = (gradients(each, x, *batch) for each in (plain, fused))
-    wanted, true = gradients(exact, {name: leaf.double() for name, leaf in x.items()}, *batch)
-    flat, far, near = (torch.cat([slope.flatten() for slope in each]) for each in (fusings, slopes, true))
-    assert distance(other, wanted) < 1e-2
-    assert distance(flat, near) < 1.3 * distance(far, near) + 1e-6
-    torch.testing.assert_close(hessian_product(fused, x, batch), hessian_product(plain, x, batch), rtol=0, atol=0)
-    if count == 0:
-        assert torch.equal(one, other)
 
 
 def test_a_quantised_base_is_refused_in_forward_mode() -> None:
