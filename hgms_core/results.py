@@ -21,6 +21,7 @@ import numpy as np
 from attrs import field, frozen
 
 from hgms_core.budget import Budget
+from hgms_core.columns import last_seconds, read_columns
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
 
@@ -134,7 +135,7 @@ class StoredRun:
     @functools.cached_property
     def seconds(self) -> float:
         """The clock after the last step, without evaluation; NaN if it was not written."""
-        return _last_seconds(self.path / "timings.jsonl")
+        return last_seconds(self.path / "timings.jsonl")
 
     def records(self) -> list[dict[str, Any]]:
         """Every row of ``steps.jsonl`` with its ``seconds``."""
@@ -157,17 +158,15 @@ class StoredRun:
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.
 
-        A list of numbers (a batch of linear solves) counts by its largest. Reads with msgspec where that is installed, which is
-        ten times as fast as the standard library.
+        A list of numbers (a batch of linear solves) counts by its largest.
 
         Raises:
             CheckpointError: a line other than the last is not valid JSON.
         """
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
-        rows = _columns(self.path / "steps.jsonl", wanted)
-        found = {name: _array(column) for name, column in zip(wanted, rows, strict=True)}
+        found = read_columns(self.path / "steps.jsonl", wanted)
         if "seconds" in names:
-            steps, seconds = (_array(column) for column in _columns(self.path / "timings.jsonl", ("step", "seconds")))
+            steps, seconds = read_columns(self.path / "timings.jsonl", ("step", "seconds")).values()
             if np.array_equal(steps, found["step"]):
                 found["seconds"] = seconds
             else:
@@ -420,74 +419,6 @@ def _number(value: Any) -> float:
 
 def _count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def _last_seconds(path: Path) -> float:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(0, os.SEEK_END)
-            stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
-            lines = stream.read().split(b"\n")
-        return float(json.loads(lines[-2])["seconds"])
-    except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return float("nan")
-
-
-def _columns(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
-    """The wanted fields of all complete lines, a list each."""
-    if not path.exists():
-        return [[] for _ in wanted]
-    data = path.read_bytes()
-    data = data[: data.rfind(b"\n") + 1]  # a kill while appending leaves half a line
-    decoder = _decoder(wanted)
-    if decoder is not None:
-        import msgspec
-
-        try:
-            rows = decoder.decode_lines(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass  # the plain reader says which line, or copes with a type that is not expected
-        else:
-            return [list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)] or [[] for _ in wanted]
-    found: list[list[Any]] = [[] for _ in wanted]
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            values = [row.get(name) for name in wanted]
-        except (ValueError, AttributeError):
-            raise CheckpointError(f"line {number} of {path.name} is not valid JSON") from None
-        for column, value in zip(found, values, strict=True):
-            column.append(value)
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _decoder(wanted: tuple[str, ...]) -> Any:
-    """A decoder that keeps the wanted fields and steps over the others; None without msgspec."""
-    try:
-        import msgspec
-    except ModuleNotFoundError:
-        return None
-    value = float | str | bool | list[Any] | None
-    fields = [(f"f{i}", value, msgspec.field(default=None, name=name)) for i, name in enumerate(wanted)]
-    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, gc=False))
-
-
-def _array(column: list[Any]) -> np.ndarray:
-    try:
-        return np.array(column, dtype=float)
-    except (TypeError, ValueError):
-        pass
-    if any(isinstance(value, str) for value in column):
-        return np.array([value if isinstance(value, str) else None for value in column], dtype=object)
-    return np.array([_worst(value) for value in column], dtype=float)
-
-
-def _worst(value: Any) -> float:
-    if isinstance(value, list):
-        finite = [each for each in map(_worst, value) if each == each]
-        return max(finite, default=float("nan"))
-    return _number(value)
 
 
 __all__ = ["Skipped", "StoredRun", "StoredSweep", "difference", "flatten", "names", "read", "scan", "sweeps"]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from made_runs import CONFIG, write_run
 
-from hgms_core import results
 from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.results import difference, names, read, scan, sweeps
 
@@ -57,7 +56,7 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
     if fast:
         pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
-        monkeypatch.setattr(results, "_decoder", lambda wanted: None)
+        monkeypatch.setattr("hgms_core.columns._decoder", lambda wanted: None)
     rows = ['{"step": 0, "metric.value": 1}'] + [
         f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}}'
         for step in (1, 2, 3)
@@ -193,14 +192,14 @@ def test_the_run_of_a_mix_is_found_in_its_first_stage(tmp_path: Path) -> None:
     made = write_run(tmp_path, path=folder / "reweight", seed=3)
     write_run(tmp_path, path=folder / "reweight-99aabbcc", seed=3, lr=0.7)  # made with other settings, and put aside
     (folder / "sample").mkdir()
-    [run], skipped = results.scan(tmp_path)
+    [run], skipped = scan(tmp_path)
     assert (run.path, run.hash, skipped) == (made, "0a1b2c3d", [])
 
 
 def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:
     scores = {"metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None}, "higher_is_better": {"gsm8k_accuracy": True}}
     write_run(tmp_path, files={"scores.json": json.dumps(scores)})
-    [run], _ = results.scan(tmp_path)
+    [run], _ = scan(tmp_path)
     assert run.metrics["gsm8k_accuracy"] == 0.7
     assert math.isnan(run.metrics["tuned_loss"])
     assert run.metrics["value"] == 0.25
@@ -210,6 +209,6 @@ def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) 
 @pytest.mark.parametrize("scores", ['{"metrics": 3}', '{"metrics": {"a": "b"}}', "[]", "{"])
 def test_scores_that_are_none_damage_the_run(tmp_path: Path, scores: str) -> None:
     write_run(tmp_path, files={"scores.json": scores})
-    runs, [skipped] = results.scan(tmp_path)
+    runs, [skipped] = scan(tmp_path)
     assert runs == []
     assert "scores.json" in skipped.reason
