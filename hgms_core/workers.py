@@ -29,9 +29,10 @@ import torch
 from attrs import define, field, frozen
 
 from hgms_core.config import RunConfig
-from hgms_core.errors import CheckpointError, ConfigError, HgmsError
-from hgms_core.folder import DiskError, RunFolder, replace_file
-from hgms_core.launch import device_called, record_failure, run_config
+from hgms_core.errors import CheckpointError, HgmsError
+from hgms_core.folder import RunFolder
+from hgms_core.launch import record_failure, run_config
+from hgms_core.resources import measured
 from hgms_core.runner import Interrupted, ignore
 
 PATIENCE = 20.0
@@ -217,7 +218,7 @@ def _in_process(job: Job, report: Report) -> Ending:
             summary = folder.read_summary()
             if summary is not None and summary.get("status") == "failed":
                 folder.summary.unlink()  # asked for again: until it ends it is an unfinished run
-        with _measured(job.path, job.config.run.device):
+        with measured(job.path, job.config.run.device):
             run_config(job.config, resume=True, watch=watch, path=job.path, patience=PATIENCE)
     except (KeyboardInterrupt, Interrupted):
         raise
@@ -242,72 +243,6 @@ def _place(error: BaseException) -> str:
     files = [(frame, frame.filename) for frame in frames if not frame.filename.startswith(ours)]
     own = [frame for frame, name in files if not name.startswith(library) or "site-packages" in name]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)" if own else ""
-
-
-# --- what a run takes --------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _measured(path: Path, device: str) -> Iterator[None]:
-    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and
-    the wall time (with evaluation, writing and building the problem). A run that was broken off adds to what is there."""
-    gc.collect()
-    fresh, began = _reset_peak(), time.monotonic()
-    cuda = _cuda(device)
-    if cuda is not None:
-        cuda.empty_cache()
-        cuda.init()  # a device with a number is not looked at before
-        cuda.reset_peak_memory_stats(device)
-    try:
-        yield
-    finally:
-        import torch
-
-        before: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            before = dict(json.loads((path / "resources.json").read_bytes()))
-        gpu = cuda.max_memory_allocated(device) if cuda is not None else None
-        now = {
-            "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),
-            "peak_memory_is_of_this_run": fresh,
-            "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0) if gpu is not None else None,
-            "wall_seconds": time.monotonic() - began + (before.get("wall_seconds") or 0.0),
-            "threads": torch.get_num_threads(),
-        }
-        if path.is_dir():
-            with contextlib.suppress(DiskError):  # what a run took is not worth failing it
-                replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
-
-
-def _cuda(device: str) -> Any:
-    """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for asking."""
-    import torch
-
-    with contextlib.suppress(ConfigError):  # which the run itself tells
-        return torch.cuda if device_called(device).type == "cuda" else None
-    return None
-
-
-def _reset_peak() -> bool:
-    """Lets the kernel's high-water mark start again from here. False where it cannot: then it is the whole process's."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _peak() -> int:
-    """The highest resident memory in bytes since :func:`_reset_peak`, or of the process where that is all there is."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 # --- the parent's side -------------------------------------------------------------------------------------------------
@@ -364,8 +299,6 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(0)  # the parent is gone, or done with us
 
     threading.Thread(target=listen, daemon=True).start()
-    import torch
-
     from hgms_core import plugins
 
     threads, files = int(arguments[0]), arguments[1:]

@@ -15,11 +15,12 @@ import pytest
 import torch
 from attrs import frozen
 
-from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, State, workers
+from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, State
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
 from hgms_core.launch import device_called
+from hgms_core.resources import cuda_for
 from hgms_core.runner import Interrupted, _Clock, run
 
 
@@ -324,9 +325,9 @@ def test_a_gpu_that_is_not_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_on_the_cpu_takes_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert workers._cuda("cpu") is None
-    assert workers._cuda("cuda:0") is torch.cuda
-    assert workers._cuda("cuda:1") is None, "which the run itself tells"
+    assert cuda_for("cpu") is None
+    assert cuda_for("cuda:0") is torch.cuda
+    assert cuda_for("cuda:1") is None, "which the run itself tells"
 
 
 def test_memory_of_a_cuda_library_counts_as_memory() -> None:
