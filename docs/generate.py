@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,79 @@ def programs() -> str:
     return _names(running, "0.2")
 
 
+def full() -> str:
+    """The public functions and classes of which there is more to say than a line, each with its whole docstring."""
+    shown = []
+    for module in (hgms_core, running):
+        for name in _in_full(module):
+            thing = getattr(module, name)
+            written = f"from {module.__name__} import {name}\n\n{name}{_bare(inspect.signature(thing))}"
+            shown.append(f"## `{name}`\n\n```{{code-block}} python\n{written}\n```\n\n{_prose(thing)}\n")
+    return "\n".join(shown)
+
+
+def _in_full(module: Any) -> list[str]:
+    """The names that the page `functions.md` has. Protocols and hooks have pages of their own; an error says all in a line."""
+    protocols = {kind.protocol for kind in registry.KINDS.values()}
+    found = []
+    for name in module.__all__:
+        thing = getattr(module, name)
+        described = inspect.isfunction(thing) or (inspect.isclass(thing) and not issubclass(thing, Exception))
+        if described and thing not in protocols and "\n\n" in (inspect.getdoc(thing) or "").partition("\n\n.. versionadded")[0]:
+            found.append(name)
+    return found
+
+
+def _bare(signature: inspect.Signature) -> str:
+    """Names and defaults, in lines of no more than 100 characters."""
+    arguments, star = [], False
+    for one in signature.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not star:
+            arguments.append("*")
+            star = True
+        plain = one.default is None or isinstance(one.default, str | int | float)
+        default = "" if one.default is one.empty else f"={one.default!r}" if plain else "=..."
+        arguments.append({one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "") + one.name + default)
+        star = star or one.kind is one.VAR_POSITIONAL
+    inside = ", ".join(arguments)
+    return (
+        f"({inside})"
+        if len(inside) < 80
+        else "(\n" + textwrap.fill(inside, 90, initial_indent="    ", subsequent_indent="    ") + "\n)"
+    )
+
+
+def _prose(thing: Any) -> str:
+    """A docstring as Markdown. What is indented below a line is a list if that line is a heading, else an equation."""
+    shown = []
+    for part in inspect.getdoc(thing).split("\n\n"):
+        head, _, rest = part.partition("\n")
+        if part.startswith((">>> ", ".. versionadded:: ")):
+            shown.append(_paragraph(part))
+        elif part.startswith("    "):
+            shown.append(f"```text\n{textwrap.dedent(part)}\n```")
+        elif rest.startswith("    ") and head.endswith(":"):
+            items = re.split(r"\n(?=\S)", textwrap.dedent(rest))
+            listed = [re.sub(r"^([\w, ]+):(?= )", r"- `\1`:", " ".join(item.split())) for item in items]
+            text = "\n".join(listed) if listed[0].startswith("- ") else " ".join(rest.split())
+            shown.append(f"**{head}**\n\n{_safe(text)}")
+        else:
+            shown.append(_safe(re.sub(r"\n(?!- )\s*", " ", part)))
+    return "\n\n".join(shown)
+
+
+def _safe(text: str) -> str:
+    """Prose of a docstring whose signs mean nothing to Markdown outside of code."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`").replace("::", ":")
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*_<$\[])", r"\\\1", part) for part in re.split(r"(`[^`]*`)", plain)
+    )
+
+
 def _names(module: Any, first: str) -> str:
     """A module's public names: first paragraph, place, and since when (``first`` where nothing else is said)."""
     notes = _attribute_docs()
+    places = _places()
     rows = []
     for name in module.__all__:
         thing = getattr(module, name)
@@ -107,8 +178,19 @@ def _names(module: Any, first: str) -> str:
         text = registry.summary_of(thing.__doc__ if documented else notes[name][0])
         where = thing.__module__ if documented else notes[name][1]
         since = re.search(r"versionadded:: (\S+)", (thing.__doc__ or "") if documented else "")
-        rows.append(f"| `{name}` | {_escaped(text)} | `{where}` | {since[1] if since else first} |")
+        shown = f"[`{name}`]({places[name]})" if name in places else f"`{name}`"
+        rows.append(f"| {shown} | {_escaped(text)} | `{where}` | {since[1] if since else first} |")
     return "| name | what it is | defined in | since |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _places() -> dict[str, str]:
+    """Where each name is described in full; of two headings that differ in case, the second is numbered."""
+    places = {kind.protocol.__name__: f"protocols.md#{kind.protocol.__name__.lower()}" for kind in registry.KINDS.values()}
+    taken: list[str] = []
+    for name in (*_in_full(hgms_core), *_in_full(running)):
+        places[name] = f"functions.md#{name.lower()}" + (f"-{taken.count(name.lower())}" if name.lower() in taken else "")
+        taken.append(name.lower())
+    return places
 
 
 def _attribute_docs() -> dict[str, tuple[str, str]]:
@@ -229,18 +311,18 @@ def _toml(name: str, parts: Mapping[str, Any]) -> str:
 
 def _whole_doc(thing: Any) -> str:
     """A docstring as Markdown: paragraphs, the example as code, since when."""
-    parts = []
-    for part in inspect.cleandoc(thing.__doc__).split("\n\n"):
-        if part.startswith(">>> "):
-            code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # what it gives
-            code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
-            parts.append("```{code-block} python\n" + code + "\n```")
-        elif part.startswith(".. versionadded:: "):
-            parts.append(f"*Since {part.removeprefix('.. versionadded:: ')}.*")
-        else:
-            text = re.sub(r" - (?=`)", "\n- ", " ".join(part.split()).replace("``", "`"))
-            parts.append(re.sub(r"^Called: (.*)", r"**Called** \1", text))
-    return "\n\n".join(parts)
+    return "\n\n".join(map(_paragraph, inspect.cleandoc(thing.__doc__).split("\n\n")))
+
+
+def _paragraph(part: str) -> str:
+    if part.startswith(">>> "):
+        code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # what it gives
+        code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
+        return "```{code-block} python\n" + code + "\n```"
+    if part.startswith(".. versionadded:: "):
+        return f"*Since {part.removeprefix('.. versionadded:: ')}.*"
+    text = re.sub(r" - (?=`)", "\n- ", " ".join(part.split()).replace("``", "`"))
+    return re.sub(r"^Called: (.*)", r"**Called** \1", text)
 
 
 def _doc(thing: Any) -> str:
@@ -255,7 +337,7 @@ def _escaped(text: str) -> str:
 
 MAKERS: dict[str, Callable[[], str]] = {
     maker.__name__: maker
-    for maker in (commands, run_keys, component_keys, hooks, kinds, step, api, programs, plugins, kit, columns)
+    for maker in (commands, run_keys, component_keys, hooks, kinds, step, api, programs, full, plugins, kit, columns)
 }
 
 
