@@ -6,8 +6,7 @@ check that is gone.
 
 from __future__ import annotations
 
-import importlib
-from collections import defaultdict
+import functools
 from typing import Any
 
 import pytest
@@ -15,10 +14,8 @@ import test_testing_every as of_every
 import test_testing_parts as of_parts
 import test_testing_solvers as of_solvers
 import test_testing_wholes as of_wholes
-import torch
-from fakes import Site
 
-from hgms_core.testing import Check, all_checks, checks_of, checks_of_every_kind, kind_of
+from hgms_core.testing import Check, CheckFailed, all_checks, checks_of_every_kind, kind_of
 
 EVERY = "every"
 SOUND: dict[str, Any] = {
@@ -34,46 +31,42 @@ SOUND: dict[str, Any] = {
     )
 } | {EVERY: of_every.Exact()}
 
+MUTANTS: list[tuple[str, str, Any, str]] = [
+    *((EVERY, *row) for row in of_every.MUTANTS),
+    *(("solver", *row) for row in of_solvers.MUTANTS),
+    *of_parts.MUTANTS,
+    *of_wholes.MUTANTS,
+]
+"""(kind, check, the mutant, what comes of it), from all tables."""
 
-def mutants(site: Site | None = None) -> dict[tuple[str, str], list[Any]]:
-    """(kind, check) → its mutants, from all tables."""
-    found = defaultdict(list)
-    for check, mutant, _ in of_every.MUTANTS:
-        found[EVERY, check].append(mutant)
-    for check, mutant, _ in of_solvers.MUTANTS:
-        found["solver", check].append(mutant)
-    for kind, check, mutant, _ in (*of_parts.MUTANTS, *of_wholes.MUTANTS):
-        found[kind, check].append(mutant)
-    # Modules that misbehave while they are imported, made where they are asked about: the first of them.
-    line, _ = of_every.IMPORTS[0]
-    if site is not None:
-        site.module("mutant", of_every.MODULE.format(line=line))
-        state = torch.get_rng_state()
-        found[EVERY, "import"].append(importlib.import_module("mutant").Mine())
-        torch.set_rng_state(state)
-    else:
-        found[EVERY, "import"] = []
-    return dict(found)
-
-
-ASKED: list[tuple[str, str]] = [
-    *((EVERY, check.name) for check in checks_of_every_kind()),
-    *((kind, check.name) for kind, checks in all_checks().items() for check in checks),
+CHECKS: list[tuple[str, Check]] = [
+    *((EVERY, check) for check in checks_of_every_kind()),
+    *((kind, check) for kind, checks in all_checks().items() for check in checks),
 ]
 
 
-def test_every_check_of_every_kind_has_a_mutant() -> None:
-    assert set(mutants()) == set(ASKED)
-    assert set(SOUND) == {kind for kind, _ in ASKED}
-    assert len(ASKED) == len(set(ASKED)) > 60
+@functools.cache
+def fault_of_the_sound_one(kind: str, name: str) -> str:
+    return of_every.named(name, SOUND[kind]).fault(SOUND[kind])
 
 
-@pytest.mark.parametrize(("kind", "name"), ASKED, ids=["-".join(each) for each in ASKED])
-def test_the_mutant_fails_what_its_original_passes(kind: str, name: str, site: Site) -> None:
-    sound, mutant = SOUND[kind], mutants(site if name == "import" else None)[kind, name][0]
+def test_every_check_has_a_mutant_and_says_what_it_demands() -> None:
+    asked = [(kind, check.name) for kind, check in CHECKS]
+    # modules that misbehave while they are imported have a table and a test of their own
+    assert {(kind, name) for kind, name, *_ in MUTANTS} | {(EVERY, "import")} == set(asked)
+    assert set(SOUND) == {kind for kind, _ in asked}
+    assert len(asked) == len(set(asked)) > 60
+    assert all(check.demands.endswith(".") for _, check in CHECKS)
 
-    def asked(component: Any) -> Check:
-        return next(check for check in checks_of(component) if check.name == name)
 
-    assert asked(sound).fault(sound) == ""
-    assert asked(mutant).fault(mutant)
+@pytest.mark.parametrize(
+    ("kind", "name", "mutant", "came"), MUTANTS, ids=[f"{kind}-{name}-{i}" for i, (kind, name, *_) in enumerate(MUTANTS)]
+)
+def test_each_check_catches_its_mutant_and_passes_its_original(kind: str, name: str, mutant: Any, came: str) -> None:
+    assert fault_of_the_sound_one(kind, name) == ""
+    with pytest.raises(CheckFailed) as caught:
+        of_every.named(name, mutant)(mutant)
+    first, *_ = str(caught.value).splitlines()
+    assert first.endswith(f" {mutant.name!r} fails the check {name}")
+    assert kind == EVERY or first.startswith(f"{kind} ")
+    assert came in str(caught.value)

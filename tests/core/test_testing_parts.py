@@ -1,5 +1,5 @@
-"""The kit's checks of selectors, hypergradient estimators and outer optimisers: a sound one passes them all, and each check
-fails on a mutant made for it."""
+"""The kit's checks of selectors, hypergradient estimators and outer optimisers: a sound one passes them all, and a mutant
+for each (asked in test_testing_mutants.py)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from hgms_core import (
     hypergradient,
     values,
 )
-from hgms_core.testing import CheckFailed, check_component, checks_of
-from hgms_core.testing import hypergradients as of_hypergradients
-from hgms_core.testing import outer as of_outer
-from hgms_core.testing import selectors as of_selectors
+from hgms_core.testing import check_component
 
 DOC = """A small sound component to break in many ways.
 
@@ -298,21 +295,3 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
 @pytest.mark.parametrize("sound", [Lowest(), Exactly(), Step()], ids=lambda component: component.name)
 def test_a_sound_component(sound: Any) -> None:
     assert check_component(sound) == {}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "mutant", "came"), MUTANTS, ids=[f"{kind}-{name}-{i}" for i, (kind, name, *_) in enumerate(MUTANTS)]
-)
-def test_each_check_catches_its_mutant(kind: str, name: str, mutant: Any, came: str) -> None:
-    (check,) = (each for each in checks_of(mutant) if each.name == name)
-    with pytest.raises(CheckFailed) as caught:
-        check(mutant)
-    assert str(caught.value).startswith(f"{kind} {mutant.name!r} fails the check {name}\n")
-    assert came in str(caught.value)
-
-
-@pytest.mark.parametrize("module", [of_selectors, of_hypergradients, of_outer], ids=lambda module: module.__name__)
-def test_every_check_has_a_mutant_and_says_what_it_demands(module: Any) -> None:
-    asked = {(check.kind, check.name) for check in module.checks()}
-    assert asked == {(kind, name) for kind, name, *_ in MUTANTS if kind in {each for each, _ in asked}}
-    assert all(check.demands.endswith(".") for check in module.checks())
