@@ -162,25 +162,23 @@ def _prose(thing: Any) -> str:
 def _safe(text: str) -> str:
     """Prose of a docstring whose signs mean nothing to Markdown outside of code."""
     plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`").replace("::", ":")
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([*_<$\[])", r"\\\1", part) for part in re.split(r"(`[^`]*`)", plain)
-    )
+    kept = r"(`[^`]*`|(?<!\S)\*\w[\w ]*\*(?!\S))"  # code, and words that are stressed
+    return "".join(part if i % 2 else re.sub(r"([*_<$\[])", r"\\\1", part) for i, part in enumerate(re.split(kept, plain)))
 
 
 def _names(module: Any, first: str) -> str:
-    """A module's public names: first paragraph, place, and since when (``first`` where nothing else is said)."""
+    """A module's public names: first paragraph, and since when (``first`` where nothing else is said)."""
     notes = _attribute_docs()
     places = _places()
     rows = []
     for name in module.__all__:
         thing = getattr(module, name)
         documented = name not in notes
-        text = registry.summary_of(thing.__doc__ if documented else notes[name][0])
-        where = thing.__module__ if documented else notes[name][1]
+        text = registry.summary_of(thing.__doc__ if documented else notes[name])
         since = re.search(r"versionadded:: (\S+)", (thing.__doc__ or "") if documented else "")
         shown = f"[`{name}`]({places[name]})" if name in places else f"`{name}`"
-        rows.append(f"| {shown} | {_escaped(text)} | `{where}` | {since[1] if since else first} |")
-    return "| name | what it is | defined in | since |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        rows.append(f"| {shown} | {_escaped(text)} | {since[1] if since else first} |")
+    return "| name | what it is | since |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _places() -> dict[str, str]:
@@ -193,7 +191,7 @@ def _places() -> dict[str, str]:
     return places
 
 
-def _attribute_docs() -> dict[str, tuple[str, str]]:
+def _attribute_docs() -> dict[str, str]:
     """The strings below the assignments of the core's modules: what documents a name that is no class or function."""
     found = {}
     for path in sorted(Path(inspect.getfile(hgms_core)).parent.glob("*.py")):
@@ -203,7 +201,7 @@ def _attribute_docs() -> dict[str, tuple[str, str]]:
                 targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        found[target.id] = (str(next_one.value.value), f"hgms_core.{path.stem}")
+                        found[target.id] = str(next_one.value.value)
     return found
 
 
