@@ -219,14 +219,7 @@ def _known(runs: Sequence[StoredRun], metrics: Sequence[str], reference: str | N
 def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
     """The task's name and its runs, by title. One task under several budgets or versions is refused, or, if ``separate``,
     several sections."""
-    tables = {_key(run.task): run.task for run in runs}
-    labels: dict[str, str] = {}
-    for run in runs:
-        labels.setdefault(_key(run.task), run.task_label)
-    names = results.names(tables, labels)
-    groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault(names[_key(run.task)], []).append(run)
+    groups = _named([(run.task, run.task_label, run) for run in runs])
     found: dict[str, tuple[str, list[StoredRun]]] = {}
     mixed: list[str] = []
     for name, each in sorted(groups.items()):
@@ -249,6 +242,19 @@ def _sections(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str,
             + "\n".join(mixed)
             + "\n  give only the folders that belong together, or add --separate for a section each"
         )
+    return found
+
+
+def _named(runs: Sequence[tuple[Mapping[str, Any], str, StoredRun]]) -> dict[str, list[StoredRun]]:
+    """Runs by the name of a table of theirs (the task's, the method's), each given with that table and its label."""
+    tables = {_key(one): one for one, _, _ in runs}
+    labels: dict[str, str] = {}
+    for one, label, _ in runs:
+        labels.setdefault(_key(one), label)
+    names = results.names(tables, labels)
+    found: dict[str, list[StoredRun]] = {}
+    for one, _, run in runs:
+        found.setdefault(names[_key(one)], []).append(run)
     return found
 
 
@@ -319,7 +325,8 @@ def _section(
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
-    entries = _entries(_methods(runs), main, higher, names, reference)
+    methods = _named([(run.method, run.label, run) for run in sorted(runs, key=lambda run: run.seed)])
+    entries = _entries(methods, main, higher, names, reference)
     values = {entry.label: {run.seed: _value(run, main) for run in entry.runs} for entry in entries}
     pairs = {(one, other): paired(values[one], values[other]) for one in values for other in values if one != other}
     shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
@@ -362,18 +369,6 @@ def _section(
 
 def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
     return math.isnan(mean), 0.0 if math.isnan(mean) or higher is None else -mean if higher else mean
-
-
-def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
-    tables = {_key(run.method): run.method for run in runs}
-    labels: dict[str, str] = {}
-    for run in runs:
-        labels.setdefault(_key(run.method), run.label)
-    names = results.names(tables, labels)
-    found: dict[str, list[StoredRun]] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        found.setdefault(names[_key(run.method)], []).append(run)
-    return found
 
 
 def _entries(

@@ -166,7 +166,7 @@ def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
 
 
 @given(
-    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=3000),
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000),
     st.integers(4, 400),
 )
 def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
