@@ -70,6 +70,9 @@ def component_keys() -> str:
         for component in _ours(kind.name):
             told = _asked("describe", kind.name, component.name)
             shown.append(f"### `{component.name}`\n\n{_escaped(told['summary'])}\n")
+            if component.plugin.distribution:
+                name = component.plugin.name
+                shown.append(f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n")
             if "parts" in told:
                 shown.append(f"```toml\n{_toml(told['name'], told['parts'])}```\n")
             elif told["fields"]:
