@@ -70,7 +70,7 @@ def component_keys() -> str:
         for component in _ours(kind.name):
             told = _asked("describe", kind.name, component.name)
             shown.append(f"### `{component.name}`\n\n{_escaped(told['summary'])}\n")
-            if component.plugin.distribution:
+            if component.plugin.name != "core":
                 name = component.plugin.name
                 shown.append(f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n")
             if "parts" in told:
