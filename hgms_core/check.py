@@ -42,7 +42,7 @@ def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
         instance = instance_of(cls)
         questions = list(checks_of(instance, kind))
         expected = failures_of(cls, questions)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
         return
     yield Result("construction")
@@ -54,16 +54,16 @@ def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
 def import_class(spec: str) -> type:
     """``package.module:Class`` or ``file.py:Class``."""
     where, colon, name = spec.rpartition(":")
-    if not colon or not re.fullmatch(r"\w+", name):
+    if not where or not colon or not re.fullmatch(r"\w+", name):
         raise ConfigError(f"{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
     try:
         with discovery.watched():
             module = discovery.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
-    except PluginError:
+    except (PluginError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise PluginError(f"{where} cannot be imported: {plugins.describe(error)}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):

@@ -10,6 +10,7 @@ import errno
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class _Commands(click.Group):
                 raise
             where = f" {error.filename}" if error.filename is not None else ""
             raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
+        except SystemExit as error:  # click's own way out is another exception
+            raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
             ctx.exit(130)
@@ -235,7 +238,8 @@ def check(ctx: click.Context, spec: str, as_json: bool) -> None:
 
     cls = checks.import_class(spec)
     kind = checks.kind_of(cls)
-    results = list(checks.check(cls, kind))
+    with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
+        results = list(checks.check(cls, kind))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
         print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
+import logging
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +29,16 @@ from hgms_core.errors import MissingExtra, PluginError, closest
 
 Settings = dict[str, tuple[Any, Callable[[Any], Any]]]
 """What a process has one of, by name: the value and how to set it."""
+
+VARIABLES = (
+    "HGMS_DATA",
+    "HGMS_PLUGINS",
+    "HGMS_DISABLE_PLUGINS",
+    "HGMS_STRICT_PLUGINS",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
+"""What the environment says to everybody here."""
 
 GROUP = "hgms"
 FIRST_PARTY = "hgms"
@@ -91,18 +103,27 @@ def versions_of(distribution: str) -> list[tuple[str, str]]:
 
 def import_plugin(where: str) -> ModuleType:
     """A module by its name, or from a file under a name that cannot clash with an installed module's."""
-    path = Path(where)
+    path = Path(where).expanduser()
     if path.suffix != ".py":
+        if path.is_dir() and (os.sep in where or not _is_module(where)):
+            raise PluginError(
+                f"{where} is a folder; name the file with the hooks ({path / '__init__.py'}), "
+                f"or install the package (pip install -e {where})"
+            )
         if os.sep in where or path.is_file():
             raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
         beside = path.with_name(f"{path.name}.py")
-        if beside.is_file() and importlib.util.find_spec(where) is None:
+        if beside.is_file() and not _is_module(where):
             raise PluginError(f"there is no module {where}; did you mean the file ./{beside}?")
+        if not re.fullmatch(r"\w+(\.\w+)*", where):
+            raise PluginError(f"{where!r} is neither a file that ends in .py nor the name of a module")
         return importlib.import_module(where)
     if not path.is_file():
         near = closest(path.name, [each.name for each in path.parent.glob("*.py")]) if path.parent.is_dir() else None
         raise PluginError(f"there is no file {where}" + (f"; did you mean {path.with_name(near)}?" if near else ""))
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
+        name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"  # another folder's file of that name: both stay
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise PluginError(f"{where} cannot be imported")
@@ -114,6 +135,15 @@ def import_plugin(where: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _is_module(where: str) -> bool:
+    """Whether something of that name is installed, which a mere folder is not."""
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
 
 
 @define
@@ -197,10 +227,20 @@ def settings() -> Settings:
             torch.set_float32_matmul_precision,
         ),
         "the working directory": (_folder(), lambda old: os.chdir(old) if old else None),
+        "sys.excepthook": (sys.excepthook, lambda old: setattr(sys, "excepthook", old)),
+        "the level below which nothing is logged": (logging.root.manager.disable, logging.disable),
+        **{name: (os.environ.get(name), functools.partial(_set_variable, name)) for name in VARIABLES},
     }
     if threading.current_thread() is threading.main_thread():
         found["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
     return found
+
+
+def _set_variable(name: str, old: str | None) -> None:
+    if old is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = old
 
 
 def _folder() -> str | None:

@@ -108,7 +108,7 @@ class Host:
         """One more plugin: a file ending in ``.py``, the name of a module, or a module."""
         where = plugin.__name__ if isinstance(plugin, ModuleType) else str(plugin)
         for info in self.infos.values():
-            if info.module == where and info.distribution is None:
+            if _place(info.module) == _place(where) and info.distribution is None:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
         info = PluginInfo(name=where if name in self.infos else name, module=where)
@@ -246,7 +246,9 @@ class Host:
         try:
             with self.watched(info) as seen:
                 yield
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
@@ -301,6 +303,11 @@ def host(plugins: Iterable[str | Path | ModuleType] = ()) -> Host:
 def notify(hook: str, **arguments: Any) -> None:
     """:meth:`Host.notify` of this process's host."""
     host().notify(hook, **arguments)
+
+
+def _place(where: str) -> str:
+    """A file by its whole path, so that one file named in two ways is one plugin; a module by its name."""
+    return str(Path(where).expanduser().resolve()) if where.endswith(".py") else where
 
 
 def _own_copy(value: Any) -> Any:

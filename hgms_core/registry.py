@@ -210,12 +210,13 @@ def _rank(info: PluginInfo) -> int:
 def _clash(one: Component, other: Component) -> str:
     pair = (one, other)
     width = max(len(item.where) for item in pair)
+    who = "two plugins register" if one.plugin.name != other.plugin.name else f"plugin {one.plugin.name!r} registers twice"
     owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
     block = next((item.plugin.name for item in reversed(pair) if not item.plugin.vital), None)
     block = block or next((item.plugin.name for item in pair if item.plugin.distribution), None)
     advice = f"block one with HGMS_DISABLE_PLUGINS={block}, or rename it" if block else "rename one"
     kept = f"; {one.plugin.owner}'s is the one that is used" if one.plugin.vital and not other.plugin.vital else ""
-    return f"two plugins register the {one.kind.label} {one.name!r}{kept}:{owners}\n  {advice}"
+    return f"{who} the {one.kind.label} {one.name!r}{kept}:{owners}\n  {advice}"
 
 
 _default: tuple[Host, int, Registry] | None = None
@@ -259,9 +260,12 @@ def faults_of(kind: Kind, target: object) -> list[str]:
     faults = _name_faults(getattr(target, "name", None))
     if not attrs.has(target):
         faults.append("it is not an attrs class; put @attrs.frozen(kw_only=True) above it")
+    else:
+        faults += _init_faults(target)
     for name in vars(kind.protocol).get("__annotations__", {}):
         if name != "name" and not hasattr(target, name):
             faults.append(f"it has no class variable {name!r}")
+    faults += _declared_faults(target) if kind.name == "task" else []
     for name, wanted in kind.methods().items():
         faults += _method_faults(target, name, wanted)
     return faults
@@ -271,6 +275,29 @@ def _name_faults(name: object) -> list[str]:
     if not isinstance(name, str):
         return ['it has no name; give it a class variable: name: ClassVar[str] = "my-name"']
     return [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
+
+
+def _init_faults(target: type) -> list[str]:
+    """A configuration gives the fields by name."""
+    taken = inspect.signature(target).parameters.values()
+    if any(item.kind is item.VAR_KEYWORD for item in taken):
+        return []
+    named = {item.name for item in taken if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    lost = [one.alias for one in attrs.fields(target) if one.init and one.alias not in named]
+    return [f"its __init__ does not take {', '.join(map(repr, lost))} by name; let attrs write it"] if lost else []
+
+
+def _declared_faults(target: type) -> list[str]:
+    """What a task says of itself, where it says it in other types than the protocol's."""
+    faults = []
+    version, metrics, traits = (getattr(target, name, None) for name in ("version", "metrics", "traits"))
+    if not isinstance(version, str | None):
+        faults.append(f'its version is {version!r}; write a string, such as "1"')
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(isinstance(up, bool) for up in metrics.values())):
+        faults.append(f'its metrics are {metrics!r}; write whether higher is better for each, such as {{"test_error": False}}')
+    if isinstance(traits, str) or not isinstance(traits, Iterable | None):
+        faults.append(f"its traits are {traits!r}; write a set of names")
+    return faults
 
 
 def _part_faults(target: Composition) -> list[str]:
