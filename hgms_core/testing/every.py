@@ -14,6 +14,7 @@ import tomlkit
 import torch
 
 from hgms_core import registry, structure
+from hgms_core.discovery import undone
 from hgms_core.testing import imports
 from hgms_core.testing.kit import Check, Exercise, demand, difference, fail, place, snapshot, tensors
 
@@ -119,10 +120,13 @@ def check_import(component: Any) -> None:
 
 
 def check_inputs(component: Any, exercise: Exercise) -> None:
-    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their entries."""
+    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their entries, settings of the
+    process (torch's gradient mode, the working directory, …) their values."""
     inputs, call = exercise(component, torch.float64, 0)
     before = snapshot(inputs)
-    call()
+    with undone() as settings:
+        call()
+    demand(not settings, f"the call changes {' and '.join(settings)} for everybody")
     changed = difference(before, snapshot(inputs))
     demand(not changed, f"after the call its input {changed}; work on a copy")
 
@@ -130,9 +134,15 @@ def check_inputs(component: Any, exercise: Exercise) -> None:
 def check_global_rng(component: Any, exercise: Exercise) -> None:
     """The global random generators of torch, numpy and Python are left alone; every number comes from a Key."""
     _, call = exercise(component, torch.float64, 0)
-    before = _global_state()
-    call()
-    drawn = [name for name, state in _global_state().items() if state != before[name]]
+    call()  # whoever seeds a generator leaves it as this first call did
+    with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
+        kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
+        torch.rand((), device=place()), torch.rand(()), random.random(), np.random.random()  # noqa: NPY002
+        before = _global_state()
+        call()
+        drawn = [name for name, state in _global_state().items() if state != before[name]]
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
     demand(not drawn, f"it draws from the global generator of {' and '.join(drawn)}; use key.generator()")
 
 

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 WATCH = """
-import importlib, importlib.util, contextlib, io, json, os, random, socket, sys, time
-modules, sys.path[:] = json.loads(sys.argv[1])
+import importlib, importlib.util, contextlib, io, json, os, random, socket, sys, threading, time
+modules, paths, folder = json.loads(sys.argv[1])
+sys.path[:] = sorted(paths, key=lambda each: each == folder)  # last: a random.py there is not the standard library's
 import numpy, torch
 import hgms_core
 from hgms_core.discovery import watched
+sys.path[:] = paths
 touched = []
 def refuse(what):
     def inner(*_, **__):
@@ -70,8 +72,9 @@ def observed(module: str) -> dict[str, object]:
     where = announce(module)
     if where not in _seen:
         asked = sorted(_waiting)
-        told = json.dumps([asked, [str(Path.cwd()) if each == "" else each for each in sys.path]])
-        done = subprocess.run([sys.executable, "-c", WATCH, told], capture_output=True, text=True, timeout=300)
+        folder = str(Path.cwd())
+        told = json.dumps([asked, [folder if each == "" else each for each in sys.path], folder])
+        done = subprocess.run([sys.executable, "-P", "-c", WATCH, told], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"the interpreter that imports {module} ended with {done.returncode}: {done.stderr}")
         _seen.update(zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True))

@@ -100,6 +100,8 @@ class Check:
             self.question(component, *self.more)
         except Fault as fault:
             return str(fault)
+        except SystemExit as error:
+            return f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
         except Exception as error:
             return f"it raised {type(error).__name__}: {error}{_where(error)}"
         return ""

@@ -56,9 +56,10 @@ def _distance(theta: Tree, target: Tree) -> float:
 
 
 def check_structure(outer: Any) -> None:
-    """The next θ has the names, shapes and dtype of θ, without a graph, and is finite; progress 0 and 1 are fine."""
+    """The next θ has the names, shapes and dtype of θ, without a graph, and is finite; progress 0 and 1 are fine, and so is a
+    gradient with its names in another order."""
     theta = start()
-    gradient = {name: torch.ones_like(leaf) for name, leaf in theta.items()}
+    gradient = {name: torch.ones_like(theta[name]) for name in reversed(theta)}
     for progress in (0.0, 1.0):
         moved, _ = outer.step(theta, gradient, outer.init(theta), progress)
         wanted, came = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (theta, moved))

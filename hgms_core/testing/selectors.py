@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from hgms_core.records import Candidates, Selection
@@ -127,11 +128,18 @@ def check_single(selector: Any) -> None:
 
 
 def check_same_rows(selector: Any) -> None:
-    """All candidates are scored on the same rows: equal ones have equal scores, on small batches too."""
+    """All candidates are scored on the same rows: equal ones have equal scores, on small batches too. Of the validation rows
+    they are those of the role `select`: the others' are for ∇f and for stopping."""
     found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
     scores = selected(with_fields(selector, batch_size=2), found).scores
     spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() else 0.0
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
+    known, found = problems.ridge(), candidates()
+    own = selector.select(known.problem, known.theta, found, KEY).scores
+    for role in ("differentiate", "stop"):
+        other = {**known.problem.upper_data, role: problems.ridge(seed=1).problem.upper_data[role]}
+        differs = difference(own, selector.select(evolve(known.problem, upper_data=other), known.theta, found, KEY).scores)
+        demand(not differs, f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
 
 
 def check_chunks(selector: Any) -> None:

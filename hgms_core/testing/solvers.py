@@ -97,9 +97,12 @@ def _accurate(solver: Any, h: Tensor, b: Tensor, condition: float) -> None:
 
 
 def check_residual(solver: Any) -> None:
-    """On positive definite systems of condition 1 to 1e4 the residual is as claimed, and `converged` means at most `rtol`."""
+    """On positive definite systems of condition 1 to 1e4 the residual is as claimed, and `converged` means at most
+    `rtol`, for each system of its own."""
     for condition in (1.0, 1e2, 1e4):
         solved(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
+    easy = torch.eye(SIZE, dtype=torch.float64, device=place())
+    solved(with_fields(solver, max_steps=2), torch.stack([easy, matrix(1e-2, 1e2, seed=1)]), normal(2, SIZE, seed=3))
 
 
 def check_dense_solve(solver: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import socket
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms_core import compat
+from hgms_core.errors import closest
 from hgms_core.hypergrad import cross_product, curvature
 from hgms_core.problem import ROLES, Batch, Data, Problem
 from hgms_core.stacking import Mode, values
@@ -24,6 +27,8 @@ MODES: tuple[Mode, Mode] = ("loop", "stacked")
 SECONDS = 10.0
 ROWS = 64
 """Rows that are looked at, of more."""
+MOST = 20_000
+"""Rows that are compared with those of other splits, of more."""
 
 
 def checks() -> Iterator[Check]:
@@ -108,7 +113,10 @@ def check_losses(task: Any) -> None:
 
 
 def check_metrics(task: Any) -> None:
-    """`evaluate` gives the metrics declared in `metrics`, as finite numbers."""
+    """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits` is a known one misspelt."""
+    for trait in set(getattr(task, "traits", ())) - set(compat.TRAITS):
+        near = closest(trait, [each for each in compat.TRAITS if abs(len(each) - len(trait)) <= 2])
+        demand(not near, f"its trait {trait!r} is none that methods ask for; did you mean {near!r}?")
     problem = built(task)
     told = problem.evaluate(problem.theta0, problem.x0)
     demand(set(told) == set(task.metrics), f"evaluate gives {sorted(told)}, declared are {sorted(task.metrics)}")
@@ -133,9 +141,10 @@ def _rows(data: Data) -> set[bytes]:
     """The rows as bytes, without their numbers."""
     if not data.size:
         return set()
-    found = data.batch(torch.arange(min(data.size, 2000), device=data.device))
+    found = data.batch(torch.arange(min(data.size, MOST), device=data.device))
     leaves = [leaf.reshape(len(leaf), -1) for name, leaf in sorted(found.items()) if name not in ("index", "source", "seed")]
-    return {b"".join(leaf[i].cpu().contiguous().numpy().tobytes() for leaf in leaves) for i in range(len(leaves[0]))}
+    tables = [leaf.cpu().contiguous().view(torch.uint8).numpy() for leaf in leaves]
+    return {hashlib.blake2b(b"".join(each[i] for each in tables), digest_size=16).digest() for i in range(len(tables[0]))}
 
 
 def check_twice_differentiable(task: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -251,6 +252,71 @@ CHECKED = [
         "changes [\"torch's default dtype from torch.float32 to torch.float64\"] for everybody",
         (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.set_default_dtype(torch.float64)\n"),
     ),
+    row(
+        "solver that exits", "solver", "residual", "it calls sys.exit(5) (solver_that_exits.py:",
+        ("        steps, length = 0", "        raise SystemExit(5)\n        steps, length = 0"),
+    ),
+    row(
+        "solver that forgets batches", "solver", "batch", "it claims the residual",
+        ("        system = LinearSystem", "        if b.dim() > 1:\n"
+         "            none = torch.zeros(b.shape[:-1])\n            first = self.solve(lambda v: v, b[0])\n"
+         "            return attrs.evolve(first, value=b, residual=none, curvature=none, codes=none, iterations=none)\n"
+         "        system = LinearSystem"),
+    ),
+    row(
+        "outcome of the first system for all", "solver", "residual", "it says converged with a residual of",
+        ("        return system", "        codes = codes.flatten()[0].expand_as(codes)\n        return system"),
+    ),
+    row(
+        "seeds torch in a call", "solver", "global-rng", "it draws from the global generator of torch",
+        ("        steps, length = 0", "        torch.manual_seed(0)\n        steps, length = 0"),
+    ),
+    row(
+        "leaves gradients off", "solver", "inputs", "the call changes torch's gradient mode from True to False for everybody",
+        ("        steps, length = 0", "        torch.set_grad_enabled(False)\n        steps, length = 0"),
+    ),
+    row(
+        "fields that are not taken by name", "solver", "registration", "its __init__ does not take 'ridge', 'rtol' by name",
+        ("@attrs.frozen(kw_only=True)", "@attrs.frozen(init=False)"),
+        ("    def solve(", "    def __init__(self, ridge=1e-2, rtol=1e-3, /, max_steps=50):\n"
+         "        self.__attrs_init__(ridge, rtol, max_steps)\n\n    def solve("),
+    ),
+    row(
+        "selector that sums over the roles", "selector", "same-rows", "the scores depend on the rows of 'differentiate'",
+        ("data.batch(None if index is None else index[0]))", "data.batch(None if index is None else index[0]))\n"
+         "        for each in problem.upper_data.values():\n"
+         "            scores = scores + values(problem.f, theta, candidates.x, each.whole)"),
+    ),
+    row(
+        "generator whose moments are not in its state", "generator", "state", "after its state was saved and loaded",
+        (CLASS, "\nMOMENTS = {}\n\n" + CLASS),
+        ("            for _ in", "            m = MOMENTS.get(id(start['x'].get('w')), 0.0)\n"
+         "            x = {name: leaf - m for name, leaf in x.items()}\n            for _ in"),
+        ('        return {"x": candidates.at(index)}', '        kept = candidates.at(index)\n'
+         '        MOMENTS[id(kept.get("w"))] = 0.3\n        return {"x": kept}'),
+    ),
+    row(
+        "outer optimiser that mixes up the names", "outer", "structure", "it raised RuntimeError",
+        ('state["m"][name] + gradient[name] for name in theta',
+         'state["m"][name] + each for name, each in zip(theta, gradient.values())'),
+    ),
+    row(
+        "task with one training row too many", "task", "splits", "1 of the 3000 rows of 'lower' are among the 3000 of 'stop'",
+        ("    rows: int = 12", "    rows: int = 3000"),
+        ("lower_data=Data.of(self.table(key.fold(\"train\"), dtype))", "lower_data=Data.of({name: "
+         "torch.cat([leaf[1:], self.table(key.fold(\"stop\"), dtype)[name][-1:]]) for name, leaf in "
+         "self.table(key.fold(\"train\"), dtype).items()})"),
+    ),
+    row(
+        "task with a misspelt trait", "task", "metrics",
+        "its trait 'smoth-lower' is none that methods ask for; did you mean 'smooth-lower'?",
+        ("    rows: int = 12", '    traits: ClassVar[frozenset[str]] = frozenset({"smoth-lower"})\n    rows: int = 12'),
+    ),
+    row(
+        "task that says what is better in no words", "task", "registration",
+        "its metrics are ['test_error']; write whether higher is better",
+        ('Mapping[str, bool]] = {"test_error": False}', 'list[str]] = ["test_error"]'),
+    ),
 ]  # fmt: skip
 
 
@@ -361,6 +427,21 @@ HOSTED = [
         "it changed torch's default dtype from torch.float32 to torch.float64",
         "this was undone",
         status="loaded",
+    ),
+    hosted(
+        "another excepthook and another folder of data",
+        headed("import os, sys\n\nsys.excepthook = print\nos.environ['HGMS_DATA'] = '/nowhere'"),
+        "sys.excepthook",
+        "HGMS_DATA from",
+        "this was undone",
+        status="loaded",
+    ),
+    hosted("no Exception on import", "raise BaseException('base')", "BaseException: base"),
+    hosted(
+        "one class twice",
+        solver("bad", (RETURN, "    return [Mine, Mine]")),
+        "plugin 'bad' registers twice the linear solver 'bad'",
+        status="incomplete",
     ),
     hosted(
         "misspelt hook",
@@ -597,6 +678,8 @@ FILES = [
     ("unmarked hook", "mark.py", solver("bad", ("@hookimpl\n", "")), "is not marked; put @hookimpl above it", ""),
     ("name of one of ours", "name.py", solver("cg"), "two plugins register the linear solver 'cg'", "rename"),
     ("missing method", "method.py", solver("bad", ("def solve", "def slove")), "it misses the method solve(", "not a linear"),
+    ("folder", "folder/", "", "is a folder; name the file with the hooks", "pip install -e"),
+    ("Latin-1", "latin.py", 'x = "\udce9"', "SyntaxError", "utf-8"),
     ("newer API", "api.py", headed("hgms_plugin_api = 99"), "plugin API 99", "upgrade"),
 ]
 
@@ -604,8 +687,10 @@ FILES = [
 @pytest.mark.parametrize(("name", "source", "says", "advice"), [one[1:] for one in FILES], ids=[one[0] for one in FILES])
 def test_a_named_file_is_an_error_in_words(fresh: Path, name: str, source: str | None, says: str, advice: str) -> None:
     (fresh / "my_solver.py").write_text(solver("bad"))
-    if source is not None:
-        (fresh / name).write_text(source)
+    if name.endswith("/"):
+        (fresh / name).mkdir()
+    elif source is not None:
+        (fresh / name).write_text(source, errors="surrogateescape")
     said = hgms("list", "solver", "--plugin", fresh / name)
     assert said.exit_code == 2, said.output
     assert isinstance(said.exception, SystemExit)
@@ -613,6 +698,23 @@ def test_a_named_file_is_an_error_in_words(fresh: Path, name: str, source: str |
     assert "Traceback" not in said.output
     assert says in said.stderr
     assert advice in said.stderr
+
+
+def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh / "other").mkdir()
+    (fresh / "mine.py").write_text(solver("one"))
+    (fresh / "other" / "mine.py").write_text(solver("two"))
+    monkeypatch.chdir(fresh)
+    monkeypatch.setenv("HOME", str(fresh))
+    files = ["mine.py", "./mine.py", fresh / "mine.py", "~/mine.py", "other/mine.py"]
+    said = hgms("list", "solver", "--json", *(word for each in files for word in ("--plugin", each)))
+    assert said.exit_code == 0, said.output
+    assert [row["plugin"] for row in json.loads(said.stdout) if row["distribution"] is None] == ["mine", "other/mine.py"]
+    one, two = (registry.default().get("solver", name).target for name in ("one", "two"))
+    assert pickle.loads(pickle.dumps(one)) is one  # each under a module of its own
+    assert pickle.loads(pickle.dumps(two)) is two
 
 
 CLASSES = [
