@@ -77,6 +77,6 @@ def called(command: str, expected: str) -> str | None:
 
 
 def code_of(expected: str) -> int:
-    """The exit code that goes with an output: 2 for wrong input, 1 for checks or tests that fail, else 0."""
-    failed = re.search(r"^(\d+|\.\.\.) of (\d+|\.\.\.) checks failed|^(=+ )?\d+ failed", expected, re.MULTILINE)
+    """The exit code that goes with an output: 2 for wrong input, 1 for checks, tests or runs that fail, else 0."""
+    failed = re.search(r"^(\d+|\.\.\.) of (\d+|\.\.\.) checks failed|^(=+ )?\d+ failed|^failed: ", expected, re.MULTILINE)
     return 2 if expected.startswith("error:") else 1 if failed else 0
