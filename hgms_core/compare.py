@@ -20,7 +20,8 @@ from hgms_core.budget import Budget
 from hgms_core.config import RunSettings
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
-from hgms_core.grid import Cell, Grid, SweepSettings, load
+from hgms_core.grid import Cell, Grid, SweepSettings
+from hgms_core.grid_file import load
 from hgms_core.launch import holds
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun

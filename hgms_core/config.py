@@ -38,7 +38,7 @@ from hgms_core.code import digests
 from hgms_core.errors import ConfigError
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry
-from hgms_core.structure import Invalid, Place, converter_for, plain, show, traits_of
+from hgms_core.structure import Invalid, Place, plain, show, structured, traits_of
 
 SCHEMA = 1
 
@@ -108,10 +108,10 @@ class RunConfig:
     ) -> RunConfig:
         """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it."""
         registry = registry if registry is not None else registries.default()
-        converter = converter_for(registry, traits_of(registry, table.get("task")))
         known = {each.name for each in attrs.fields(cls)}
+        read = {key: value for key, value in table.items() if key in known or key not in LATER}
         try:
-            config: RunConfig = converter.structure({k: v for k, v in table.items() if k in known or k not in LATER}, cls)
+            config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
         except Invalid as invalid:
             raise ConfigError(invalid.render(source, tuple(sets))) from None
         method = table["method"]

@@ -134,6 +134,15 @@ def traits_of(registry: Registry, task: object) -> frozenset[str]:
     return frozenset(getattr(found.target, "traits", ()) if found is not None else ())
 
 
+def structured(table: object, wanted: Any, registry: Registry, traits: frozenset[str] = frozenset()) -> Any:
+    """The object of the type ``wanted`` that a table describes; a composition with its defaults on a task with ``traits``.
+
+    Raises:
+        Invalid: all that is wrong, with places.
+    """
+    return converter_for(registry, traits).structure(table, wanted)
+
+
 def converter_for(registry: Registry, traits: frozenset[str] = frozenset()) -> cattrs.Converter:
     """A strict converter: nothing is turned into something else, and components are looked up in ``registry``. Compositions
     have the defaults that they have on a task with ``traits``."""

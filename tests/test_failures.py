@@ -18,7 +18,7 @@ from hgms_cg import CG
 from hgms_core import Budget, Pipeline, Problem
 from hgms_core.cli import main
 from hgms_core.errors import ConfigError
-from hgms_core.grid import load
+from hgms_core.grid_file import load
 from hgms_core.running import RunFolder, run
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam

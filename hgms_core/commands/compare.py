@@ -89,7 +89,7 @@ def compare(
 
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
-    from hgms_core.grid import FLAGS, load
+    from hgms_core.grid_file import FLAGS, load
     from hgms_core.scale import scaled
 
     over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}

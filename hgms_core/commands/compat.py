@@ -68,7 +68,7 @@ def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozense
     table: dict[str, Any] = {kind: {"name": name}}
     places = [config.lay(table, assignment) for assignment in fields]
     try:
-        return structure.converter_for(registry.default(), traits).structure(table[kind], protocol)
+        return structure.structured(table[kind], protocol, registry.default(), traits)
     except structure.Invalid as invalid:
         raise ConfigError(structure.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
 

@@ -25,7 +25,7 @@ from hgms_core.budget import Budget
 from hgms_core.cli import main
 from hgms_core.compare import Comparison, compare, run_grid
 from hgms_core.demo import draw
-from hgms_core.grid import load
+from hgms_core.grid_file import load
 from hgms_core.plots import accuracy, weights
 from hgms_core.progress import Board, Progress
 from hgms_core.runner import Interrupted, RunResult

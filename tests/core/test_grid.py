@@ -11,7 +11,8 @@ import torch
 
 from hgms_core import ConfigError
 from hgms_core.budget import Budget
-from hgms_core.grid import Grid, load
+from hgms_core.grid import Grid
+from hgms_core.grid_file import load
 from hgms_core.space import Choices, Range, parse, points
 
 pytestmark = pytest.mark.usefixtures("bowl")

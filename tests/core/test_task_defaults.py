@@ -15,7 +15,8 @@ from hgms_core import ConfigError, plugins
 from hgms_core.cli import main
 from hgms_core.composition import Composition
 from hgms_core.config import RunConfig
-from hgms_core.grid import Grid, load
+from hgms_core.grid import Grid
+from hgms_core.grid_file import load
 
 PLUGIN = '''
 from typing import ClassVar, final

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hgms_core import ConfigError
 from hgms_core.cli import main
 from hgms_core.config import read_toml
-from hgms_core.grid import load as load_grid
+from hgms_core.grid_file import load as load_grid
 from hgms_mix.config import load
 from hgms_mix.summary import _scores
 
