@@ -6,15 +6,19 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 
 from hgms_core import discovery, plugins, registry
+from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, PluginError, closest
-from hgms_core.testing import checks_of, failures_of, instance_of, verdict
+from hgms_core.testing import checks_of, failures_of, instance_of, methods, verdict
 from hgms_core.testing import kind_of as kind_of
 from hgms_core.testing.every import class_checks
+
+METHOD = registry.KINDS["method"]
+FORM = "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 
 @frozen
@@ -26,9 +30,12 @@ class Result:
     excuse: str = ""
 
 
-def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
+def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterator[Result]:
     """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its defaults. The rest is left out
-    where there is no instance to ask about."""
+    where there is no instance to ask about. A composition has no class of its own: it is asked the checks of methods."""
+    if isinstance(cls, Composition):
+        yield from _composition(cls)
+        return
     kind = kind if kind is not None else kind_of(cls)
     asked = []
     declared = getattr(cls, "testing_failures", None)
@@ -51,11 +58,53 @@ def check(cls: type, kind: registry.Kind | None = None) -> Iterator[Result]:
             yield Result(question.name, *verdict(question, instance, expected))
 
 
-def import_class(spec: str) -> type:
-    """``package.module:Class`` or ``file.py:Class``."""
+def _composition(target: Composition) -> Iterator[Result]:
+    yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
+    yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
+    yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
+    try:
+        instance, questions = instance_of(target), list(methods.checks())
+        expected = failures_of(target, questions)
+    except (Exception, SystemExit) as error:
+        yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
+        return
+    yield Result("construction")
+    for question in questions:
+        yield Result(question.name, *verdict(question, instance, expected))
+
+
+def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
+    """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
+    ``cg``, and ``method:soba`` where two kinds have one of that name."""
+    plugins.host(files)
+    word, _, name = spec.rpartition(":")
+    if word and not (word in registry.KINDS and registry.NAME.fullmatch(name)):
+        target = import_class(spec)
+        return METHOD if isinstance(target, Composition) else kind_of(target), target
+    known = registry.default()
+    if word:
+        return registry.KINDS[word], known.get(word, name).target
+    if spec.endswith(".py") or not registry.NAME.fullmatch(name):
+        raise ConfigError(FORM.format(spec=spec))
+    kinds = [kind for kind in registry.KINDS.values() if known.find(kind.name, name) is not None]
+    if len(kinds) > 1:
+        several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
+        raise ConfigError(f"{name!r} is {' and '.join(kind.one for kind in kinds)}; write {several}")
+    if not kinds:
+        every = sorted({each.name for each in known.components()})
+        near = closest(name, every)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(
+            f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
+        )
+    return kinds[0], known.get(kinds[0].name, name).target
+
+
+def import_class(spec: str) -> type | Composition:
+    """``package.module:Class`` or ``file.py:Class``; a composition by the name of its variable."""
     where, colon, name = spec.rpartition(":")
     if not where or not colon or not re.fullmatch(r"\w+", name):
-        raise ConfigError(f"{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver")
+        raise ConfigError(FORM.format(spec=spec))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
     try:
@@ -65,10 +114,10 @@ def import_class(spec: str) -> type:
         raise
     except BaseException as error:
         raise PluginError(f"{where} cannot be imported: {plugins.describe(error)}") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        names = [key for key, value in vars(module).items() if isinstance(value, type)]
+    target = getattr(module, name, None)
+    if not isinstance(target, type | Composition):
+        names = [key for key, value in vars(module).items() if isinstance(value, type | Composition)]
         near = closest(name, names)
         hint = f"; did you mean {near!r}?" if near else ""
         raise PluginError(f"{where} has no class {name!r}{hint}")
-    return found
+    return target

@@ -230,16 +230,20 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
 
 @main.command()
 @click.argument("spec", metavar="MODULE:CLASS")
+@plugin_option
 @json_option
 @click.pass_context
-def check(ctx: click.Context, spec: str, as_json: bool) -> None:
-    """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver."""
+def check(ctx: click.Context, spec: str, files: Sequence[str], as_json: bool) -> None:
+    """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver.
+
+    A composition is named in the same way, and asked the checks of methods. In place of MODULE:CLASS a registered name is fine:
+    cg, hg-ms; or generator:soba where two kinds have one of the name.
+    """
     from hgms_core import check as checks
 
-    cls = checks.import_class(spec)
-    kind = checks.kind_of(cls)
+    kind, target = checks.found(spec, files)
     with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
-        results = list(checks.check(cls, kind))
+        results = list(checks.check(target, kind))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
         print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})

@@ -17,7 +17,8 @@ class Composition:
     So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
     whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline.
     ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.compat`), laid over the parts: what fits a hundred small
-    networks a second does not fit one language model.
+    networks a second does not fit one language model. ``testing`` is laid over them where the conformance kit asks, on problems
+    of size 1; ``testing_failures`` holds the reason for each check that its definition does not pass, as a class's does.
 
     >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
     ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
@@ -32,6 +33,8 @@ class Composition:
     parts: Mapping[str, Any] = field(hash=False)
     of: type[Any] = Pipeline
     on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
+    testing: Mapping[str, Any] = field(factory=dict, hash=False)
+    testing_failures: Mapping[str, str] = field(factory=dict, hash=False)
 
     def with_overrides(self, table: Mapping[str, Any], traits: Iterable[str] = ()) -> dict[str, Any]:
         """The parts on a task with these traits, with ``table`` laid over them."""

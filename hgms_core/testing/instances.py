@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from hgms_core import registry, structure
+from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, PluginError, closest, unknown
 from hgms_core.testing.kit import Check
 
@@ -31,7 +32,13 @@ def kind_of(cls: type) -> registry.Kind:
 
 
 def instance_of(cls: Any) -> Any:
-    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs."""
+    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
+    composition: its parts, with its ``testing`` laid over them."""
+    if isinstance(cls, Composition):
+        try:
+            return structure.converter_for(registry.default()).structure(cls.with_overrides(cls.testing), cls.of)
+        except structure.Invalid as invalid:
+            raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
     hints = structure.type_hints(cls)
@@ -47,13 +54,14 @@ def instance_of(cls: Any) -> Any:
         ) from None
 
 
-def failures_of(cls: type, checks: list[Check]) -> Mapping[str, str]:
+def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
     """Its ``testing_failures``: the reason for each check that no instance of the class is made to pass.
 
     Errors: ConfigError for a check that does not exist, or for no reason.
     """
     declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
-    where = f"{cls.__module__}:{cls.__qualname__}: testing_failures"
+    whose = f"the composition {cls.name!r}" if isinstance(cls, Composition) else f"{cls.__module__}:{cls.__qualname__}"
+    where = f"{whose}: testing_failures"
     if not isinstance(declared, Mapping):
         raise ConfigError(f"{where} is {declared!r}; write a table of check names and reasons")
     for name, reason in declared.items():

@@ -109,6 +109,7 @@ IAPTT_GM = Composition(
         "learn_start": True,
         "answer": "last",
     },
+    testing={"generator": {"lr": 0.3}},
 )
 
 HG_MS_TRAJECTORY = Composition(
@@ -180,6 +181,7 @@ DARTS = Composition(
         },
         "outer": {"name": "adam", "lr": 0.1, "betas": [0.5, 0.999]},
     },
+    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
 )  # fmt: skip
 
 UNIFORM = Composition(
@@ -194,6 +196,7 @@ UNIFORM = Composition(
         "keep": "best",
     },
     on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
+    testing_failures={"optimum": "its θ stays where it is"},
 )
 
 FIXED = Composition(
@@ -202,6 +205,7 @@ FIXED = Composition(
     source="no bilevel optimisation.",
     parts={**UNIFORM.parts, "generator": ONE_BRANCH["generator"], "mixture": {}},
     on=UNIFORM.on,
+    testing={"mixture": {"near": 1.0}},
 )
 
 ORACLE_CLEAN = Composition(

@@ -11,6 +11,9 @@ from hgms_penalty.value_gap import ValueGap as ValueGap
 # Rates are for losses that are means over thousands of examples, as in hyper-cleaning: ∂g/∂θ_i is then of order 1/n, and plain
 # SGD on θ needs a rate of order n. The batches are ours (the penalty methods' own code takes all rows at each step).
 BATCHES = {"batch_size": 256, "upper_batch_size": 100}
+SIZE_ONE = {"outer": {"lr": 0.1}}
+"""A rate for the conformance kit's problems, whose losses are not means over thousands."""
+
 V_PBGD = Composition(
     name="v-pbgd",
     summary="Penalty on the value gap g(y) − g(ω): y, ω and θ move together, first order.",
@@ -29,6 +32,7 @@ V_PBGD = Composition(
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 1e4},
     },
+    testing=SIZE_ONE,
 )
 
 G_PBGD = Composition(
@@ -41,6 +45,7 @@ G_PBGD = Composition(
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 1e3},
     },
+    testing={"generator": {"lr": 0.1}, **SIZE_ONE},
 )
 
 SCALEBIO = Composition(
@@ -60,6 +65,7 @@ SCALEBIO = Composition(
             "outer": {"lr": 0.1},
         }
     },
+    testing=SIZE_ONE,
 )
 
 BOME = Composition(
@@ -72,6 +78,7 @@ BOME = Composition(
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 1e4},
     },
+    testing=SIZE_ONE,
 )
 
 
@@ -84,6 +91,7 @@ def _best_of_n(base: Composition, count: int, noise: float) -> Composition:
         source=f"{base.source.rstrip('.')}, with the selection of HG-MS.",
         parts={**base.parts, "generator": generator, "selector": {"name": "best-of-n"}},
         on=base.on,
+        testing=base.testing,
     )
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from hgms_core import cli, plugins, registry
 from hgms_core.discovery import import_plugin, watched
-from hgms_core.testing import imports
+from hgms_core.testing import Check, imports
 
 pytestmark = pytest.mark.plugins
 
@@ -732,6 +732,55 @@ def test_a_file_that_cannot_be_checked(fresh: Path, old: str, new: str, cls: str
     said = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
     assert said.exit_code == code, said.output
     assert isinstance(said.exception, SystemExit)
+    assert says in said.output
+
+
+COMPOSED = """
+from hgms_core import Composition
+
+MINE = Composition(name="mine", summary="One branch.", source="", parts={
+    "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
+    "hypergradient": {"name": "implicit", "solver": {"name": "cg"}}, "outer": {"name": "adam", "lr": 0.1},
+})
+"""
+PARTS = [
+    ('"selector"', '"selectors"', 1, "FAIL registration: unknown part of a pipeline 'selectors'; did you mean 'selector'?"),
+    ('"cg"', '"cgg"', 1, "FAIL construction: unknown linear solver 'cgg'; did you mean 'cg'?"),
+    ("One branch.", "", 1, "FAIL docstring: its summary is empty"),
+    ("MINE =", "MIEN =", 2, "has no class 'MINE'; did you mean 'MIEN'?"),
+    ('source=""', 'source="this test"', 0, "all 10 checks passed"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "code", "says"), PARTS, ids=[one[-1] for one in PARTS])
+def test_a_composition_is_checked(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, code: int, says: str
+) -> None:
+    monkeypatch.setattr(Check, "fault", lambda check, one: "")  # the built-in ones are asked elsewhere
+    (fresh / "mine.py").write_text(COMPOSED.replace(old, new, 1))
+    said = hgms("check", f"{fresh / 'mine.py'}:MINE")
+    assert said.exit_code == code, said.output
+    assert says in said.output
+
+
+NAMED = [
+    ("cg", 0, "cg: a linear solver"),
+    ("method:soba", 0, "method:soba: a method"),
+    ("soba", 2, "'soba' is a candidate generator and a method; write generator:soba or method:soba"),
+    ("cgg", 2, "nothing is registered by the name 'cgg'; did you mean 'cg'?"),
+    ("mine", 0, "mine: a linear solver"),
+    (":Mine", 2, "':Mine' is not of the form MODULE:CLASS"),
+]
+
+
+@pytest.mark.parametrize(("spec", "code", "says"), NAMED, ids=[one[0] for one in NAMED])
+def test_what_is_registered_is_checked_by_its_name(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, spec: str, code: int, says: str
+) -> None:
+    monkeypatch.setattr(Check, "fault", lambda check, one: "")
+    (fresh / "mine.py").write_text(SOUND["solver"])
+    said = hgms("check", spec, "--plugin", fresh / "mine.py")
+    assert said.exit_code == code, said.output
     assert says in said.output
 
 
