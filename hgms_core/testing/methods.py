@@ -14,7 +14,7 @@ from hgms_core import compat
 from hgms_core.budget import Budget
 from hgms_core.errors import HgmsError
 from hgms_core.folder import RunFolder
-from hgms_core.problem import Problem
+from hgms_core.problem import Loss, Problem
 from hgms_core.runner import RunResult, run
 from hgms_core.testing import problems
 from hgms_core.testing.kit import Check, demand, difference, place, snapshot
@@ -65,10 +65,23 @@ def check_result(method: Any) -> None:
 
 
 def check_records(method: Any) -> None:
-    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow."""
-    problem = problem_for(method)
+    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow,
+    and by at least half of the calls of f and g."""
+    made = 0
+
+    def counting(loss: Loss) -> Loss:
+        def counted(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+            nonlocal made
+            made += 1
+            return loss(theta, x, batch)
+
+        return counted
+
+    plain = problem_for(method)
+    problem = evolve(plain, f=counting(plain.f), g=counting(plain.g))
     state, before = method.init(problem, 0), 0
     for step in range(3):
+        made = 0
         state, record = method.step(problem, state, step / 3)
         bad = {
             name: type(value).__name__
@@ -78,7 +91,15 @@ def check_records(method: Any) -> None:
         demand(not bad, f"these entries of the record cannot be one column of a table: {bad}")
         calls = record.get("oracle_calls")
         demand(isinstance(calls, int), f"the record's oracle_calls are {calls!r}; a budget in calls needs them")
+        long = {
+            name: list(value.shape)
+            for name, value in record.items()
+            if isinstance(value, torch.Tensor) and value.numel() > 1000
+        }
+        demand(not long, f"these entries are too long for a row that is written at every step: {long}")
         demand(calls >= before, f"oracle_calls fell from {before} to {calls}")
+        grown = int(calls) - before
+        demand(made <= 2 * grown, f"in a step f and g were called {made} times, oracle_calls grew by {grown}")
         before = int(calls)
 
 
@@ -139,11 +160,26 @@ def check_budget(method: Any) -> None:
     demand(steps == 3 or hasattr(method, "finished"), f"with a budget of 3 steps it made {steps}")
     records = [row["oracle_calls"] for row in done.records if row["step"]]
     if len(records) >= 2 and records[1] > records[0] > 0:
-        short = _run(method, problem, Budget(oracle_calls=records[0] + 1))
+        short = _run(_Within(method, 50), problem, Budget(oracle_calls=records[0] + 1))
         demand(
             short.summary["outer_steps"] == 2,
             f"with a budget of {records[0] + 1} calls it made {short.summary['outer_steps']} steps",
         )
+
+
+class _Within:
+    """A method with an end: where a budget in calls is never spent, a run would have none."""
+
+    def __init__(self, method: Any, steps: int) -> None:
+        self.method, self.left = method, steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    def step(self, *given: Any) -> Any:
+        self.left -= 1
+        demand(self.left >= 0, "its oracle_calls stop growing while the budget is not spent, so that such a run never ends")
+        return self.method.step(*given)
 
 
 def check_failure(method: Any) -> None:

@@ -253,6 +253,17 @@ CHECKED = [
         (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.set_default_dtype(torch.float64)\n"),
     ),
     row(
+        "method that rests before its last step", "method", "budget",
+        "its oracle_calls stop growing while the budget is not spent",
+        ('        theta, x = state["theta"]',
+         '        if progress > 0.4:\n            return state, {"oracle_calls": state["calls"]}\n'
+         '        theta, x = state["theta"]'),
+    ),
+    row(
+        "method that counts steps for calls", "method", "records", "times, oracle_calls grew by 1",
+        ('calls = state["calls"] + 5 + found.cost.calls', 'calls = state["calls"] + 1'),
+    ),
+    row(
         "solver that exits", "solver", "residual", "it calls sys.exit(5) (solver_that_exits.py:",
         ("        steps, length = 0", "        raise SystemExit(5)\n        steps, length = 0"),
     ),
