@@ -119,8 +119,7 @@ def run(
         ConfigError: the hypergradient asks for a second derivative of a loss that has none.
         CheckpointError: the folder is damaged, or holds another run.
 
-    >>> from hgms_core.budget import Budget
-    >>> from hgms_core import Problem
+    >>> from hgms_core import Budget, Problem
     >>> class Halve:                                   # anything with init, step and result is a Method
     ...     name = "halve"
     ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
