@@ -58,7 +58,7 @@ from hgms_core.solution import lower_solution
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PLUGIN_API",

@@ -17,7 +17,10 @@ from hgms_core.trees import Tree
 Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
 Loss = Callable[[Tree, Tree, Batch], Tensor]
-"""``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed."""
+"""``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
+
+.. versionadded:: 0.2
+"""
 
 
 def _nothing(_index: Tensor) -> Batch:
