@@ -22,6 +22,9 @@ from hgms_core.protocols import Method, State
 from hgms_core.records import Record, to_numbers
 from hgms_core.trees import Tree
 
+IDLE_STEPS = 1000
+"""Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
+
 
 @frozen(kw_only=True)
 class RunResult:
@@ -151,6 +154,11 @@ def run(
         current.save()
         summary = current.end("failed", str(error))
         raise
+    except ConfigError as error:
+        failure = error
+        current.save()
+        summary = current.end("failed", str(error), validate=False)
+        raise
     except BaseException as error:
         failure = error
         if once_differentiable(error):
@@ -187,6 +195,7 @@ class _Run:
     state: State = field(factory=dict)
     step: int = 0
     calls: int = 0
+    idle: int = 0
     records: list[Record] = field(factory=list)
     clock: _Clock = field(init=False)
     saved_at: float = field(factory=time.monotonic)
@@ -242,6 +251,11 @@ class _Run:
 
     def advance(self) -> None:
         """One outer step. The state changes only once its numbers are known to be sound."""
+        if self.budget.oracle_calls is not None and self.idle >= IDLE_STEPS:
+            raise ConfigError(
+                f"step {self.step}: no oracle call in the last {IDLE_STEPS:,} steps, so a budget of calls never ends\n"
+                "  give the budget in steps or seconds, or let the method record its calls so far as `oracle_calls`"
+            )
         before, counted = self.share, self.counters()
         with self.clock:
             following, raw = self.method.step(self.problem, self.state, self.share)
@@ -249,7 +263,8 @@ class _Run:
         record = to_numbers({**raw, **grown, **self.weights(following)})
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
-        self.calls = int(record.get("oracle_calls", self.calls))
+        calls = int(record.get("oracle_calls", self.calls))
+        self.idle, self.calls = self.idle + 1 if calls <= self.calls else 0, calls
         if self.share >= 1 or self.finished() or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step})

@@ -332,3 +332,18 @@ def test_a_run_on_the_cpu_takes_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_memory_of_a_cuda_library_counts_as_memory() -> None:
     assert out_of_memory(RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"))
+
+
+def test_a_budget_of_calls_ends_although_the_method_makes_none(tmp_path: Path) -> None:
+    class Silent(Descent):
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            following, _ = super().step(problem, state, progress)
+            return following, {"upper_loss": following["x"]["x"].norm()}
+
+    place = folder(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"no oracle call in the last 1,000 steps.*\n.*steps or seconds"):
+        run(Silent(), problem(), Budget(oracle_calls=10), folder=place, evaluate_every=500)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["outer_steps"]) == ("failed", 1000)
+    assert place.records()[-1]["step"] == 1000
+    run(Silent(), problem(), Budget(outer_steps=1001))  # in steps it is a method like any other
