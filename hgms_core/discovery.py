@@ -161,7 +161,7 @@ def watched() -> Iterator[Watch]:
     """Runs a plugin's own code (its import, a registering hook) and takes back what it does to the rest of the process.
 
     What it prints goes to stderr, so that it cannot spoil ``--json``; torch's defaults, the working directory, the handler
-    of Ctrl-C and the rest of :func:`settings` are put back. A deprecated hook is noted, where a warning would be seen by nobody.
+    of Ctrl-C and the rest of :func:`settings` are put back. A deprecated hook is noted, since nobody would see a warning.
     """
     seen = Watch()
     caught: list[warnings.WarningMessage] = []
