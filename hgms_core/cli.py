@@ -72,6 +72,8 @@ class _Commands(click.Group):
             where = f" {error.filename}" if error.filename is not None else ""
             raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
         except SystemExit as error:  # click's own way out is another exception
+            if ctx.invoked_subcommand not in {*self.commands, *BESIDES}:
+                raise  # a plugin's command leaves as it likes
             raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)

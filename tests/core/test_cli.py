@@ -269,6 +269,25 @@ def test_a_plugin_whose_commands_break_spoils_nothing(fake: Site) -> None:
     assert "plugin 'bad' (hgms-bad 1.0)" in done.stderr
 
 
+def test_a_plugins_command_leaves_with_the_code_it_likes(fake: Site) -> None:
+    fake.module(
+        "leaving",
+        """
+        import sys
+        from hgms_core import hookimpl
+
+        @hookimpl
+        def hgms_register_commands(cli):
+            @cli.command("leave")
+            def leave():
+                sys.exit(7)
+        """,
+    )
+    fake.install("hgms-leaving", {"leaving": "leaving"})
+    done = call("leave")
+    assert (done.exit_code, done.stderr) == (7, "")
+
+
 def test_an_unknown_command(fake: Site) -> None:
     done = call("lst")
     assert done.exit_code == 2
