@@ -6,14 +6,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
 from hgms_core import discovery, plugins, registry
 from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, PluginError, closest
-from hgms_core.testing import checks_of, failures_of, instance_of, methods, verdict
+from hgms_core.testing import Check, checks_of, failures_of, instance_of, methods, verdict
 from hgms_core.testing import kind_of as kind_of
 from hgms_core.testing.every import class_checks
 
@@ -45,10 +45,24 @@ def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterato
         yield result
         if result.fault and question.name == "registration":
             return
+    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind)), asked)
+
+
+def _composition(target: Composition) -> Iterator[Result]:
+    yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
+    yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
+    yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
+    yield from _of_an_instance(target, lambda instance: list(methods.checks()))
+
+
+def _of_an_instance(
+    target: type | Composition, questions_for: Callable[[object], list[Check]], asked: Sequence[str] = ()
+) -> Iterator[Result]:
+    """The checks of an instance but those that were ``asked`` already."""
     try:
-        instance = instance_of(cls)
-        questions = list(checks_of(instance, kind))
-        expected = failures_of(cls, questions)
+        instance = instance_of(target)
+        questions = questions_for(instance)
+        expected = failures_of(target, questions)
     except (Exception, SystemExit) as error:
         yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
         return
@@ -56,21 +70,6 @@ def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterato
     for question in questions:
         if question.name not in asked:
             yield Result(question.name, *verdict(question, instance, expected))
-
-
-def _composition(target: Composition) -> Iterator[Result]:
-    yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
-    yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
-    yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
-    try:
-        instance, questions = instance_of(target), list(methods.checks())
-        expected = failures_of(target, questions)
-    except (Exception, SystemExit) as error:
-        yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
-        return
-    yield Result("construction")
-    for question in questions:
-        yield Result(question.name, *verdict(question, instance, expected))
 
 
 def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
