@@ -53,12 +53,14 @@ class Replay:
     def __init__(self, function: Callable[..., Any], *arguments: Argument) -> None:
         self.arguments: list[Any] = [_copied(argument) for argument in arguments]
         self._places = _leaves(self.arguments)
+        before = [place.clone() for place in self._places]
         self._again: Callable[[], None]
         if self._places[0].is_cuda:
             with torch.cuda.device(self._places[0].device):
                 self._record(function)
         else:
             self._rerun(function)
+        torch._foreach_copy_(self._places, before)  # the call that warmed up may have changed them
 
     def __call__(self, *arguments: Argument) -> Any:
         self.load(*arguments)
@@ -74,7 +76,6 @@ class Replay:
         return self.outputs
 
     def _record(self, function: Callable[..., Any]) -> None:
-        before = [place.clone() for place in self._places]
         try:
             # Libraries set themselves up in the first call, which must not be recorded; in a stream of its own, as torch asks.
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -94,16 +95,12 @@ class Replay:
                 "  leave `cuda_graphs` out, or write the loss without it"
             ) from error
         self._again = graph.replay
-        torch._foreach_copy_(self._places, before)  # the call that warmed up may have changed them
 
     def _rerun(self, function: Callable[..., Any]) -> None:
-        before = [place.clone() for place in self._places]
-        self.outputs = function(*self.arguments)
-        torch._foreach_copy_(self._places, before)
-
         def again() -> None:
             self.outputs = function(*self.arguments)
 
+        again()
         self._again = again
 
 

@@ -275,20 +275,31 @@ class Linearization:
     def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Hypergradient:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
-        mixed = self.mixed(solution.value)
-        return Hypergradient(
-            value={name: self.direct[name] - mixed[name] for name in self.direct},
-            upper_loss=self.upper_loss,
-            lower_gradient_norm=torch.linalg.vector_norm(self.slope),
-            solution=solution,
-            cost=Cost(
-                upper_gradients=1,
-                lower_gradients=1,
-                products=solution.products,
-                cross_products=1,
-                rows=rows[0] + rows[1] * (2 + solution.products),
-            ),
-        )
+        return _estimate(self.upper_loss, self.direct, self.mixed(solution.value), self.slope, solution, rows)
+
+
+def _estimate(
+    upper_loss: Tensor,
+    direct: Tree,
+    mixed: Tree,
+    slope: Tensor,
+    solution: Solution,
+    rows: tuple[int, int],
+    lower_gradients: int = 1,
+) -> Hypergradient:
+    return Hypergradient(
+        value={name: direct[name] - mixed[name] for name in direct},
+        upper_loss=upper_loss,
+        lower_gradient_norm=torch.linalg.vector_norm(slope),
+        solution=solution,
+        cost=Cost(
+            upper_gradients=1,
+            lower_gradients=lower_gradients,
+            products=solution.products,
+            cross_products=1,
+            rows=rows[0] + rows[1] * (1 + lower_gradients + solution.products),
+        ),
+    )
 
 
 def implicit(
@@ -323,19 +334,7 @@ def implicit(
     if not slopes:
         at_x(g)
     mixed = cross_product(next(another), theta, x, spec.unravel(solution.value), strategy)
-    return Hypergradient(
-        value={name: direct[name] - mixed[name] for name in direct},
-        upper_loss=upper_loss,
-        lower_gradient_norm=torch.linalg.vector_norm(slopes[0]),
-        solution=solution,
-        cost=Cost(
-            upper_gradients=1,
-            lower_gradients=extra,
-            products=solution.products,
-            cross_products=1,
-            rows=rows[0] + rows[1] * (1 + extra + solution.products),
-        ),
-    )
+    return _estimate(upper_loss, direct, mixed, slopes[0], solution, rows, extra)
 
 
 def hypergradient(
