@@ -90,7 +90,7 @@ def check_simplex(outer: Any) -> None:
     found, _ = _run(outer, start(), lambda at: {name: leaf - target[name] for name, leaf in at.items()})
     demand(_distance(found, target) <= 0.1, f"it ends at a = {shown(found['a'])}, the target is {shown(target['a'])}")
     sums = torch.stack([leaf.sum() for leaf in found.values()])
-    demand((sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}")
+    demand((sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1")
 
 
 def check_feasible(outer: Any) -> None:
