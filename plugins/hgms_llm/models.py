@@ -39,7 +39,7 @@ class BaseModel:
         config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
             of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
             The vocabulary is the tokenizer's. Weights are drawn on the CPU, the same for every device; those of more than
-            2²⁸ parameters on the device itself, which takes seconds where a CPU takes minutes.
+            2²⁸ parameters on the device itself.
         tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's encoder.json and vocab.bpe), or a
             name on the Hub; None: the one at ``path``.
         dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what the adapters have.
