@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +74,32 @@ def network_problem(rows: int = 24, features: int = 3, hidden: int = 4) -> Probl
         },
         references={"even": {"weights": torch.ones(rows, dtype=F64), "scale": torch.zeros((), dtype=F64)}},
     )
+
+
+def moved(problem: Problem, device: torch.device) -> Problem:
+    """The same problem with its tables, θ0 and x0 on another device; what it could draw anew there is left out."""
+
+    def tree(leaves: Tree) -> Tree:
+        return {name: leaf.to(device) for name, leaf in leaves.items()}
+
+    def data(found: Data) -> Data:
+        return Data.of({name: leaf.to(device) for name, leaf in found.whole.items() if name != "index"})
+
+    return evolve(
+        problem,
+        theta0=tree(problem.theta0),
+        x0=tree(problem.x0),
+        lower_data=data(problem.lower_data),
+        upper_data={role: data(rows) for role, rows in problem.upper_data.items()},
+        fresh=None,
+        references={},
+    )
+
+
+def steps_written(folder: Path) -> int:
+    """Rows of the one run somewhere below ``folder/runs``; 0 where there is none yet."""
+    found = list(folder.glob("runs/*/*/*/steps.jsonl"))
+    return found[0].read_bytes().count(b"\n") if found else 0
 
 
 def counted(problem: Problem) -> tuple[Problem, Counter[str]]:

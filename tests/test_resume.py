@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import steps_written
 
 pytestmark = pytest.mark.plugins
 
@@ -99,11 +100,6 @@ def prepared(folder: Path, method: str, count: int) -> Path:
     return folder
 
 
-def lines(folder: Path) -> int:
-    found = list(folder.glob("runs/*/*/*/steps.jsonl"))
-    return found[0].read_bytes().count(b"\n") if found else 0
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     [path] = folder.glob("runs/*/*/*")
     kept = [each for each in path.iterdir() if each.name.startswith(("checkpoint", "steps", "summary", "config"))]
@@ -119,9 +115,9 @@ def test_killed_ten_times_equals_left_alone(tmp_path: Path, server: Server) -> N
     chance = random.Random(0)
     for kill in range(KILLS):
         # The run must move on, or ten kills would be ten kills of the same step; then a random moment more.
-        goal = lines(killed) + chance.randint(1, 3)
+        goal = steps_written(killed) + chance.randint(1, 3)
         process = server.start(killed)
-        while lines(killed) < goal:
+        while steps_written(killed) < goal:
             time.sleep(0.0005)
         time.sleep(chance.uniform(0, 0.03))
         os.kill(process, signal.SIGKILL)
@@ -135,7 +131,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "run", "hg-implicit", 1)
     command = [sys.executable, "-m", "hgms_core.cli", "run", "config.toml"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and lines(folder) < 3:
+        while process.poll() is None and steps_written(folder) < 3:
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

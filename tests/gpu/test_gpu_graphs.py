@@ -7,37 +7,17 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import assert_same, network_problem
+from helpers import assert_same, moved, network_problem
 from torch import Tensor
 
 from hgms_branches import Branches
 from hgms_cg import CG
-from hgms_core import ConfigError, Data, Pipeline, Problem, graphs
+from hgms_core import ConfigError, Pipeline, graphs
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
 
 pytestmark = pytest.mark.gpu
-
-
-def placed(device: torch.device) -> Problem:
-    problem = network_problem(rows=64)
-
-    def tree(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: leaf.to(device) for name, leaf in leaves.items()}
-
-    def data(found: Data) -> Data:
-        return Data.of({name: leaf.to(device) for name, leaf in found.whole.items() if name != "index"})
-
-    return evolve(
-        problem,
-        theta0=tree(problem.theta0),
-        x0=tree(problem.x0),
-        lower_data=data(problem.lower_data),
-        upper_data={role: data(rows) for role, rows in problem.upper_data.items()},
-        fresh=None,
-        references={},
-    )
 
 
 def method(cuda_graphs: bool, hypergradient: dict[str, Any], **branches: Any) -> Pipeline:
@@ -66,7 +46,7 @@ def test_a_recorded_run_is_the_same(
     monkeypatch.setattr(graphs, "RECORDING", ("cuda", "cpu"))
     found = []
     for cuda_graphs in (False, True):
-        problem, pipeline = placed(device), method(cuda_graphs, hypergradient, **branches)
+        problem, pipeline = moved(network_problem(rows=64), device), method(cuda_graphs, hypergradient, **branches)
         state = pipeline.init(problem, 0)
         records = []
         for _ in range(5):
@@ -81,7 +61,7 @@ def test_a_recorded_run_is_the_same(
 
 
 def test_a_loss_that_waits_for_the_device_is_refused(cuda: torch.device) -> None:
-    problem = placed(cuda)
+    problem = moved(network_problem(rows=64), cuda)
     plain = problem.g
 
     def waiting(theta: Any, x: Any, batch: Any) -> Tensor:
@@ -104,7 +84,7 @@ def test_recording_frees_its_memory(cuda: torch.device) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    problem, pipeline = placed(cuda), method(True, {})
+    problem, pipeline = moved(network_problem(rows=64), cuda), method(True, {})
     state = pipeline.init(problem, 0)
     for _ in range(3):
         state, record = pipeline.step(problem, state)

@@ -19,8 +19,8 @@ from attrs import evolve
 from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.runner import run
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
+pytest.importorskip("transformers", reason="the extra llm is not installed")
+pytest.importorskip("peft", reason="the extra llm is not installed")
 
 from hgms_branches import Branches
 from hgms_cg import CG

@@ -10,8 +10,8 @@ import torch
 
 from hgms_core import Key, gradient, groups, repeat
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
+pytest.importorskip("transformers", reason="the extra llm is not installed")
+pytest.importorskip("peft", reason="the extra llm is not installed")
 
 from hgms_llm import BaseModel, LanguageModel, Lora
 from hgms_llm.losses import Rows, UpperLoss
