@@ -7,7 +7,10 @@ and leaves with its ``exit_code`` (2: the input was wrong; 1: the run itself fai
 from __future__ import annotations
 
 import difflib
+import math
+import os
 from collections.abc import Iterable
+from decimal import Decimal
 
 
 class HgmsError(Exception):
@@ -72,6 +75,34 @@ def out_of_memory(error: BaseException) -> bool:
     # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
     said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(each in str(error) for each in said)
+
+
+def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
+    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the machine's memory.
+
+    To be asked before the first number is made: beyond the machine's memory an allocator says no, but just below it the system
+    stops whichever process it likes. ``what`` names the settings that say the shape. Nothing is checked where the system does
+    not say how much memory there is.
+
+    >>> check_memory("rows × features", 200, 20)
+    >>> check_memory("rows × features", 10**12, 20)
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more than this machine can hold
+      make it smaller
+
+    .. versionadded:: 0.3
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return
+    size = bytes_each * math.prod(shape)
+    if 4 * size > memory:  # an array is standardised into a second one, moved into a third, and a fourth is a step's
+        *product, gigabytes = (f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9))
+        raise ConfigError(
+            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can hold\n  make it smaller"
+        )
 
 
 def once_differentiable(error: BaseException) -> bool:

@@ -109,6 +109,36 @@ def test_a_device_that_is_not_there(folder: Path) -> None:
     assert "cpu" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["task.rows={}"],
+        ["task.validation_rows={}"],
+        ["task.rows={}", "task.features={}"],
+        ["task=sphere", "task.d={}"],
+        ["task=sphere", "task.k={}", "task.d={}1"],
+        ["task=hyper-cleaning", "task.hidden={}"],
+        ["task=hyper-cleaning", "task.classes={}"],
+        ["task=hyper-cleaning", "task.classes={}", "task.hidden=0", "task.noise=class-conditional"],
+        ["task=hyper-cleaning", "task.train_size={}"],
+        ["task=imbalanced-loss", "task.views={}"],
+        ["task=imbalanced-loss", "task.shift={}"],
+        ["task=imbalanced-loss", "task.hidden={}"],
+        ["task=imbalanced-loss", "task.channels=[8, {}]"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [10**12, 10**30], ids=["1e12", "1e30"])
+def test_a_size_that_no_machine_holds(folder: Path, settings: list[str], size: int) -> None:
+    """Some of these an allocator refuses, some overflow torch's integers, and each is one message."""
+    sets = [argument for setting in settings for argument in ("--set", setting.format(size))]
+    done = hgms("run", "run.toml", *sets)
+    assert done.exit_code == 2, done.output
+    assert isinstance(done.exception, SystemExit)
+    assert done.stderr.startswith("error: ")
+    assert ("lower one of the three" if "train_size" in settings[-1] else "more than this machine can hold") in done.stderr
+
+
 def test_differences_are_to_uniform_where_it_takes_part() -> None:
     table = {"budget": "2 steps", "task": ["quadratic"]}
     assert load({**table, "method": ["hg-ms", {"name": "uniform", "label": "floor"}]}).reference == "floor"

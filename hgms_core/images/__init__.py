@@ -6,8 +6,6 @@ Shared by the tasks on images. Nothing beyond numpy is imported before a set tha
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +46,11 @@ class Images:
     where: str
 
     def __attrs_post_init__(self) -> None:
+        if self.pixels.ndim < 2 or not self.pixels.size:
+            raise DataError(
+                f"{self.where}: pixels of shape {self.pixels.shape}, but images × height × width is needed\n"
+                "  save the images in that shape"
+            )
         if self.labels.ndim != 1 or len(self.pixels) != len(self.labels):
             raise DataError(
                 f"{self.where}: {len(self.pixels)} images, but labels of shape {self.labels.shape}\n"
@@ -138,6 +141,8 @@ def _idx_folder(folder: Path, split: Split) -> Images:
 
 def _npz(path: Path, split: Split) -> Images:
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device has no end
+            raise OSError("it is not a file")
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             held = getattr(archive, "files", [])  # an .npy file holds one array without a name
@@ -149,10 +154,11 @@ def _npz(path: Path, split: Split) -> Images:
                     + f"\n  save it with numpy.savez(path, {NPZ_NAMES[split][0][0]}=…, {NPZ_NAMES[split][0][1]}=…)"
                 )
             pixels, labels = archive[names[0]], archive[names[1]]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read as an .npz file ({error})\n  check the path, or save the file again"
-        ) from error
+    except DataError:
+        raise
+    except Exception as error:  # numpy passes on zipfile's, the decompressors', a parser's and its own: all mean the same
+        what = str(error) or type(error).__name__
+        raise DataError(f"{path}: cannot be read as an .npz file ({what})\n  check the path, or save the file again") from error
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"{path}: labels are {labels.dtype}, expected integers\n  save class numbers, not one-hot rows or names"
@@ -196,7 +202,7 @@ def _hub(reference: str, split: Split) -> Images:
 def _scale_of(pixels: np.ndarray, where: str) -> float:
     if pixels.dtype == np.uint8:
         return 255.0
-    if np.issubdtype(pixels.dtype, np.floating) and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+    if pixels.dtype in (np.float16, np.float32, np.float64) and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
         return 1.0
     raise DataError(
         f"{where}: pixels are {pixels.dtype}, expected uint8, or floating point in [0, 1]\n  convert them, and use npz:FILE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hgms_core import DataError, Images, Key, Tree
+from hgms_core import DataError, Images, Key, Tree, check_memory
 
 
 def draw(images: Images, sizes: tuple[int, ...], key: Key, device: torch.device, dtype: torch.dtype) -> list[Tree]:
@@ -53,6 +53,7 @@ def confusion(classes: int, key: Key) -> Tensor:
     >>> confusion(3, Key(0)).sum(1)
     tensor([1., 1., 1.], dtype=torch.float64)
     """
+    check_memory("classes × classes", classes, classes)
     unit = torch.rand(classes, classes - 1, generator=key.generator(), dtype=torch.float64)
     weights = -torch.log1p(-unit)
     return weights / weights.sum(1, keepdim=True)

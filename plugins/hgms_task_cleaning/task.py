@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree, image_set, load_images, roles, validation_shares
+from hgms_core import Data, Key, Problem, Tree, check_memory, image_set, load_images, roles, validation_shares
 from hgms_task_cleaning.rows import corrupt, draw, standardise
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -116,11 +116,13 @@ class HyperCleaning:
         if not sizes[2]:
             parts[2] = self._test_split(device, dtype)
         train, validation, test = standardise(parts) if self.standardise else parts
+        width, hidden = train["pixels"].shape[1], sizes[3]
+        check_memory("(hidden + classes) × pixels", hidden + self.classes, width)
+        check_memory("hidden × classes", hidden, self.classes)
         true_label = train["label"]
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
         wrong = train["label"] != true_label
         lower_data = Data.of(train)
-        width, hidden = train["pixels"].shape[1], sizes[3]
         omega = self.omega
 
         def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:

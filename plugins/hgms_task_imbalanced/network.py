@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key, Tree
+from hgms_core import Key, Tree, check_memory
 
 KERNEL = 5
 
@@ -45,6 +45,8 @@ class Network:
             "hidden": (self.hidden, second * (height // 4) * (width // 4)),
             "output": (self.classes, self.hidden),
         }
+        for name, size in sizes.items():
+            check_memory(f"channels and hidden: the weights of {name}", *size)
         tree = {}
         for name, size in sizes.items():
             bound = torch.Size(size[1:]).numel() ** -0.5

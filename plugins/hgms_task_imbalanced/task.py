@@ -9,7 +9,19 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, DataError, Images, Key, Problem, Tree, image_set, load_images, roles, validation_shares
+from hgms_core import (
+    Data,
+    DataError,
+    Images,
+    Key,
+    Problem,
+    Tree,
+    check_memory,
+    image_set,
+    load_images,
+    roles,
+    validation_shares,
+)
 from hgms_task_imbalanced.network import Network
 from hgms_task_imbalanced.rows import class_weights, split, views
 
@@ -117,6 +129,10 @@ class ImbalancedLoss:
         test = _maps(images, rows.test, device, dtype) if test_size else self._test_split(device, dtype)
         validation["weight"] = class_weights(validation["label"], CLASSES).to(dtype)
         shift = self.shift if self.shift is not None else (1 if digits else 2)
+        colours, height, width = train["pixels"].shape[1:]
+        padded = (height + 2 * shift, width + 2 * shift)
+        check_memory("training images × colours × (height + 2 shift) × (width + 2 shift)", len(rows.train), colours, *padded)
+        check_memory("views × training images × pixels", self.views, len(rows.train), colours * height * width)
         seen, said = views(train["pixels"], train["label"], self.views, shift, self.rotation, key.fold("views"))
         shape = tuple(train["pixels"].shape[1:])
         network = Network(

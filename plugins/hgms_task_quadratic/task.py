@@ -9,7 +9,7 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree
+from hgms_core import Data, Key, Problem, Tree, check_memory
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -110,6 +110,8 @@ class Quadratic:
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> RidgeClosedForm:
         """The exact solution, value and hypergradient of ``problem`` with the same arguments."""
+        check_memory("rows × features", self.rows, self.features)
+        check_memory("validation_rows × features", self.validation_rows, self.features)
         generator = Key(seed).fold("quadratic").generator()
 
         def normal(*shape: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms_core import DataError, Key, MissingExtra
+from hgms_core import DataError, Key, MissingExtra, check_memory
 
 EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
 FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
@@ -70,12 +71,18 @@ def load_table(dataset: str) -> Table:
         found = getattr(datasets, f"load_{rest.replace('-', '_')}")()
         return Table(np.asarray(found.data, np.float64), np.asarray(found.target), dataset)
     if kind == "libsvm":
+        path = Path(rest).expanduser()
         try:
-            features, target = datasets.load_svmlight_file(str(Path(rest).expanduser()), dtype=np.float64)
-        except (OSError, ValueError, EOFError) as error:
+            if path.exists() and not path.is_file():  # a pipe or a device has no end
+                raise OSError("it is not a file")
+            features, target = datasets.load_svmlight_file(str(path), dtype=np.float64)
+        except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
             raise DataError(
                 f"{dataset}: cannot be read ({error})\n  check the path; lines are `target index:value …`"
             ) from error
+        # One large index makes every row as long; and what is solved with the table is as wide as it is long.
+        check_memory(f"{dataset}: rows × largest index", *features.shape)
+        check_memory(f"{dataset}: largest index squared", features.shape[1], features.shape[1])
         return Table(features.toarray(), target, dataset)
     name, _, version = rest.partition("@")
     try:

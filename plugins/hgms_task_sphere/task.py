@@ -9,7 +9,7 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Key, Problem, Tree
+from hgms_core import Key, Problem, Tree, check_memory
 from hgms_task_sphere.closed_form import SphereClosedForm
 
 
@@ -84,6 +84,7 @@ class Sphere:
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> SphereClosedForm:
         """The losses and exact quantities of ``problem`` with the same arguments."""
+        check_memory("d × d", self.d, self.d)
         generator = Key(seed).fold("sphere").generator()
 
         def normal(*shape: int) -> Tensor:

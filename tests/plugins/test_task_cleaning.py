@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import random
 import struct
 import sys
+import tracemalloc
 import types
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -449,15 +452,43 @@ def test_a_wrong_magic_number_is_shown_with_the_expected_one(tmp_path: Path) -> 
         load_images(f"idx:{folder}")
 
 
-@pytest.mark.parametrize(("change", "word"), [(-7, "truncated"), (3, "damaged")])
-def test_a_size_that_does_not_match_the_header_is_counted(tmp_path: Path, change: int, word: str) -> None:
+@pytest.mark.parametrize(("change", "held", "word"), [(-7, "233", "truncated"), (3, "more", "damaged")])
+def test_a_size_that_does_not_match_the_header_is_counted(tmp_path: Path, change: int, held: str, word: str) -> None:
     folder = idx_folder(tmp_path)
     path = folder / "train-images-idx3-ubyte"
     content = path.read_bytes()
     path.write_bytes(content[:change] if change < 0 else content + bytes(change))
-    promise = rf"promises 40 × 2 × 3 = 240 bytes, but {240 + change} follow it\n  the file is {word}: fetch it again"
+    promise = rf"promises 40 × 2 × 3 = 240 bytes, but {held} follow it\n  the file is {word}: fetch it again"
     with pytest.raises(DataError, match=promise):
         load_images(f"idx:{folder}")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_sizes_whose_product_overflows_are_not_taken_for_none(tmp_path: Path, ending: str) -> None:
+    """2³² · 2³¹ · 2 is 0 in 64 bits: an empty file would do."""
+    folder = idx_folder(tmp_path, ending=ending)
+    write_idx(folder / f"train-images-idx3-ubyte{ending}", 0x803, [1 << 31, 1 << 31, 4], b"")
+    with pytest.raises(DataError, match=r"= 18446744073709551616 bytes, but 0 follow it\n  the file is truncated"):
+        load_images(f"idx:{folder}")
+
+
+def test_a_file_without_images_says_so(tmp_path: Path) -> None:
+    write_idx(idx_folder(tmp_path) / "train-images-idx3-ubyte", 0x803, [40, 0, 3], b"")
+    with pytest.raises(DataError, match=r"the header promises 40 × 0 × 3 bytes, which is none\n  fetch"):
+        load_images(f"idx:{tmp_path}")
+
+
+def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> None:
+    """64 MB of zeros in 64 kB behind a sound header: what is kept of them is less than a tenth."""
+    folder = idx_folder(tmp_path, ending=".gz")
+    path = folder / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 40, 2, 3) + bytes(1 << 26)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"promises 40 × 2 × 3 = 240 bytes, but more follow it\n  the file is damaged"):
+        load_images(f"idx:{folder}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 22
 
 
 def test_a_file_shorter_than_its_header_is_named(tmp_path: Path) -> None:
@@ -508,6 +539,11 @@ def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_p
         ({"images": np.full((3, 2), 7.0), "labels": np.arange(3)}, r"pixels are float64, expected uint8, or floating point in"),
         ({"images": np.zeros((3, 2), np.uint8), "labels": np.eye(3, dtype=int)}, r"3 images, but labels of shape \(3, 3\)"),
         ({"images": np.array([None, 1], dtype=object), "labels": np.arange(2)}, r"cannot be read as an .npz file"),
+        ({"images": np.uint8(3), "labels": np.arange(2)}, r"pixels of shape \(\), but images × height × width is needed"),
+        ({"images": np.zeros((3, 0), np.uint8), "labels": np.arange(3)}, r"pixels of shape \(3, 0\), but images × height"),
+        ({"images": np.zeros(3, np.uint8), "labels": np.arange(3)}, r"pixels of shape \(3,\), but images × height × width"),
+        ({"images": np.zeros((3, 2), ">f4"), "labels": np.arange(3)}, r"pixels are >f4, expected uint8, or floating point in"),
+        ({"images": np.zeros((3, 2), np.longdouble), "labels": np.arange(3)}, r"pixels are float128, expected uint8"),
     ],
 )
 def test_an_npz_file_with_other_contents_is_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -541,7 +577,17 @@ def test_a_missing_or_damaged_npz_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cut.npz"
     np.savez(path, images=np.zeros((9, 4), np.uint8), labels=np.arange(9))
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:70] + b"\xff" * 20 + whole[90:]):
+    locked = bytearray(whole)
+    locked[6] |= 1  # says that it is encrypted, as its entry in the directory does
+    locked[whole.index(b"PK\x01\x02") + 8] |= 1
+    promise = np.lib.format.magic(1, 0) + struct.pack("<H", 118)
+    promise += b"{'descr': '|u1', 'fortran_order': False, 'shape': (90000000000000, 9), }".ljust(117) + b"\n"
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as stored:
+        stored.writestr("images.npy", promise)  # 810 TB
+        stored.writestr("labels.npy", promise)
+    odd = [bytes(locked), archive.getvalue()]
+    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:70] + b"\xff" * 20 + whole[90:], *odd):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"cut\.npz: cannot be read as an \.npz file"):
             load_images(f"npz:{path}")

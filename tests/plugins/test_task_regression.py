@@ -14,7 +14,7 @@ from helpers import finite_differences
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_wine
 
 import hgms_core
-from hgms_core import DataError, MissingExtra, NumericalError
+from hgms_core import ConfigError, DataError, MissingExtra, NumericalError
 from hgms_task_regression import LogisticCv, RidgeCv, load_table
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -243,6 +243,15 @@ def test_a_libsvm_file_is_read_and_what_is_wrong_with_it_is_said(tmp_path: Path)
         load_table(f"libsvm:{path}")
     path.write_text("1 1:2.0\n2 1:nan\n3 1:1\n")
     with pytest.raises(DataError, match=r"wine\.txt: row 1 has a missing or infinite value \(1 such rows\)"):
+        load_table(f"libsvm:{path}")
+    path.write_text("1 99999999:1\n" * 55)  # 44 GB where every row is as long as the longest
+    with pytest.raises(ConfigError, match=r"wine\.txt: rows × largest index = 55 × 99,999,999: 43 GB are more than"):
+        load_table(f"libsvm:{path}")
+    path.write_text("1 199999:1\n" * 55)  # 88 MB, but 320 GB where a system in its columns is solved
+    with pytest.raises(ConfigError, match=r"wine\.txt: largest index squared = 199,999 × 199,999: 319 GB are more than"):
+        load_table(f"libsvm:{path}")
+    path.write_text("1 99999999999999999999:1\n2 1:1\n")
+    with pytest.raises(DataError, match=r"wine\.txt: cannot be read"):
         load_table(f"libsvm:{path}")
     path.write_text("".join(f"{i} 1:{i}\n" for i in range(30)))
     with pytest.raises(DataError, match=r"wine\.txt: 30 different targets on 30 rows are not classes\n  use ridge-cv"):
