@@ -1,7 +1,9 @@
-"""Means with intervals over seeds."""
+"""Means with intervals over seeds, and paired differences between methods."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -23,19 +25,14 @@ class Interval:
     @classmethod
     def of(cls, values: Sequence[float], level: float = 0.95) -> Interval:
         """mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
-        n = len(values)
-        mean = math.fsum(values) / n if n else math.nan
-        if n < 2:
-            return cls(mean, math.nan, n)
-        from scipy import special  # a tenth of the time that importing scipy.stats takes
-
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-        return cls(mean, float(special.stdtrit(n - 1, 0.5 + level / 2)) * deviation / math.sqrt(n), n)
+        mean, error = _mean(values)
+        return cls(mean, error * _quantile(len(values) - 1, 1 - level) if len(values) > 1 else math.nan, len(values))
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside. Never so for fewer than two values, which have no interval."""
-        return abs(self.mean) > self.half_width
+        """Whether zero lies outside. Never so for fewer than two values, which have no interval, nor where all values are
+        equal: a spread that was not seen says nothing about chance."""
+        return abs(self.mean) > self.half_width > 0
 
     def scaled(self, factor: float) -> Interval:
         return Interval(self.mean * factor, self.half_width * factor, self.count)
@@ -45,14 +42,78 @@ class Interval:
         return f"{self.mean:.3f}{spread} (n = {self.count})"
 
 
-def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error s/√n, NaN for fewer than two values."""
+    n = len(values)
+    if n == 0:
+        return math.nan, math.nan
+    # in units of a power of two, which rounds nothing, squares of large numbers do not overflow
+    exponent = math.frexp(max(map(abs, values)))[1]
+    scaled = [math.ldexp(value, -exponent) for value in values]
+    mean = math.fsum(scaled) / n
+    variance = math.fsum((value - mean) ** 2 for value in scaled) / (n - 1) if n > 1 else math.nan
+    unit = 2.0 ** (exponent - 1)
+    return 2 * mean * unit, 2 * math.sqrt(variance / n) * unit
+
+
+@functools.lru_cache(maxsize=4096)
+def _quantile(freedom: int, alpha: float) -> float:
+    """What a t-distributed number exceeds in absolute value with probability ``alpha``."""
+    from scipy import special  # a tenth of the time that importing scipy.stats takes
+
+    return -float(special.stdtrit(freedom, alpha / 2))
+
+
+def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95) -> Interval:
     """The interval of mine − theirs over the seeds that both have a defined value for.
+
+    Differences that are equal but for the rounding of values in float32 have a half-width of 0.
 
     >>> str(paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
     '1.000 ± 0.000 (n = 2)'
     """
-    differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-    return Interval.of([value for value in differences if math.isfinite(value)])
+    differences = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
+    seeds = [seed for seed, value in differences.items() if math.isfinite(value)]
+    found = Interval.of([differences[seed] for seed in seeds], level)
+    if len(seeds) < 2:
+        return found
+    low, high = min(differences[seed] for seed in seeds), max(differences[seed] for seed in seeds)
+    rounding = 2.0**-22 * max(max(abs(mine[seed]), abs(theirs[seed])) for seed in seeds)
+    return Interval(found.mean, 0.0, found.count) if high - low <= rounding else found
+
+
+def compared(values: Mapping[str, Mapping[int, float]], level: float = 0.95) -> dict[tuple[str, str], Interval]:
+    """All paired differences between methods, whose values by seed ``values`` holds: ``found["a", "b"]`` is a − b.
+
+    Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a and b are equal, so where
+    methods are equal, the chance that any excludes zero is at most 1 − ``level``: the r-th smallest of m p-values is held
+    against (1 − ``level``) / (m − r + 1) until the first that is larger, whose level all later ones share.
+
+    Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6.
+
+    >>> near, far = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 3.0, 1: 3.0, 2: 3.1}
+    >>> found = compared({"near": near, "far": far, "none": {0: 2.0}})
+    >>> str(found["far", "near"]), str(found["none", "near"])
+    ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
+    """
+    found = {pair: paired(values[pair[0]], values[pair[1]], level) for pair in itertools.combinations(values, 2)}
+    tested = [pair for pair, interval in found.items() if interval.count > 1]
+    left = len(tested)
+    for pair in sorted(tested, key=lambda pair: _chance(found[pair], level)):
+        one, other = pair
+        found[pair] = paired(values[one], values[other], 1 - (1 - level) / left)
+        left -= found[pair].excludes_zero
+    return found | {(b, a): Interval(0.0 - each.mean, each.half_width, each.count) for (a, b), each in found.items()}
+
+
+def _chance(interval: Interval, level: float) -> float:
+    """The two-sided p-value of a mean of zero; 1 where no spread was seen."""
+    from scipy import special
+
+    if not interval.half_width > 0:
+        return 1.0
+    freedom = interval.count - 1
+    return 2 * float(special.stdtr(freedom, -abs(interval.mean) / interval.half_width * _quantile(freedom, 1 - level)))
 
 
 def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
@@ -69,11 +130,13 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
         return "nan"
     if half < 1e-12 * abs(mean):
         half = 0.0  # rounding, of equal values
-    if share:
+    large = max(abs(mean), 0.0 if math.isnan(half) else half) >= 1e7
+    if share and not large:
         return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
     if not 0 < half < math.inf:
-        return f"{mean:{sign}.5g}" + (" ± 0" if half == 0 else "")
-    digits = 1 - math.floor(math.log10(half))
-    if digits > 7 or abs(mean) >= 1e7:
+        return f"{mean:{sign}.5g}" + ("" if math.isnan(half) else f" ± {half:g}")
+    # of the mean at least a digit, where two decimals show one
+    digits = max(1 - math.floor(math.log10(half)), min(2, -math.floor(math.log10(abs(mean)))) if mean else 0)
+    if digits > 7 or large:
         return f"{mean:{sign}.4g} ± {half:.2g}"
     return f"{mean:{sign}.{max(digits, 0)}f} ± {half:.{max(digits, 0)}f}"

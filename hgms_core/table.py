@@ -1,7 +1,8 @@
 """Tables: what finished runs of several methods say, as means over seeds and as differences within each seed.
 
 All methods of one seed see the same data, split and start, so differences are taken seed by seed and their intervals are those
-of paired samples. :func:`table` takes runs from memory or from disk; :func:`hgms_core.compare.compare` carries them out too.
+of paired samples, at the levels of Holm's rule over all pairs of methods (:func:`hgms_core.statistics.compared`).
+:func:`table` takes runs from memory or from disk; :func:`hgms_core.compare.compare` carries them out too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from hgms_core.grid import UNIFORM
 from hgms_core.results import StoredRun
 from hgms_core.runner import RunResult
-from hgms_core.statistics import Interval, paired, spell
+from hgms_core.statistics import Interval, compared, spell
 
 
 @frozen(kw_only=True)
@@ -93,13 +94,14 @@ def _spelt(interval: Interval | None) -> dict[str, Any] | None:
 
 @frozen(kw_only=True)
 class Table:
-    """All methods on one task."""
+    """All methods on one task. ``pairs["a", "b"]`` is the paired difference a − b in the metric, of every two methods."""
 
     task: str
     metric: str
     higher_is_better: bool
     reference: str | None
     rows: Sequence[Row]
+    pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
 
     @property
     def winner(self) -> str | None:
@@ -175,7 +177,8 @@ def table(
     failed: Mapping[str, int] | None = None,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Table:
-    """Means with 95 % t-intervals over seeds, and differences in ``metric`` to ``reference`` within each seed.
+    """Means with 95 % t-intervals over seeds, and differences in ``metric`` within each seed, between all pairs of methods and
+    to ``reference``: where methods are equal, the chance that the interval of any difference excludes zero is at most 5 %.
 
     ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is NaN is left out of means and
     differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
@@ -188,20 +191,21 @@ def table(
         for label, each in points.items()
     }
     whole = {label for label, each in points.items() if each and len(values[label]) == len(each) and not failed.get(label)}
-    winner = _winner(values, whole, higher_is_better)
+    pairs = compared(values)
+    winner = _winner(pairs, [label for label, each in values.items() if each], whole, higher_is_better)
     idle = next((label for label, each in points.items() if each and each[0].method == UNIFORM), None)
     rows = []
     for label, each in points.items():
         names = list(dict.fromkeys(name for one in each for name in one.metrics))
         said = list(notes.get(label, ()))
         if idle is not None and label != idle:
-            said += _against_uniform(paired(values[label], values[idle]), higher_is_better)
+            said += _against_uniform(pairs[label, idle], higher_is_better)
         steps = [one.outer_steps for one in each]
         rows.append(
             Row(
                 method=label,
                 metrics={name: _defined(one.metrics.get(name, math.nan) for one in each) for name in names},
-                difference=paired(values[label], values.get(reference, {})) if reference and label != reference else None,
+                difference=pairs.get((label, reference), Interval.of([])) if reference and label != reference else None,
                 outer_steps=Interval.of(steps),
                 outer_steps_range=(min(steps), max(steps)) if steps else None,
                 oracle_calls=Interval.of([one.oracle_calls for one in each]),
@@ -213,19 +217,18 @@ def table(
                 notes=tuple(said),
             )
         )
-    return Table(task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows)
+    return Table(task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs)
 
 
 def _defined(values: Iterable[float]) -> Interval:
     return Interval.of([value for value in values if math.isfinite(value)])
 
 
-def _winner(values: Mapping[str, Mapping[int, float]], whole: set[str], higher: bool) -> str | None:
+def _winner(pairs: Mapping[tuple[str, str], Interval], rivals: Sequence[str], whole: set[str], higher: bool) -> str | None:
     """The method whose paired differences to all others exclude zero, in its favour."""
-    rivals = [label for label, each in values.items() if each]
     for label in rivals:
-        ahead = [paired(values[label], values[other]) for other in rivals if other != label]
-        if label in whole and ahead and all(one.excludes_zero and (one.mean > 0) == higher for one in ahead):
+        ahead = [pairs[label, other] for other in rivals if other != label]
+        if label in whole and ahead and all(pair.excludes_zero and (pair.mean > 0) == higher for pair in ahead):
             return label
     return None
 

@@ -24,7 +24,7 @@ from hgms_core.report import mixture
 from hgms_core.report.curves import POINTS, Curve, Line, band, binned
 from hgms_core.report.mixture import Mixture
 from hgms_core.results import Skipped, StoredRun, StoredSweep
-from hgms_core.statistics import Interval, paired, spell
+from hgms_core.statistics import Interval, spell
 from hgms_core.table import Point, is_share, table
 
 _MIXTURE = 150  # points of a small picture
@@ -99,7 +99,7 @@ class Section:
     directions: Mapping[str, bool]
     entries: list[Entry]
     reference: str | None
-    pairs: dict[tuple[str, str], Interval]
+    pairs: Mapping[tuple[str, str], Interval]
     winner: str | None
     curves: dict[str, dict[str, dict[str, Curve]]]
     diagnoses: list[Diagnosis]
@@ -326,9 +326,7 @@ def _section(
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
     methods = _named([(run.method, run.label, run) for run in sorted(runs, key=lambda run: run.seed)])
-    entries = _entries(methods, main, higher, names, reference)
-    values = {entry.label: {run.seed: _value(run, main) for run in entry.runs} for entry in entries}
-    pairs = {(one, other): paired(values[one], values[other]) for one in values for other in values if one != other}
+    entries, pairs = _entries(methods, main, higher, names, reference)
     shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
     budget = Budget.parse(runs[0].budget)
     axis = "seconds" if budget.seconds else "step" if budget.outer_steps else "oracle_calls"
@@ -377,8 +375,8 @@ def _entries(
     higher: bool | None,
     names: Sequence[str],
     reference: str | None,
-) -> list[Entry]:
-    """The methods with their statistics, best mean first."""
+) -> tuple[list[Entry], Mapping[tuple[str, str], Interval]]:
+    """The methods with their statistics, best mean first, and the differences between them."""
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
     failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
     idle = next((label for label, runs in methods.items() if runs[0].method_name == UNIFORM), None)
@@ -414,7 +412,7 @@ def _entries(
         )
         for row in found.rows
     ]
-    return sorted(entries, key=lambda entry: _rank(entry.metrics[main].mean, higher))
+    return sorted(entries, key=lambda entry: _rank(entry.metrics[main].mean, higher)), found.pairs
 
 
 def _has(run: StoredRun, name: str) -> bool:

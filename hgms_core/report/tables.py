@@ -95,12 +95,17 @@ def overview(study: Study) -> Table:
             row.append(interval(value, section.metric, note=note, strong=label == section.winner))
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
-    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=_LEGEND, ident="overview")
+    caption = f"{_LEGEND} {DIFFERENCES}"
+    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=caption, ident="overview")
 
 
 _LEGEND = (
     "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, each difference's interval "
     "excludes zero."
+)
+DIFFERENCES = (
+    "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all pairs of methods: where "
+    "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
 )
 
 
@@ -124,7 +129,7 @@ def scores(section: Section, *, every: bool = False) -> Table:
         failed = f"{len(entry.failed)} failed" if entry.failed else ""
         row.append(Cell(str(len(entry.runs)), len(entry.runs), failed))
         rows.append(row)
-    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}, paired by seed." if base else "")
+    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {DIFFERENCES}"
     title = "Every metric" if every else "Results"
     return Table(title=title, columns=columns, rows=rows, caption=caption, ident="metrics" if every else "results")
 
@@ -313,8 +318,8 @@ def pairs(section: Section) -> Table:
             row.append(Cell("·") if value is None else interval(value, section.metric, signed=True, strong=value.excludes_zero))
         rows.append(row)
     caption = (
-        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width of the 95 % t-interval. "
-        "Bold: the interval excludes zero."
+        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width. Bold: the interval "
+        f"excludes zero. {DIFFERENCES}"
     )
     return Table(title="Paired differences", columns=["method", *labels], rows=rows, caption=caption, ident="pairs")
 
