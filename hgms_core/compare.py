@@ -96,7 +96,9 @@ class Comparison:
             said.append("★ ahead of every other method: each difference's interval excludes zero")
         pairs = [pair for one in self.tables for pair in one.pairs.values() if pair.count > 1]
         if pairs:
-            said.append("differences: paired by seed, intervals by Holm's rule over all pairs (chance of a false one: at most 5 %)")
+            said.append(
+                "differences: paired by seed, intervals by Holm's rule over all pairs (chance of a false one: at most 5 %)"
+            )
         if any(pair.half_width == 0 for pair in pairs):
             said.append("± 0: the same in every seed, which says nothing about chance")
         if any(ALIKE in row.notes for one in self.tables for row in one.rows):
