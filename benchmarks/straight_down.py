@@ -110,8 +110,8 @@ def g_pbgd(problem: Problem, method: Pipeline) -> Stepper:
     def step() -> tuple[Tree, Tree]:
         nonlocal k
         gamma, scale = weight_of(made, k)
-        slopes = torch.autograd.grad(problem.g(theta, y, batches.lower()), list(y.values()), create_graph=True)
-        penalty = torch.stack([slope.square().sum() for slope in slopes]).sum()
+        pair = [torch.autograd.grad(problem.g(theta, y, batches.lower()), list(y.values()), create_graph=True) for _ in "ab"]
+        penalty = torch.stack([(a * b).sum() for a, b in zip(*pair, strict=True)]).sum()
         loss = scale * (problem.f(theta, y, batches.upper()) + gamma / 2 * penalty)
         grads = torch.autograd.grad(loss, [*theta.values(), *y.values()], materialize_grads=True)
         descend(theta, grads[: len(theta)], rate)

@@ -34,8 +34,9 @@ class Data:
     ``rows(index)`` is the batch of the rows numbered by an integer tensor of any shape, whose axes lead every leaf of the
     result; ``whole`` the batch of all ``size`` rows. ``whole`` is left empty where it is better made when it is asked for, by
     ``batch(None)``: from ``later()``, or from all numbers where there is none. A ``companion`` says whose rows a batch brings
-    along (as many as its own, or all beside all): they go through a loss too, so they are counted. ``Data.none()`` is for a
-    loss without data.
+    along (as many as its own, or all beside all): they go through a loss too, so they are counted. With a companion, draws are
+    pairs ``own + size · companion's``, the second drawn by the key as well, and ``rows`` takes such numbers. ``Data.none()`` is
+    for a loss without data.
 
     ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds as many
     rows of each as of any other, up to one, whichever got the odd ones being drawn anew each time; a batch smaller than the
@@ -75,9 +76,16 @@ class Data:
         return cls(size, whole, rows, device)
 
     def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
-        """Row numbers ``[steps, batch_size]``, or None where each step sees the whole data."""
+        """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole data."""
         if batch_size is None or batch_size >= self.size:
             return None
+        numbers = self._numbers(key, batch_size, steps)
+        if self.companion is None or not self.companion.size:
+            return numbers
+        beside = self.companion._numbers(key.fold("companion"), batch_size, steps)
+        return numbers + self.size * beside.to(self.device, non_blocking=True)
+
+    def _numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
         return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
@@ -264,7 +272,8 @@ class Problem:
 
         As weight → 0 the minimisers of g + weight·f tend to those minimisers of g that have the lowest f (Tikhonov's viscosity
         selection): what the optimistic problem asks for, which candidates that never look at f find by luck alone. A lower
-        batch brings as many validation rows along, as a function of its own row numbers, so a branch can still be replayed.
+        batch brings as many validation rows along, drawn by the same key, so that a branch can be replayed; within one draw
+        none comes twice before every validation row has come once.
 
         >>> def g(theta, x, batch): return x["x"].sum()
         >>> def f(theta, x, batch): return 2 * x["x"].sum()
@@ -278,8 +287,7 @@ class Problem:
             return {**below, **{UPPER + name: leaf for name, leaf in above.items()}}
 
         def rows(index: Tensor) -> Batch:
-            # A large prime spreads neighbouring numbers; with the lower rows drawn at random these are too.
-            return join(lower.rows(index), upper.rows((index * 7919) % max(upper.size, 1)))
+            return join(lower.rows(index % lower.size), upper.rows(index // lower.size))
 
         def g(theta: Tree, x: Tree, batch: Batch) -> Tensor:
             below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}

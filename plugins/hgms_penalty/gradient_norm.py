@@ -26,6 +26,10 @@ class GradientNorm:
     ∇L needs one Hessian product and one product with the mixed derivative, both along ∇_y g: one backward pass through the
     gradient's graph makes them together. Goes with hypergradient ``carried`` and an outer ``sgd``.
 
+    With mini-batches ‖∇_y g‖² becomes ⟨∇_y g_A, ∇_y g_B⟩ for two batches A and B drawn independently of each other, whose
+    gradient in θ and y is unbiased. The square of one batch's gradient is larger by the variance of that gradient, on average,
+    and its gradient in θ pushes down the weights of all examples, at the solution too.
+
     Use when g is twice differentiable and its stationary points are its minima (the Polyak–Łojasiewicz inequality). Avoid
     where g has saddle points or maxima near y: ‖∇_y g‖ vanishes there too; and where Hessian products are dear.
 
@@ -33,13 +37,13 @@ class GradientNorm:
         lr: η. ``momentum``: of y.
         gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch (None: all).
         count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
 
     Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
 
-    Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient. Memory: N lower states (2N with
-    momentum) and the graph of one gradient.
+    Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with mini-batches 2 of each but the
+    last. Memory: N lower states (2N with momentum) and the graph of one gradient (of two with mini-batches).
 
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
@@ -73,30 +77,33 @@ class GradientNorm:
         gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
         scale = 1 / gamma if self.normalise and gamma > 1 else 1.0
         data = problem.lower_data
+        passes = 1 if shared.is_full(data, self.batch_size) else 2
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            index = data.draw(key.fold("lower"), self.batch_size, 1)
-            below = data.batch(None if index is None else index[0])
+            # A key for each of the two: pieces of one shuffled epoch would not be independent of each other.
+            drawn = [data.draw(key.fold("lower", batch), self.batch_size, 1) for batch in range(passes)]
             above = shared.upper_batch(problem, key, self.upper_batch_size)
             upper, lower = shared.tracked(theta), shared.tracked(y)
+            leaves = list(lower.values())
             with torch.enable_grad(), twice_differentiable_attention():
-                g = problem.g(upper, lower, below)
-                grads = torch.autograd.grad(g, list(lower.values()), create_graph=True, materialize_grads=True)
-                squares = torch.stack([grad.square().sum() for grad in grads]).sum()
+                values = [problem.g(upper, lower, data.batch(None if index is None else index[0])) for index in drawn]
+                grads = [torch.autograd.grad(g, leaves, create_graph=True, materialize_grads=True) for g in values]
+                square = torch.stack([(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]).sum()
                 f = problem.f(upper, lower, above)
-                to_theta, to_y = shared.slopes(scale * f + 0.5 * scale * gamma * squares, upper, lower)
+                to_theta, to_y = shared.slopes(scale * f + 0.5 * scale * gamma * square, upper, lower)
 
             kept: Tree = {}
             if self.momentum:
                 m = shared.untagged("m", aux)
                 to_y = {name: self.momentum * m[name] + to_y[name] for name in y}
                 kept |= shared.tagged("m", to_y)
-            norm = squares.detach().sqrt()
-            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": norm}
-            return shared.descended(y, to_y, self.lr), kept, g.detach()
+            mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
+            size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
+            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": size}
+            return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
-        rows = 3 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
-        cost = Cost(lower_gradients=1, products=1, cross_products=1, upper_gradients=1, rows=rows)
+        rows = 3 * passes * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
+        cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
         return shared.branches(start, key, self, step, cost)
 
     def replay(

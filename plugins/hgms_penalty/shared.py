@@ -40,13 +40,8 @@ def begin(problem: Problem, key: Key, method: Any, twins: tuple[str, ...] = (), 
 
     Once for all branches, or where each goes on by itself once a branch, and then with the noise that sets them apart.
     """
-    full = _is_full(problem.lower_data, method.batch_size)
-    if (
-        method.count > 1
-        and not method.noise
-        and full
-        and _is_full(problem.upper_data["differentiate"], method.upper_batch_size)
-    ):
+    full = is_full(problem.lower_data, method.batch_size)
+    if method.count > 1 and not method.noise and full and is_full(problem.upper_data["differentiate"], method.upper_batch_size):
         raise ConfigError(
             f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} candidates would be the same\n"
             "  set noise > 0, or a batch_size below the number of rows, or count = 1"
@@ -58,7 +53,8 @@ def begin(problem: Problem, key: Key, method: Any, twins: tuple[str, ...] = (), 
     return {"x": x, "aux": aux, "step": 0}
 
 
-def _is_full(data: Data, batch_size: int | None) -> bool:
+def is_full(data: Data, batch_size: int | None) -> bool:
+    """Whether a batch of that size is all of the rows."""
     return batch_size is None or batch_size >= data.size
 
 

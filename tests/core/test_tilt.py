@@ -6,11 +6,12 @@ import itertools
 
 import pytest
 import torch
-from helpers import F64, network_problem
+from helpers import F64, assert_same, network_problem
 
 from hgms_branches import Branches
 from hgms_cg import CG
-from hgms_core import ConfigError, Pipeline
+from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
+from hgms_core.folder import pack, unpack
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import ProjectedGradient
 from hgms_selectors import BestOfN, First
@@ -22,10 +23,10 @@ pytestmark = pytest.mark.plugins
 def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> None:
     problem = network_problem()
     tilted = problem.tilted(0.25)
-    index = torch.tensor([[0, 3], [5, 2]])
-    batch = tilted.lower_data.rows(index)
+    index, beside = torch.tensor([[0, 3], [5, 2]]), torch.tensor([[14, 3], [0, 14]])
+    batch = tilted.lower_data.rows(index + problem.lower_data.size * beside)
     upper = problem.upper_data["differentiate"]
-    above = upper.rows((index * 7919) % upper.size)
+    above = upper.rows(beside)
     for name, leaf in above.items():
         assert torch.equal(batch[f"upper.{name}"], leaf)
     one = {name: leaf[0] for name, leaf in batch.items()}
@@ -38,6 +39,86 @@ def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> Non
         problem.theta0, problem.x0, upper.whole
     )
     assert torch.allclose(whole, parts, rtol=1e-12)
+
+
+def rows_of(lower: int, upper: int) -> Problem:
+    """g and f are the means of two columns; a batch says by ``index`` and ``upper.index`` which rows it holds."""
+    return Problem(
+        theta0={},
+        x0={"x": torch.zeros(1, dtype=F64)},
+        g=lambda theta, x, batch: (batch["a"] * x["x"]).mean(),
+        f=lambda theta, x, batch: (batch["a"] * x["x"]).mean(),
+        lower_data=Data.of({"a": torch.arange(lower, dtype=F64)}),
+        upper_data={"differentiate": Data.of({"a": torch.arange(upper, dtype=F64) ** 2})},
+    )
+
+
+def pairs(problem: Problem, key: Key, batch_size: int, steps: int) -> list[tuple[int, int]]:
+    data = problem.tilted(1.0).lower_data
+    batch = data.batch(data.draw(key, batch_size, steps))
+    return list(zip(batch["index"].flatten().tolist(), batch["upper.index"].flatten().tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(50, 500), (100, 7919), (500, 50), (7919, 13)])
+def test_every_validation_row_comes_along_and_none_again_before_all_have(lower: int, upper: int) -> None:
+    steps = -(-max(lower, upper) // 10)
+    found = pairs(rows_of(lower, upper), Key(0), 10, steps)
+    seen = [beside for _, beside in found]
+    assert set(seen) == set(range(upper))
+    assert len(set(seen[:upper])) == upper
+    # One draw of 10 rows a step, as an outer step with its own key makes them
+    several = [beside for step in range(10) for _, beside in pairs(rows_of(lower, upper), Key(0).fold(step), 10, 1)]
+    assert len(set(several)) > min(upper - 1, 40)
+
+
+def test_a_lower_row_does_not_always_bring_the_same_validation_row() -> None:
+    found = pairs(rows_of(20, 500), Key(0), 10, 200)
+    for row in range(20):
+        assert len({beside for own, beside in found if own == row}) > 50
+    assert [own for own, _ in found] == rows_of(20, 500).lower_data.draw(Key(0), 10, 200).flatten().tolist()
+
+
+def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
+    problem, weight = rows_of(12, 30), 0.25
+    tilted = problem.tilted(weight)
+
+    def slope(batch: Tree) -> float:
+        x = {"x": torch.ones(1, dtype=F64, requires_grad=True)}
+        return float(torch.autograd.grad(tilted.g({}, x, batch), x["x"])[0])
+
+    # Within one draw of whole epochs every row comes equally often: the mean over them is exact.
+    data = tilted.lower_data
+    drawn = data.draw(Key(0), 6, 10)
+    slopes = [slope(data.batch(index)) for index in drawn]
+    assert sum(slopes) / len(slopes) == pytest.approx(slope(data.batch(None)), rel=1e-12)
+    # and over keys each batch has that mean
+    single = torch.tensor([slope(data.batch(data.draw(Key(seed), 6, 1)[0])) for seed in range(2000)])
+    error = float(single.std()) / len(single) ** 0.5
+    assert abs(float(single.mean()) - slope(data.batch(None))) < 4 * error
+
+
+def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> None:
+    problem = network_problem()
+    method = Pipeline(
+        generator=Branches(count=2, steps=4, lr=0.1, batch_size=5),
+        selector=BestOfN(),
+        hypergradient=Unrolled(),
+        outer=ProjectedGradient(lr=0.1),
+        tilt=0.5,
+    )
+    tilted, generator = problem.tilted(0.5), method.generator
+    start = generator.init(tilted, Key(0))
+    found = generator.propose(tilted, problem.theta0, start, Key(1))
+    for member in range(2):
+        replayed, _ = generator.replay(tilted, problem.theta0, start, Key(1), torch.tensor(member), None)
+        assert_same(replayed, {name: leaf[member] for name, leaf in found.x.items()}, rtol=1e-12)
+    state = method.init(problem, 0)
+    for step in range(4):
+        state, _ = method.step(problem, unpack(*pack(state)) if step == 2 else state)
+    through = method.init(problem, 0)
+    for _ in range(4):
+        through, _ = method.step(problem, through)
+    assert_same([state["theta"], state["x"]], [through["theta"], through["x"]])
 
 
 def test_every_call_counts_for_both_losses() -> None:

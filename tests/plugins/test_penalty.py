@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, field, frozen
 from helpers import F64, assert_same, counted, network_problem
 from scipy.optimize import minimize_scalar
 
 from hgms_branches import Branches
-from hgms_core import ConfigError, Key, Pipeline, Problem, Tree
+from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_core.folder import pack, unpack
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_identity import Identity
@@ -153,8 +154,11 @@ def straight_gradient_norm(problem: Problem, one: GradientNorm, rate: float, out
         scale = min(1 / gamma, 1.0) if one.normalise and gamma else 1.0
         for optimizer in optimizers:
             optimizer.zero_grad()
-        grads = torch.autograd.grad(problem.g(theta, y, rows.lower[0]), list(y.values()), create_graph=True)
-        penalty = sum((grad**2).sum() for grad in grads)
+        key, data = Key(0).fold("step", k, "propose", "branch", 0, "lower"), problem.lower_data
+        pair = [data.draw(key.fold(i), one.batch_size, 1) for i in range(2)]
+        batches = [data.whole if index is None else data.rows(index[0]) for index in pair]
+        first, second = (torch.autograd.grad(problem.g(theta, y, b), list(y.values()), create_graph=True) for b in batches)
+        penalty = sum((a * b).sum() for a, b in zip(first, second, strict=True))
         (scale * (problem.f(theta, y, rows.upper) + gamma / 2 * penalty)).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -262,8 +266,8 @@ COUNTS = {
     "value-gap": (ValueGap(steps=3, batch_size=5, upper_batch_size=4), 5, {"lower_gradients": 5}),
     "gradient-norm": (
         GradientNorm(batch_size=5, upper_batch_size=4),
-        1,
-        {"lower_gradients": 1, "products": 1, "cross_products": 1},
+        2,
+        {"lower_gradients": 2, "products": 2, "cross_products": 2},
     ),
     "minimax": (Minimax(batch_size=5, upper_batch_size=4), 2, {"lower_gradients": 2}),
     "dynamic-barrier": (DynamicBarrier(steps=3, batch_size=5, upper_batch_size=4), 4, {"lower_gradients": 4}),
@@ -286,6 +290,73 @@ def test_nothing_is_evaluated_twice_and_all_is_counted(case: str, count: int) ->
         "upper_gradients": 2 * count,
         "rows": 2 * count * (5 * derivatives + 4),
     }
+
+
+def test_one_whole_batch_is_passed_once_for_the_squared_gradient() -> None:
+    problem, calls = counted(network_problem())
+    _, record = advance(method(GradientNorm(batch_size=10**6)), problem, 1)
+    assert calls["g"] == record["cost_lower_gradients"] == record["cost_products"] == record["cost_cross_products"] == 1
+
+
+def test_minibatches_leave_the_penalty_of_the_squared_gradient_unbiased() -> None:
+    """Over every pair of batches the two estimates have the mean of the whole batch, which is 0 at a stationary point; the
+    square of one batch's gradient would push each weight down by its share of the variance."""
+    rows, size = 6, 2
+    targets = torch.tensor([3.0, -1.0, 0.5, 2.0, -2.5, 1.0], dtype=F64)
+    weights = torch.linspace(0.2, 1.2, rows, dtype=F64)
+    centre = (weights * targets).sum() / weights.sum()
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+        return (theta["w"][batch["index"]] * (x["y"] - batch["target"]).square()).mean()
+
+    for y, stationary in ((centre, True), (centre + 0.7, False)):
+        problem = Problem(
+            theta0={"w": weights},
+            x0={"y": y.reshape(1)},
+            g=g,
+            f=lambda theta, x, batch: 0 * x["y"].sum(),
+            lower_data=Data.of({"target": targets}),
+        )
+        exact = GradientNorm(gamma=1.0, gamma_steps=0)
+        (wanted,) = exact.propose(problem, problem.theta0, exact.init(problem, Key(0)), Key(0)).aux["theta.w"]
+        assert bool(wanted.abs().max() < 1e-12) == stationary
+        pairs = list(itertools.product(itertools.combinations(range(rows), size), repeat=2))
+        found = []
+        for pair in pairs:
+            queue = [torch.tensor([batch]) for batch in pair]
+            drawn = evolve(problem, lower_data=Drawn(rows, {}, problem.lower_data.rows, queue=queue))
+            generator = evolve(exact, batch_size=size)
+            found.append(generator.propose(drawn, problem.theta0, generator.init(drawn, Key(0)), Key(0)).aux["theta.w"][0])
+            assert not queue
+        assert_same(torch.stack(found).mean(0), wanted, atol=1e-12)
+        squared = [slope_of_square(g, problem, list(batch)) for batch in itertools.combinations(range(rows), size)]
+        assert not stationary or bool((torch.stack(squared).mean(0) > 0.01).all())  # what the two batches are for
+
+
+@frozen
+class Drawn(Data):
+    """Data whose draws are given beforehand."""
+
+    queue: list[torch.Tensor] = field(factory=list, eq=False)
+
+    def draw(self, key: Key, batch_size: int | None, steps: int) -> torch.Tensor:
+        return self.queue.pop(0)
+
+
+def slope_of_square(g: Any, problem: Problem, rows: list[int]) -> torch.Tensor:
+    theta, x = parameters(problem.theta0), parameters(problem.x0)
+    (slope,) = torch.autograd.grad(g(theta, x, problem.lower_data.rows(torch.tensor(rows))), [x["y"]], create_graph=True)
+    return torch.autograd.grad(slope.square().sum() / 2, theta["w"])[0]
+
+
+def test_two_batches_of_the_squared_gradient_are_drawn_independently() -> None:
+    """Batches cut from one shuffled epoch never share a row; of independent ones of half the rows half a batch is shared."""
+    problem, seen = network_problem(), []
+    data = problem.lower_data
+    watched = evolve(data, rows=lambda index: seen.append(index.tolist()) or data.rows(index))
+    advance(method(GradientNorm(batch_size=data.size // 2)), evolve(problem, lower_data=watched), 40)
+    shared = [len(set(a) & set(b)) for a, b in zip(seen[::2], seen[1::2], strict=True)]
+    assert sum(shared) / len(shared) == pytest.approx(data.size / 4, abs=1)
 
 
 def test_the_two_lower_values_of_the_gap_see_one_batch() -> None:
