@@ -1,7 +1,7 @@
 """HG-MS and what it is compared with, as compositions of parts by name.
 
-Nothing is computed here: a composition is the default configuration of a :class:`hgms_core.Pipeline`. Any part or number can be
-changed where the method is used, e.g. ``--set method.generator.count=8``.
+A composition is the default configuration of a :class:`hgms_core.Pipeline` (``validation-only``: of a wrapper around one). Any
+part or number can be changed where the method is used, e.g. ``--set method.generator.count=8``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from hgms_core import Composition, hookimpl
+from hgms_methods.validation_only import ValidationOnly as ValidationOnly
 
 HG_MS_ULA = Composition(
     name="hg-ms-ula",
@@ -184,6 +185,8 @@ DARTS = Composition(
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
 )  # fmt: skip
 
+STAYS = {"optimum": "its θ stays where it is"}
+
 UNIFORM = Composition(
     name="uniform",
     summary="Trains the lower level at the initial θ (equal weights): the floor of every comparison.",
@@ -196,7 +199,25 @@ UNIFORM = Composition(
         "keep": "best",
     },
     on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
-    testing_failures={"optimum": "its θ stays where it is"},
+    testing_failures=STAYS,
+)
+
+UNIFORM_TILTED = Composition(
+    name="uniform-tilted",
+    summary="Trains the lower level g + εf at the initial θ: joint training on training and validation rows, nothing learned.",
+    source="no bilevel optimisation; the reference of hg-ms-tilted.",
+    parts={**UNIFORM.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
+    on=UNIFORM.on,
+    testing_failures=STAYS,
+)
+
+VALIDATION_ONLY = Composition(
+    name="validation-only",
+    summary="Trains the lower variables on validation rows alone (roles differentiate and select), at the initial θ.",
+    source="no bilevel optimisation; the limit of uniform-tilted as ε → ∞.",
+    of=ValidationOnly,
+    parts={"method": {"name": "uniform"}},
+    testing_failures=STAYS,
 )
 
 FIXED = Composition(
@@ -213,6 +234,13 @@ ORACLE_CLEAN = Composition(
     summary="Trains on the uncorrupted examples only, as if somebody had told which they are: the ceiling.",
     source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
     parts={**UNIFORM.parts, "reference": "clean"},
+)
+
+ORACLE_JOINT = Composition(
+    name="oracle-joint",
+    summary="Trains on the uncorrupted examples and the validation rows together: the ceiling of methods that train on both.",
+    source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    parts={**ORACLE_CLEAN.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
 )
 
 
@@ -233,4 +261,7 @@ def hgms_register_methods() -> list[Composition]:
         UNIFORM,
         FIXED,
         ORACLE_CLEAN,
+        UNIFORM_TILTED,
+        ORACLE_JOINT,
+        VALIDATION_ONLY,
     ]

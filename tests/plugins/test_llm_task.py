@@ -333,6 +333,8 @@ def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> 
         ("scalebio", True),
         ("scalebio-best-of-n", True),
         ("uniform", False),
+        ("uniform-tilted", False),
+        ("validation-only", False),
         ({"name": "fixed", "mixture": {"sums": 3.0, "words": 1.0}}, False),
     ],
 )
@@ -355,7 +357,8 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     }
     config = RunConfig.from_dict(table)
     assert RunConfig.from_toml(config.to_toml()) == config
-    assert config.method.generator.lr == 1e-4  # the defaults are those for weighted sources
+    own = config.method if method != "validation-only" else config.method.method
+    assert own.generator.lr == 1e-4  # the defaults are those for weighted sources
     problem = config.task.problem(0, CPU, torch.float32)
     rows = run(config.method, problem, Budget(outer_steps=2)).records
     first, last = ({name: value for name, value in row.items() if name.startswith("weight.")} for row in (rows[0], rows[-1]))
