@@ -43,12 +43,17 @@ def twice_differentiable_attention() -> Iterator[None]:
 class Curvature:
     """The lower loss's gradient and Hessian products at one point (or at N stacked points, one Hessian each).
 
-    ``matvec`` maps a flat ``[d]`` (``[N, d]``) vector to H·v; ``gradient`` is ∇_x g as a flat vector.
+    ``matvec`` maps a flat ``[d]`` (``[N, d]``) vector to H·v; ``gradient`` is ∇_x g as a flat vector, evaluated when it is
+    asked for (with ``vjp`` it is there already).
     """
 
     matvec: Callable[[Tensor], Tensor]
-    gradient: Tensor
+    slope: Callable[[], Tensor]
     spec: Ravel
+
+    @property
+    def gradient(self) -> Tensor:
+        return self.slope()
 
 
 def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = False) -> Curvature:
@@ -91,7 +96,11 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
             )
             return spec.ravel_leaves(products)
 
-        return Curvature(through_graph, spec.ravel_leaves([grad.detach() for grad in grads]), spec)
+        flat_gradient = spec.ravel_leaves([grad.detach() for grad in grads])
+        return Curvature(through_graph, lambda: flat_gradient, spec)
+
+    def slope() -> Tensor:
+        return spec.ravel_leaves(gradient_at(x)[0])
 
     if strategy == "jvp":
         gradient_of = torch.func.grad(lambda point: g(point).sum())
@@ -102,7 +111,7 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
                 product = torch.func.jvp(gradient_of, (point,), (spec.unravel(v),))[1]
             return spec.ravel(product)
 
-        return Curvature(forward, spec.ravel_leaves(gradient_at(x)[0]), spec)
+        return Curvature(forward, slope, spec)
 
     flat = spec.ravel(detach(x))
 
@@ -112,7 +121,12 @@ def curvature(g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = Fal
         minus, _ = gradient_at(spec.unravel(flat - step * v))
         return (spec.ravel_leaves(plus) - spec.ravel_leaves(minus)) / (2 * step)
 
-    return Curvature(central, spec.ravel_leaves(gradient_at(x)[0]), spec)
+    return Curvature(central, slope, spec)
+
+
+def _passes(strategy: Strategy) -> int:
+    """How often the rows of a batch go through the loss in one product."""
+    return 2 if strategy == "difference" else 1
 
 
 def _step(x: Tensor, v: Tensor) -> Tensor:
@@ -240,7 +254,8 @@ class Linearization:
     """Both levels at one (θ, x): f and its gradients, ∇_x g, and products with the second derivatives of g.
 
     ``rhs`` is ∇_x f and ``slope`` ∇_x g as flat vectors, ``direct`` is ∇_θ f, ``matvec`` maps a flat v to ∇²_xx g·v and
-    ``mixed`` to ∇²_θx g·v, with the shapes of θ.
+    ``mixed`` to ∇²_θx g·v, with the shapes of θ; ``passes`` says how often a batch goes through g in one product (twice with
+    differences).
 
     .. versionadded:: 0.2
     """
@@ -251,6 +266,7 @@ class Linearization:
     slope: Tensor
     matvec: Callable[[Tensor], Tensor]
     mixed: Callable[[Tensor], Tree]
+    passes: int = 1
 
     @classmethod
     def of(
@@ -270,12 +286,12 @@ class Linearization:
         def mixed(v: Tensor) -> Tree:
             return cross_product(g, theta, x, spec.unravel(v), strategy)
 
-        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed)
+        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, _passes(strategy))
 
     def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Hypergradient:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
-        return _estimate(self.upper_loss, self.direct, self.mixed(solution.value), self.slope, solution, rows)
+        return _estimate(self.upper_loss, self.direct, self.mixed(solution.value), self.slope, solution, rows, self.passes)
 
 
 def _estimate(
@@ -285,6 +301,7 @@ def _estimate(
     slope: Tensor,
     solution: Solution,
     rows: tuple[int, int],
+    passes: int,
     lower_gradients: int = 1,
 ) -> Hypergradient:
     return Hypergradient(
@@ -297,7 +314,7 @@ def _estimate(
             lower_gradients=lower_gradients,
             products=solution.products,
             cross_products=1,
-            rows=rows[0] + rows[1] * (1 + lower_gradients + solution.products),
+            rows=rows[0] + rows[1] * (lower_gradients + passes * (solution.products + 1)),
         ),
     )
 
@@ -315,26 +332,30 @@ def implicit(
 ) -> Hypergradient:
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
-    batch); how large ∇_x g is, the first of them says."""
+    batch); how large ∇_x g is, the first of them says. A product with ``vjp`` then takes a gradient too, whose graph it goes
+    back through, and the cost counts it."""
     if another is None:
         return Linearization.of(f, g, theta, x, strategy).hypergradient(solver, v0, rows)
     theta, x = detach(theta), detach(x)
     upper_loss, direct, rhs = upper_gradients(f, theta, x)
     spec = Ravel.of(x)
-    slopes: list[Tensor] = []
+    slope: Tensor | None = None
+    gradients = 0
 
-    def at_x(loss: Callable[[Tree, Tree], Tensor]) -> Curvature:
-        found = curvature(lambda point: loss(theta, point), x, strategy)
-        if not slopes:
-            slopes.append(found.gradient)
-        return found
+    def product(v: Tensor) -> Tensor:
+        nonlocal slope, gradients
+        loss = next(another)
+        here = curvature(lambda point: loss(theta, point), x, strategy)
+        gradients += strategy == "vjp" or slope is None
+        if slope is None:
+            slope = here.gradient
+        return here.matvec(v)
 
-    solution = as_solver(solver).solve(lambda v: at_x(next(another)).matvec(v), spec.ravel(rhs), v0)
-    extra = int(not slopes)  # without a product the gradient is one by itself
-    if not slopes:
-        at_x(g)
+    solution = as_solver(solver).solve(product, spec.ravel(rhs), v0)
+    if slope is None:  # nothing was multiplied
+        slope, gradients = curvature(lambda point: g(theta, point), x, strategy).gradient, 1
     mixed = cross_product(next(another), theta, x, spec.unravel(solution.value), strategy)
-    return _estimate(upper_loss, direct, mixed, slopes[0], solution, rows, extra)
+    return _estimate(upper_loss, direct, mixed, slope, solution, rows, _passes(strategy), gradients)
 
 
 def hypergradient(

@@ -39,10 +39,11 @@ class Branch:
     """The selected candidate, its baggage, and how to get it again.
 
     ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
-    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more under autograd and
-    returns the same state as a function of θ, through its ``last`` steps (None: all of them), and what that costs together
-    with the backward pass. ``last_step()`` tells the branch's last step, from generators whose last step is linear in ∇_x g
-    and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
+    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more at a θ, the present
+    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of
+    them), and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward
+    one, without a graph, and costs that alone. ``last_step()`` tells the branch's last step, from generators whose last step
+    is linear in ∇_x g and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
 
     >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
@@ -109,7 +110,8 @@ class CandidateGenerator(Protocol):
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
         """Candidate ``index`` of ``propose`` with the same arguments, as a differentiable function of ``theta`` through its
-        ``last`` steps (all if None), and the cost of running it and of going back through it."""
+        ``last`` steps (all if None), and the cost of running it and of going back through it. Where no leaf of ``theta``
+        requires a gradient: without a graph, at the cost of running it."""
         ...
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:

@@ -86,7 +86,7 @@ class Candidates:
 
     ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the like) only travels along.
     ``losses`` holds the last lower loss each candidate saw, ``[N]``. A generator that still holds the graph of its run may say
-    so with ``replay(index, theta, last)``, which is then asked instead of the generator's own ``replay``.
+    so with ``replay(index, theta, last)``, which is then asked instead of the generator's own ``replay``, at any θ.
     """
 
     x: Tree

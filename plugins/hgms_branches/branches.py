@@ -9,7 +9,16 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_branches.update import Hyper, advance, gradient_on, iterates, stood_in, unrolled
+from hgms_branches.update import (
+    Hyper,
+    advance,
+    differentiated,
+    gradient_on,
+    holds_values_of,
+    iterates,
+    stood_in,
+    unrolled,
+)
 from hgms_core import (
     Candidates,
     ConfigError,
@@ -159,7 +168,7 @@ class Branches:
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        within = self.steps if last is None else min(last, self.steps)
+        within = differentiated(theta, last, self.steps)
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
         cost = Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
         return unrolled(*self._run(problem, theta, start, key, self._number(index)), within), cost
@@ -185,16 +194,18 @@ class Branches:
     def _with_graph(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         end, loss = list(iterates(*self._run(problem, leaves, start, key, 0), self.steps))[-1]
-        rows = self.steps * problem.lower_data.count(self.batch_size)
+        rows = problem.lower_data.count(self.batch_size)
+        same = holds_values_of(leaves)
 
         def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            if last is not None:  # the kept graph goes all the way
+            if last is not None or not same(theta):  # the kept graph goes all the way, and is that of one θ
                 return self.replay(problem, theta, start, key, index, last)
-            return stood_in(end[0], leaves, theta), Cost(products=self.steps, cross_products=self.steps, rows=2 * rows)
+            back = differentiated(theta, None, self.steps)
+            return stood_in(end[0], leaves, theta), Cost(products=back, cross_products=back, rows=2 * back * rows)
 
         x = {name: leaf.detach().unsqueeze(0) for name, leaf in end[0].items()}
         aux = {f"{kind}.{name}": moment[name].detach()[None] for kind, moment in zip("mv", end[1:], strict=False) for name in x}
-        cost = Cost(lower_gradients=self.steps, rows=rows)
+        cost = Cost(lower_gradients=self.steps, rows=self.steps * rows)
         return Candidates(x=x, aux=aux, losses=loss[None], cost=cost, replay=again)
 
     def _run(

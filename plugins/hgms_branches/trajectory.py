@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_branches.update import Hyper, advance, iterates, stood_in, unrolled
+from hgms_branches.update import Hyper, advance, differentiated, holds_values_of, iterates, stood_in, unrolled
 from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, detach, learned_start, repeat
 
 positive: Any = validators.gt(0)
@@ -110,7 +110,7 @@ class Trajectory:
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
         steps = self._kept[int(index)]
-        within = steps if last is None else min(last, steps)
+        within = differentiated(theta, last, steps)
         drawn = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
         x = self._first(theta, start)
         rates = [self.lr] * steps
@@ -141,15 +141,15 @@ class Trajectory:
         )
         seen = [(state[0], loss) for step, (state, loss) in enumerate(run, start=1) if step in self._kept]
         rows = problem.lower_data.count(self.batch_size)
+        same = holds_values_of(leaves)
 
         def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            if last is not None:  # the kept graph goes all the way
+            if last is not None or not same(theta):  # the kept graph goes all the way, and is that of one θ
                 return self.replay(problem, theta, start, key, index, last)
             chosen = int(index)
+            back = differentiated(theta, None, self._kept[chosen])
             end = stood_in(seen[chosen][0], leaves, theta)
-            steps = self._kept[chosen]
-            back = Cost(products=steps, cross_products=steps, rows=2 * steps * rows)
-            return end, back
+            return end, Cost(products=back, cross_products=back, rows=2 * back * rows)
 
         x = {name: torch.stack([point[name].detach() for point, _ in seen]) for name in first}
         return Candidates(x=x, losses=torch.stack([loss for _, loss in seen]), cost=cost, replay=again)

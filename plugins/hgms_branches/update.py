@@ -231,7 +231,26 @@ class Standing(torch.autograd.Function):
         return None, None, *torch.autograd.grad(outputs, inputs, grads, retain_graph=True, materialize_grads=True)
 
 
+def differentiated(theta: Tree, last: int | None, steps: int) -> int:
+    """How many of the last steps a replay goes back through: none where no leaf of θ requires a gradient."""
+    if not any(leaf.requires_grad for leaf in theta.values()):
+        return 0
+    return steps if last is None else min(last, steps)
+
+
+def holds_values_of(leaves: Tree) -> Callable[[Tree], bool]:
+    """A test whether another θ holds the numbers that ``leaves`` hold now. Of the same memory nothing is read."""
+    versions = [leaf._version for leaf in leaves.values()]
+
+    def same(theta: Tree) -> bool:
+        if versions != [leaf._version for leaf in leaves.values()]:
+            return False  # changed in place since, so nobody knows what they held
+        return all(theta[name].is_set_to(leaf) or torch.equal(theta[name], leaf) for name, leaf in leaves.items())
+
+    return same
+
+
 def stood_in(end: Tree, leaves: Tree, theta: Tree) -> Tree:
-    """``end``, whose graph was built from ``leaves``, as a function of ``theta``."""
+    """``end``, whose graph was built from ``leaves``, as a function of ``theta``, which holds the same numbers."""
     outputs = Standing.apply(list(end.values()), list(leaves.values()), *(theta[name] for name in leaves))
     return dict(zip(end, cast("tuple[Tensor, ...]", outputs), strict=True))

@@ -39,8 +39,8 @@ class Implicit:
             needs losses that can be recorded (:class:`hgms_core.Replay`). No effect on a CPU, nor with a tilt or a learned
             start.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a product
-    builds its batch's gradient anew.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a
+    ``vjp`` product builds its batch's gradient anew, so there are as many lower gradients as products.
 
     >>> import torch
     >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},

@@ -75,5 +75,6 @@ class OneStep:
         strategy: Literal["vjp", "difference"] = "vjp" if self.derivative == "exact" else "difference"
         mixed = cross_product(lambda t, x: problem.g(t, x, below), theta, branch.x, direction, strategy)
         value = {name: direct[name] - self.lr * mixed[name] for name in direct}
-        cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=2 * rows + upper_rows)
+        passes = 1 if self.derivative == "exact" else 2
+        cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=(1 + passes) * rows + upper_rows)
         return Hypergradient(value=value, upper_loss=loss, lower_gradient_norm=norm(slope), cost=cost), state

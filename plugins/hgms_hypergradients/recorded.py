@@ -38,4 +38,4 @@ class Recorded:
         """At (θ, x, lower row numbers, upper row numbers); valid until the next call."""
         upper_loss, direct, rhs, slope = self._levels(*arguments)
         mixed: Callable[[Tensor], Tree] = self._mixed
-        return Linearization(upper_loss.clone(), direct, rhs, slope, self._product, mixed)
+        return Linearization(upper_loss.clone(), direct, rhs, slope, self._product, mixed, self.eager.passes)

@@ -108,12 +108,13 @@ class Soba:
         below, _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
         rate = self.lr / (start["step"] + 1) ** self.decay
+        within = last != 0 and any(leaf.requires_grad for leaf in theta.values())
         with torch.enable_grad(), twice_differentiable_attention():
             loss = problem.g(theta, point, below)
-            slopes = torch.autograd.grad(loss, list(point.values()), create_graph=True, materialize_grads=True)
+            slopes = torch.autograd.grad(loss, list(point.values()), create_graph=within, materialize_grads=True)
             moved = {name: leaf.detach() - rate * slope for (name, leaf), slope in zip(point.items(), slopes, strict=True)}
         rows, _ = self._rows(problem)
-        return moved, Cost(lower_gradients=1, cross_products=1, rows=2 * rows)
+        return moved, Cost(lower_gradients=1, cross_products=int(within), rows=(1 + within) * rows)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return {

@@ -276,6 +276,38 @@ def test_a_kept_graph_is_the_replay_also_for_several_branches(name: str) -> None
         assert (other.replay is None) == (count > 1)
 
 
+def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
+    plain = Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5)
+    start, index = plain.init(PROBLEM, KEY), torch.tensor(0)
+    problem, seen = counted(PROBLEM)
+    other = {name: leaf + 0.3 for name, leaf in THETA.items()}
+    own = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}  # the same numbers elsewhere
+    held = evolve(plain, keep_graph=True).propose(problem, THETA, start, KEY)
+    assert held.replay is not None
+    for theta, calls in ((own, 0), (other, 4), ({name: leaf.requires_grad_() for name, leaf in other.items()}, 4)):
+        before = seen["g"]
+        end, cost = held.replay(index, theta, None)
+        assert seen["g"] - before == cost.lower_gradients == calls
+        expected, run_again = plain.replay(PROBLEM, theta, start, KEY, index, None)
+        assert_same(end, expected, rtol=1e-12)
+        assert (cost.products, cost.cross_products) == (run_again.products, run_again.cross_products)
+    at = {name: leaf.clone() for name, leaf in THETA.items()}
+    held = evolve(plain, keep_graph=True).propose(PROBLEM, at, start, KEY)
+    at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
+    assert held.replay is not None
+    assert_same(held.replay(index, at, None)[0], plain.replay(PROBLEM, at, start, KEY, index, None)[0])
+
+
+@every_case
+def test_a_replay_where_nothing_requires_a_gradient_is_a_run_forward(case: str) -> None:
+    start, (problem, seen) = second_start(CASES[case]), counted(PROBLEM)
+    end, cost = CASES[case].replay(problem, THETA, start, KEY, torch.tensor(1), None)
+    assert_same(end, propose(CASES[case], start=start).at(1), rtol=1e-10, atol=1e-13)
+    assert not any(leaf.requires_grad for leaf in end.values())
+    assert cost.calls == cost.lower_gradients == seen["g"] == 5
+    assert cost.rows == seen["g_rows"]
+
+
 @every_case
 def test_a_proposal_repeats_itself_and_touches_nothing_else(case: str) -> None:
     start = second_start(CASES[case])

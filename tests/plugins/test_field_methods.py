@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
-from helpers import F64, assert_same, network_problem
+from helpers import F64, assert_same, counted, network_problem
 from torch import Tensor
 
 from hgms_branches import Branches
@@ -130,6 +130,33 @@ def test_fresh_batches_are_one_a_product(strategy: Any) -> None:
     assert found.solution is not None
     residual = torch.linalg.vector_norm(slope - hessians[3] @ v) / torch.linalg.vector_norm(slope)
     assert float(found.solution.residual) == pytest.approx(float(residual), rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+@pytest.mark.parametrize("batches", ["one", "fresh"])
+def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batches: Any) -> None:
+    from hgms_core import Branch
+
+    problem, seen = counted(PROBLEM)
+    branch = Branch(x=PROBLEM.x0, replay=None)  # type: ignore[arg-type]
+    estimator = Implicit(solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy)
+    cost = estimator.estimate(problem, PROBLEM.theta0, branch, Key(5), estimator.init(problem))[0].cost
+    passes = 2 if strategy == "difference" else 1
+    again = 0 if strategy == "vjp" else 4  # a product with vjp goes back through the graph of a gradient: no evaluation
+    assert (cost.upper_gradients, cost.products, cost.cross_products) == (1, 4, 1)
+    assert cost.lower_gradients == (4 if batches == "fresh" and strategy == "vjp" else 1)
+    assert seen["g"] == cost.lower_gradients + passes * again + passes
+    assert seen["f"] == 1
+    assert cost.rows == seen["f_rows"] + seen["g_rows"] + 6 * (4 - again)
+
+
+def test_the_rows_of_a_step_by_differences_are_those_that_went_through() -> None:
+    problem, seen = counted(PROBLEM)
+    made = method("darts", generator={"batch_size": 5}, hypergradient={"batch_size": 6, "upper_batch_size": 7})
+    state = made.init(problem, 0)
+    for _ in range(2):
+        state, record = made.step(problem, state)
+    assert record["cost_rows"] == seen["f_rows"] + seen["g_rows"]
 
 
 def test_fresh_batches_of_everything_are_one_batch() -> None:

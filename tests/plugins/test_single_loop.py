@@ -138,6 +138,9 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
     ahead, behind = (value(PROBLEM.theta0["scale"] + sign * 1e-5) for sign in (1, -1))
     assert float(found) == pytest.approx(float(ahead - behind) / 2e-5, rel=1e-6)
     assert cost.lower_gradients == cost.cross_products == 1
+    forward, cost = generator.replay(PROBLEM, PROBLEM.theta0, start, KEY, torch.tensor(0), None)
+    assert_same(forward, proposed, rtol=1e-14)
+    assert (cost.calls, cost.rows) == (1, 6)
     unrolled = pipeline(generator, First(), Unrolled(), Sgd())
     unrolled.step(PROBLEM, unrolled.init(PROBLEM, 0))
 

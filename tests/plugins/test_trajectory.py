@@ -120,6 +120,24 @@ def test_a_kept_graph_can_be_gone_through_twice() -> None:
     assert torch.equal(first, second)
 
 
+def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
+    plain = Trajectory(steps=4, lr=0.3, batch_size=6)
+    start, problem = plain.init(PROBLEM, KEY), PROBLEM.with_learned_start()
+    held = evolve(plain, keep_graph=True).propose(problem, problem.theta0, start, KEY)
+    assert held.replay is not None
+    for name in ("scale", "start.w"):
+        theta = {key: leaf.detach().requires_grad_() for key, leaf in problem.theta0.items()}
+        assert held.replay(torch.tensor(2), theta, None)[1].lower_gradients == 0
+        assert held.replay(torch.tensor(2), problem.theta0, None)[1].calls == 0
+        theta = {**problem.theta0, name: problem.theta0[name] + 0.3}
+        (end, cost), (expected, _) = (
+            held.replay(torch.tensor(2), theta, None),
+            plain.replay(problem, theta, start, KEY, torch.tensor(2), None),
+        )
+        assert_same(end, expected, rtol=1e-13)
+        assert cost.calls == cost.lower_gradients == 3
+
+
 @graph_or_not
 def test_the_counts_are_the_calls_that_happened(keep_graph: bool) -> None:
     problem, calls = counted(PROBLEM)

@@ -131,6 +131,9 @@ def test_a_replayed_chain_is_the_proposed_one(case: str, member: int) -> None:
         replayed, cost = CASES[case].replay(PROBLEM, theta, start, KEY, torch.tensor(member), last)
         assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed, rtol=1e-11, atol=1e-13)
         assert (cost.lower_gradients, cost.products) == (6, last or 6)
+    forward, cost = CASES[case].replay(PROBLEM, THETA, start, KEY, torch.tensor(member), None)
+    assert_same(forward, proposed, rtol=1e-11, atol=1e-13)
+    assert cost.calls == cost.lower_gradients == 6
 
 
 @every_case

@@ -106,6 +106,8 @@ class CyclicalLangevin:
     ) -> tuple[Tree, Cost]:
         steps = (int(index) + 1) * self.cycle_steps
         within = steps if last is None else min(last, steps)
+        if not any(leaf.requires_grad for leaf in theta.values()):
+            within = 0  # a run forward, and nothing to go back through
         *_, (point, _) = self._chain(problem, theta, start["x"], key, steps, within)
         rows = problem.lower_data.count(self.batch_size) * (steps + 2 * within)
         return point, Cost(lower_gradients=steps, products=within, cross_products=within, rows=rows)
