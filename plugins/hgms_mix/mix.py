@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -260,9 +261,9 @@ class Mix:
         if rank is None:
             return None
         config = self.config
-        problem = config.task.problem(config.seed, self.device, getattr(torch, config.run.dtype))
         state = self._state()
-        flat = rank(problem, state).detach().cpu()
+        unbuilt = Unbuilt(lambda: config.task.problem(config.seed, self.device, getattr(torch, config.run.dtype)))
+        flat = rank(unbuilt, state).detach().cpu()
         finished = getattr(config.method, "finished", None)
         if bool(flat.isnan().all()) and finished is not None and not finished(state):
             raise ConfigError(
@@ -311,8 +312,23 @@ class Mix:
         return found
 
     def _begin(self, stage: Stage, what: str) -> None:
+        # Hooks and trainers make cycles, which only a collection breaks: the last stage's model goes before this one's comes.
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         going_on = stage.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{what}")
+
+
+class Unbuilt:
+    """The problem of a run, built when something of it is asked for. Rankings are mostly stored with the state, and a problem
+    holds a base model."""
+
+    def __init__(self, build: Callable[[], Problem]) -> None:
+        self._build = functools.cache(build)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._build(), name)
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):

@@ -501,3 +501,37 @@ def test_the_word_problems_are_solved_rightly() -> None:
         a, sign, b, result = int(formula[0]), formula[1], int(formula[2]), int(formula[3])
         assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign] == result
         assert answer.endswith(f"The answer is {result}.")
+
+
+LESS = ["--set", "method={name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3}"]
+
+
+@pytest.mark.parametrize("method", [[], [*LESS, "--set", "budget=60 steps", "--set", "sample.size=10"]], ids=["uniform", "less"])
+def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
+    method: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the collector, so that cycles do not go by luck; a stored ranking needs no base."""
+    import gc
+    import weakref
+
+    from hgms_llm import BaseModel
+
+    loaded: list[weakref.ref[Any]] = []
+    alive = []
+    load = BaseModel.load
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        alive.append(sum(one() is not None for one in loaded))
+        model = load(self, *arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(BaseModel, "load", counting)
+    gc.collect()
+    gc.disable()
+    try:
+        done = call("mix.toml", *method)
+    finally:
+        gc.enable()
+    assert done.exit_code == 0, done.output
+    assert alive == [0, 0, 0]  # reweight, finetune, evaluate
