@@ -16,7 +16,7 @@ from __future__ import annotations
 from hgms_core.compare import Comparison, compare
 from hgms_core.composition import overlay
 from hgms_core.config import RunConfig, lay, load, read_toml
-from hgms_core.folder import RunFolder, replace_file
+from hgms_core.folder import DiskError, RunFolder, replace_file
 from hgms_core.launch import device_called, environment, run_config
 from hgms_core.plots import COLOURS
 from hgms_core.plugins import host
@@ -32,6 +32,7 @@ from hgms_core.terminal import json_option, plugin_option, print_json, print_tab
 __all__ = [
     "COLOURS",
     "Comparison",
+    "DiskError",
     "Interrupted",
     "Interrupts",
     "Interval",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +18,19 @@ import torch.nn.functional as F
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Key, NumericalError, OutOfMemory, out_of_memory
-from hgms_core.running import Interrupted, Interrupts, replace_file
+from hgms_core import CheckpointError, Key, NumericalError, OutOfMemory, out_of_memory
+from hgms_core.running import DiskError, Interrupted, Interrupts, replace_file
 from hgms_mix.randomness import borrowed
+from hgms_mix.stages import file_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer
 
 IGNORED = -100
 """The label of a token that is not learned from (what transformers uses)."""
+
+SEAL = "sha256.json"
+"""In a checkpoint's folder, written last: the digests of the other files."""
 
 Watch = Callable[[int, int, float], None]
 """``watch(optimiser step, steps in all, loss of the step)``."""
@@ -93,10 +99,12 @@ class Finetune:
         Raises:
             NumericalError: the loss of a step is not finite; checkpoints from before are kept.
             OutOfMemory: with what to lower.
+            DiskError: a checkpoint cannot be written; those from before are kept.
+            CheckpointError: a checkpoint or losses.jsonl is damaged; nothing is changed.
             Interrupted: Ctrl-C; what is done is saved.
         """
         key = Key(seed if self.seed is None else self.seed).fold("finetune")
-        with borrowed(key.derive() % 2**32), _memory(self), peft_behind(), Interrupts() as interrupts:
+        with borrowed(key.derive() % 2**32), _memory(self), _disk(folder), peft_behind(), Interrupts() as interrupts:
             trained = _trainable(model, adapter, start)
             if self.checkpointing:
                 _checkpoint(model)
@@ -104,13 +112,15 @@ class Finetune:
             trainer = _trainer(self, trained, rows, folder / "checkpoints", key.derive() % 2**32, pad, log)
             last = newest_checkpoint(folder / "checkpoints")
             log.rewind(_step_of(last))
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+            with tied_are_there(trained):
+                trainer.train(resume_from_checkpoint=None if last is None else str(last))
             step, steps = trainer.state.global_step, trainer.state.max_steps
         if step < steps:
             raise Interrupted(f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}")
         losses = log.losses()
         kind = "model" if adapter is None else "adapter"
-        _save(trained, folder / kind)
+        with _disk(folder):
+            _save(trained, folder / kind)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return {
             "kind": kind,
@@ -156,16 +166,28 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint. Trainer writes its state file last, so a folder without one is half a checkpoint."""
-    found = sorted(folder.glob("checkpoint-*"), key=_step_of) if folder.is_dir() else []
-    return next((one for one in reversed(found) if _readable(one / "trainer_state.json")), None)
+    """The newest complete checkpoint: one without a seal is half a checkpoint.
+
+    Errors: CheckpointError for a file that is not what was sealed.
+    """
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step_of, reverse=True) if folder.is_dir() else []:
+        if not (checkpoint / SEAL).exists():
+            continue
+        try:
+            whole = json.loads((checkpoint / SEAL).read_bytes()) == _digests(checkpoint)
+        except (OSError, ValueError, RecursionError):
+            whole = False
+        if not whole:
+            raise CheckpointError(
+                f"damaged checkpoint {checkpoint}: its files do not match the sha256 in {SEAL}\n"
+                "  remove it; fine-tuning then goes on from an earlier one, or from its beginning"
+            )
+        return checkpoint
+    return None
 
 
-def _readable(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return False
+def _digests(checkpoint: Path) -> dict[str, str]:
+    return {path.name: file_digest(path) for path in sorted(checkpoint.iterdir()) if path.is_file() and path.name != SEAL}
 
 
 def _step_of(checkpoint: Path | None) -> int:
@@ -213,7 +235,17 @@ class _Log:
     def rows(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_bytes().split(b"\n")[:-1]]
+        found = []
+        for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                row = json.loads(line)
+                found.append({**row, "step": int(row["step"]), "loss": float(row["loss"])})
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise CheckpointError(
+                    f"damaged file {self.path}: line {number} is no step's loss\n"
+                    f"  remove the folder {self.path.parent}; that stage is then made again"
+                ) from None
+        return found
 
     def losses(self) -> list[float]:
         return [row["loss"] for row in self.rows()]
@@ -244,6 +276,8 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            checkpoint = folder / f"checkpoint-{state.global_step}"
+            replace_file(checkpoint / SEAL, json.dumps(_digests(checkpoint), indent=1).encode())
             for old in folder.glob("checkpoint-*"):
                 if _step_of(old) < state.global_step:
                     shutil.rmtree(old, ignore_errors=True)
@@ -283,6 +317,44 @@ def peft_behind() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning)
         yield
+
+
+@contextlib.contextmanager
+def tied_are_there(model: Any) -> Iterator[None]:
+    """Without Trainer's warning that a checkpoint lacks keys, where those are other names of tensors that it has."""
+    places: dict[int, list[str]] = {}
+    for name, leaf in model.state_dict().items():
+        places.setdefault(leaf.data_ptr(), []).append(name)
+    tied = {name for names in places.values() if len(names) > 1 for name in names}
+
+    def matters(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text.startswith("There were missing keys") and set(re.findall("'([^']+)'", text)) <= tied)
+
+    logger = logging.getLogger("transformers.trainer")
+    logger.addFilter(matters)
+    try:
+        yield
+    finally:
+        logger.removeFilter(matters)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """What each library says when it cannot write, as one error."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):
+            raise
+        if isinstance(error, OSError) and error.errno is None:
+            raise  # no system call failed: libraries take OSError for other things too
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise DiskError(
+            f"cannot write {folder}: {why}\n  what was saved before is kept; free some space, then run the same command again"
+        ) from error
 
 
 @contextlib.contextmanager

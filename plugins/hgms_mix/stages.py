@@ -2,7 +2,8 @@
 
 ``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its settings, the contents of the
 files it reads, the outputs of the stage before, the version of its code), and at the end the size and sha256 of each file it
-wrote. A stage with the same key that is finished is not made again; one that was interrupted goes on.
+wrote. A stage with the same key that is finished is not made again, once its files are found to be what it wrote; one that was
+interrupted goes on.
 
 A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its key>``, and renamed back when
 its settings come back.
@@ -52,7 +53,10 @@ class Done:
 
 @frozen(kw_only=True)
 class Stage:
-    """A stage's folder for given ``inputs``; nothing is written before :meth:`begin`."""
+    """A stage's folder for given ``inputs``; nothing is written before :meth:`begin`.
+
+    Errors: CheckpointError for a file or manifest that is damaged, and for a folder that no stage made.
+    """
 
     name: str
     path: Path
@@ -63,7 +67,7 @@ class Stage:
         object.__setattr__(self, "key", digest([self.name, self.inputs]))
 
     def found(self) -> Done | None:
-        """The finished stage, if it was made from these inputs and its files are all there."""
+        """The finished stage, if it was made from these inputs and its files are all there. Cost: one pass over the files."""
         for folder in (self.path, self._aside(self.key)):
             manifest = _read(folder)
             if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
@@ -72,6 +76,10 @@ class Stage:
             if all(
                 (folder / name).is_file() and (folder / name).stat().st_size == each["bytes"] for name, each in outputs.items()
             ):
+                for name, each in outputs.items():
+                    if file_digest(folder / name) != each["sha256"]:
+                        why = "its contents do not match the recorded sha256 (something changed it)"
+                        raise CheckpointError(_damaged(folder / name, why, folder))
                 self._make_way()
                 return Done(path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs))
         return None
@@ -96,7 +104,8 @@ class Stage:
 
     def _write(self, status: str, more: Mapping[str, Any] | None = None) -> None:
         manifest = {"stage": self.name, "key": self.key, "status": status, "inputs": self.inputs, **(more or {})}
-        replace_file(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False).encode())
+        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # its own: a digit of the weights is not noticed otherwise
+        replace_file(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
 
     def _aside(self, key: str) -> Path:
         return self.path.with_name(f"{self.path.name}-{key[:8]}")
@@ -120,10 +129,33 @@ class Stage:
 def _read(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
     try:
-        return dict(json.loads(path.read_bytes()))
+        manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):
-        raise CheckpointError(
-            f"damaged file {path}: it is not valid JSON\n  remove the folder {folder}; that stage is then made again"
-        ) from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(_damaged(path, "it is not valid JSON", folder)) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}\n  check its rights") from None
+    if not _is_manifest(manifest):
+        raise CheckpointError(_damaged(path, "it does not describe a stage", folder))
+    if "sha256" in manifest and manifest.pop("sha256") != digest(manifest):
+        raise CheckpointError(_damaged(path, "its contents do not match its own sha256 (something changed it)", folder))
+    return dict(manifest)
+
+
+def _is_manifest(value: Any) -> bool:
+    """Valid JSON is not yet a manifest."""
+    if not isinstance(value, dict) or not isinstance(value.get("key"), str):
+        return False
+    if value.get("status") != "done":
+        return True
+    outputs = value.get("outputs")
+    return (
+        isinstance(value.get("facts"), dict)
+        and isinstance(outputs, dict)
+        and all(isinstance(each, dict) and {"bytes", "sha256"} <= set(each) for each in outputs.values())
+    )
+
+
+def _damaged(path: Path, why: str, folder: Path) -> str:
+    return f"damaged file {path}: {why}\n  remove the folder {folder}; that stage is then made again"

@@ -13,7 +13,7 @@ import tomlkit
 from attrs import frozen
 
 from hgms_core import CheckpointError, MissingExtra
-from hgms_core.running import Interrupted, Progress, RunFolder, plain, print_table, replace_file
+from hgms_core.running import DiskError, Interrupted, Progress, RunFolder, plain, print_table, replace_file
 from hgms_mix import losses, pictures
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix, mix_path
@@ -65,7 +65,8 @@ def carry_out(
 
     Raises:
         Interrupted: Ctrl-C; the message says how to go on.
-        CheckpointError: another process works on the same mix.
+        CheckpointError: another process works on the same mix, or something in its folder is damaged.
+        DiskError: something cannot be written; what is done is kept.
     """
     folder = mix_path(config, name)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
@@ -79,6 +80,10 @@ def carry_out(
             reason = str(error).splitlines()[0] if str(error) else "interrupted"
             at = next((stage for stage in STAGES if stage not in mix.done), upto)
             raise Interrupted(f"{reason}\n  in stage {at}; run the same command again to go on from there") from None
+        except DiskError as error:
+            # the run's own message names an option that `hgms run` has
+            reason = str(error).splitlines()[0]
+            raise DiskError(f"{reason}\n  what is done is kept; free some space, then run the same command again") from error
         return report(mix, name)
 
 

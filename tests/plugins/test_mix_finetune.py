@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_core import NumericalError, OutOfMemory
-from hgms_core.running import Interrupted
-from hgms_mix.finetune import Finetune, collate, completion_loss, newest_checkpoint
+from hgms_core import CheckpointError, NumericalError, OutOfMemory
+from hgms_core.running import DiskError, Interrupted
+from hgms_mix.finetune import Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
 from hgms_mix.losses import row_losses
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -143,6 +144,80 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path:
     assert logged(tmp_path / "whole") == logged(tmp_path / "broken")
     assert len(logged(tmp_path / "whole")) == 10
     assert not (tmp_path / "broken" / "checkpoints").exists()
+
+
+def broken_off(folder: Path, adapter: Any = None) -> Finetune:
+    """A fine-tuning that ended after its fourth of ten steps, with a checkpoint of the third."""
+    settings = Finetune(lr=1e-2, accumulation=1, save_every=3)
+
+    def watch(step: int, steps: int, loss: float) -> None:
+        if step == 4:
+            raise RuntimeError("the power went")
+
+    with pytest.raises(RuntimeError, match="the power went"):
+        settings.train(gpt(), made_rows(10), folder, seed=5, adapter=adapter, watch=watch)
+    return settings
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "trainer_state.json", "sha256.json"])
+def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(file: str, tmp_path: Path) -> None:
+    settings = broken_off(tmp_path)
+    path = tmp_path / "checkpoints" / "checkpoint-3" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    before = (tmp_path / "losses.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"damaged checkpoint .*checkpoint-3: its files do not match the sha256"):
+        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+    assert (tmp_path / "losses.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["[]", "3", '{"step": 2}', '{"step": "x", "loss": 1.0}', "{", "[" * 100_000])
+def test_losses_of_another_shape_are_named(line: str, tmp_path: Path) -> None:
+    settings = broken_off(tmp_path)
+    lines = (tmp_path / "losses.jsonl").read_text().splitlines()
+    (tmp_path / "losses.jsonl").write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: line 2 is no step's loss\n  remove the folder"):
+        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+
+
+@pytest.mark.parametrize("bytes_allowed", [0, 20_000], ids=["weights", "optimiser"])
+def test_a_disk_that_is_full_keeps_what_was_saved(bytes_allowed: int, tmp_path: Path) -> None:
+    """A limit on the size of files, which the libraries meet as they meet a full disk: safetensors in the first file of a
+    checkpoint, torch in the optimiser's, which is twice as large."""
+    import resource
+
+    settings = broken_off(tmp_path)
+    rows, limits = made_rows(10), resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = (tmp_path / "checkpoints" / "checkpoint-3" / "model.safetensors").stat().st_size
+    most = weights // 2 if bytes_allowed == 0 else weights + bytes_allowed // 4
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with pytest.raises(DiskError, match=r"cannot write .*\n  what was saved before is kept; free some space") as caught:
+            settings.train(gpt(), rows, tmp_path, seed=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "--resume" not in str(caught.value)
+    assert newest_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-3"
+    settings.train(gpt(), rows, tmp_path, seed=5)
+    (tmp_path / "whole").mkdir()
+    settings.train(gpt(), rows, tmp_path / "whole", seed=5)
+    assert logged(tmp_path) == logged(tmp_path / "whole")
+
+
+def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """GPT-2's head is its embedding under another name: one of the two is in the checkpoint."""
+    logger = logging.getLogger("transformers")
+    settings = broken_off(tmp_path)
+    logger.addHandler(caplog.handler)
+    try:
+        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        assert "missing keys" not in caplog.text
+        with tied_are_there(gpt()):  # a key that is really missing is still said
+            logging.getLogger("transformers.trainer").warning("There were missing keys in it: ['transformer.ln_f.bias'].")
+        assert "ln_f.bias" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 def test_ctrl_c_saves_what_is_done_and_says_so(tmp_path: Path) -> None:

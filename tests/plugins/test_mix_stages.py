@@ -84,6 +84,44 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
         stage.found()
 
 
+def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
+    stage = made(tmp_path, 1, "whole")
+    (stage.path / "rows").write_text("whple")
+    before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
+    with pytest.raises(CheckpointError, match=r"damaged file .*rows: its contents do not match the recorded sha256") as caught:
+        stage.found()
+    assert f"remove the folder {stage.path}; that stage is then made again" in str(caught.value)
+    assert {path.name: path.read_bytes() for path in stage.path.iterdir()} == before
+
+
+def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
+    """The facts hold the learned weights: a changed one would draw other rows."""
+    path = made(tmp_path, 1).path / "manifest.json"
+    path.write_text(path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'))
+    with pytest.raises(CheckpointError, match=r"manifest.json: its contents do not match its own sha256"):
+        Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "null", "[[1, 2]]", '{"key": 3}', '{"key": "KEY", "status": "done"}', "[" * 100_000,
+     '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}'],
+    ids=["list", "null", "pairs", "number", "no-outputs", "nested", "output"],
+)  # fmt: skip
+def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
+    stage = made(tmp_path, 1)
+    (stage.path / "manifest.json").write_text(text.replace("KEY", stage.key))
+    with pytest.raises(CheckpointError, match=r"manifest.json: it (is not valid JSON|does not describe a stage)"):
+        stage.found()
+
+
+def test_an_infinite_setting_is_written_and_read_again(tmp_path: Path) -> None:
+    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": float("inf")})
+    stage.begin()
+    stage.finish([], {"value": NAN})
+    assert stage.found() is not None
+
+
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "thesis.tex").write_text("mine")
