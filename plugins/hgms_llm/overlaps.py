@@ -1,8 +1,10 @@
-"""Prompts that stand in two sets: what a model is judged on, it must not have been trained or tuned on."""
+"""What stands in two sets: a model must not have been trained or tuned on what it is judged on, and a row that stands in two
+sources, or often in one, is weighed more than once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import final
 
 from attrs import frozen
@@ -12,13 +14,16 @@ from hgms_llm.tokens import TokenTable, key_of
 
 Rows = TokenTable | Sequence[Example]
 SHOWN = 5
+COPIES = 0.05
+"""The share of copies in a source from which they are told: real sets hold some."""
 
 
 @final
 @frozen
 class Overlap:
     """``count`` of the ``size`` rows of ``part`` set ``name`` have a prompt that ``other_part`` set ``other`` has as well;
-    ``rows`` are the numbers of the first few."""
+    ``rows`` are the numbers of the first few. Of two training sources it is the whole row, prompt and answer, that both have;
+    where ``name`` is ``other``, the rows are copies of an earlier one."""
 
     part: str
     name: str
@@ -33,7 +38,8 @@ def overlaps(
     train: Mapping[str, Rows], validation: Mapping[str, Rows] | None = None, test: Mapping[str, Rows] | None = None
 ) -> tuple[Overlap, ...]:
     """Exact matches of prompts (case folded, white space collapsed) of every validation and test set with every training
-    source, and of every test set with every validation set; only pairs that share some.
+    source, and of every test set with every validation set; and of whole rows, of every training source with the ones before it
+    and (from a share of 5 % on) with itself. Only pairs that share some.
 
     Sets are token tables, which carry digests of their prompts, or examples. Cost: one look-up per row and pair of sets.
 
@@ -43,6 +49,8 @@ def overlaps(
     >>> found = overlaps({"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")})
     >>> [(one.name, one.other, one.count, one.size) for one in found]
     [('v', 's', 1, 2)]
+    >>> [(one.name, one.other, one.count) for one in overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})]
+    [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
     keys = {part: {name: _keys(rows) for name, rows in sets.items()} for part, sets in parts.items()}
@@ -54,7 +62,34 @@ def overlaps(
                 rows = [row for key, row in pairs if key in having]
                 if rows:
                     found.append(Overlap(part, name, other_part, other, len(rows), len(pairs), tuple(rows[:SHOWN])))
-    return tuple(found)
+    return (*found, *_copies(train))
+
+
+def _copies(train: Mapping[str, Rows]) -> Iterator[Overlap]:
+    """Whole rows that an earlier source has too, or an earlier place of the same one."""
+    before: dict[str, set[Hashable]] = {}
+    for name, rows in train.items():
+        whole = list(_whole(rows))
+        for other, having in before.items():
+            shared = [row for key, row in whole if key in having]
+            if shared:
+                yield Overlap("train", name, "train", other, len(shared), len(whole), tuple(shared[:SHOWN]))
+        seen: set[Hashable] = set()
+        copies = [row for key, row in whole if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+        if len(copies) >= COPIES * len(whole) and copies:
+            yield Overlap("train", name, "train", name, len(copies), len(whole), tuple(copies[:SHOWN]))
+        before[name] = seen
+
+
+def _whole(rows: Rows) -> Iterator[tuple[Hashable, int]]:
+    """Each row as something that two rows share only where prompt and answer are the same, with its number."""
+    if not isinstance(rows, TokenTable):
+        yield from ((example.messages, example.row) for example in rows)
+        return
+    tokens, mask, cuts = rows.tokens.numpy(), rows.mask.numpy(), rows.offsets.tolist()
+    for number, first, last in zip(rows.rows.tolist(), cuts, cuts[1:], strict=False):
+        row = tokens[first:last].tobytes() + mask[first:last].tobytes()
+        yield hashlib.blake2b(row, digest_size=16).digest(), number
 
 
 def _keys(rows: Rows) -> list[tuple[int, int]]:
@@ -65,12 +100,21 @@ def _keys(rows: Rows) -> list[tuple[int, int]]:
 
 def overlap_warning(found: Sequence[Overlap]) -> str:
     """What to tell a person about ``found``: one line per pair of sets, and what to do; empty where there is nothing to say."""
-    if not found:
-        return ""
-    lines = ["prompts that stand in two sets (exact matches; case and white space do not count):"]
-    for one in found:
-        some = ", ".join(map(str, one.rows)) + (", …" if one.count > len(one.rows) else "")
-        share = f"{one.count} of {one.size} ({one.count / one.size:.1%})"
-        lines.append(f"  {one.part} {one.name!r} and {one.other_part} {one.other!r}: {share}; rows {some} of {one.name!r}")
-    lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
+    lines = []
+    judged = [one for one in found if one.part != "train"]
+    if judged:
+        lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *map(_line, judged)]
+        lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
+    copied = [one for one in found if one.part == "train"]
+    if copied:
+        lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *map(_line, copied)]
+        lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little: keep one")
     return "\n".join(lines)
+
+
+def _line(one: Overlap) -> str:
+    some = ", ".join(map(str, one.rows)) + (", …" if one.count > len(one.rows) else "")
+    share = f"{one.count} of {one.size} ({one.count / one.size:.1%})"
+    if (one.part, one.name) == (one.other_part, one.other):
+        return f"  {one.part} {one.name!r}: {share} are copies of an earlier row; rows {some}"
+    return f"  {one.part} {one.name!r} and {one.other_part} {one.other!r}: {share}; rows {some} of {one.name!r}"

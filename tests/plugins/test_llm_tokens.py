@@ -423,6 +423,32 @@ def test_overlaps_are_counted_between_the_parts_and_told() -> None:
     assert overlap_warning(overlaps({"a": examples("x")}, {"b": examples("y")})) == ""
 
 
+def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path) -> None:
+    """One file as two sources; some rows of it as a third; sixty copies of one row; the same prompts with other answers."""
+    rows = [(f"{i} plus one", str(i + 1)) for i in range(40)]
+    sets = {
+        "whole": rows, "again": rows, "some": [*rows[:3], *((f"{i} twice", str(2 * i)) for i in range(20))],
+        "copies": [("Say hi", "Hi")] * 60, "dots": [(prompt, ".") for prompt, _ in rows],
+    }  # fmt: skip
+    sources = {}
+    for name, each in sets.items():
+        (tmp_path / name).mkdir()
+        sources[name] = source(tmp_path / name, each)
+    expected = (
+        Overlap("train", "again", "train", "whole", 40, 40, (0, 1, 2, 3, 4)),
+        Overlap("train", "some", "train", "whole", 3, 23, (0, 1, 2)),
+        Overlap("train", "some", "train", "again", 3, 23, (0, 1, 2)),
+        Overlap("train", "copies", "train", "copies", 59, 60, (1, 2, 3, 4, 5)),
+    )
+    found = overlaps({name: table_of(one) for name, one in sources.items()})
+    assert found == expected == overlaps({name: read_examples(name, one) for name, one in sources.items()})
+    text = overlap_warning(found)
+    assert "train 'again' and train 'whole': 40 of 40 (100.0%)" in text
+    assert "train 'copies': 59 of 60 (98.3%) are copies of an earlier row; rows 1, 2, 3, 4, 5, …" in text
+    assert "scores on such rows" not in text
+    assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()  # one copy in 42 is what real sets hold
+
+
 def test_only_what_the_user_said_counts_as_the_prompt() -> None:
     turns = (Message("system", "Be brief."), Message("user", "Is it?"), Message("assistant", "Yes."))
     with_system, longer = Example(turns, 4), Example((*turns, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
@@ -447,8 +473,11 @@ def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
     train = {"clean": load("alpaca_gpt4_en/alpaca_gpt4_en_6000"), "alpaca": load("scalebio_data_tiny/train_alpaca")}
     judged = {part: load(f"scalebio_data_tiny/{part}") for part in ("val", "test")}
     found = overlaps(train, {"val": judged["val"]}, {"test": judged["test"]})
+    clean = [(one.messages[0].text, one.messages[-1].text) for one in train["clean"]]
+    both = sum((one.messages[0].text, one.messages[-1].text) in clean for one in train["alpaca"])
+    assert both > 0
     assert [(one.name, one.other, one.count) for one in found] == [
-        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160),
+        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160), ("alpaca", "clean", both)
     ]  # fmt: skip
     mathematics = ["mathinstruct/mathinstruct_2000", "orca_math/orca_math_2000", "dart_math_uniform/dart_math_uniform_2000"]
     test = {"gsm8k": load("gsm8k/test"), "math": load("math/test")}
