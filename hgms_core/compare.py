@@ -103,6 +103,11 @@ class Comparison:
             said.append("± 0: the same in every seed, which says nothing about chance")
         if any(ALIKE in row.notes for one in self.tables for row in one.rows):
             said.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
+        if any("sources" in getattr(one.task, "traits", ()) for one in self.grid.pairs.values()):
+            said.append(
+                "losses are those of the x that each method learned its weights with; "
+                "to compare mixtures, tune on each (hgms mix GRID --method LABEL)"
+            )
         for each in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
             said.append(

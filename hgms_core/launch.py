@@ -168,8 +168,11 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _about(task: Task) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version, and which way is better."""
-    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
+    """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
+    what stood in its files, where it says so (``made_of``)."""
+    known = {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
+    made_of = getattr(task, "made_of", None)
+    return known if made_of is None else {**known, "made_of": made_of()}
 
 
 @functools.cache

@@ -296,6 +296,8 @@ class Method(Protocol):
     - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of ``problem.lower_data``, the higher the better,
       NaN for a row that must not be taken. Where rows are chosen from the result (``hgms mix``), the best of these are, instead
       of draws by the mixture.
+    - ``untrained``, a property: why the x of ``result`` is not one that was trained on the mixture to the end, empty where it
+      is. Tables then give no verdict on its losses, which say nothing of the mixture.
 
     On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner records ``weight.<source>``
     from ``result`` before the first step and after each.

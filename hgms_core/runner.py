@@ -313,6 +313,8 @@ class _Run:
 
     def end(self, status: str, error: str | None = None, *, validate: bool = True) -> dict[str, Any]:
         summary = summarise(self.info, status, self.step, self.records, error)
+        if why := getattr(self.method, "untrained", ""):
+            summary["untrained"] = why
         summary["validation_loss"] = plain(self.validation_loss()) if validate else None
         if self.folder is not None:
             self.folder.write_summary(summary)

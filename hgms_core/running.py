@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from hgms_core.compare import Comparison, compare
 from hgms_core.composition import overlay
-from hgms_core.config import RunConfig, lay, load, read_toml
+from hgms_core.config import RunConfig, RunSettings, lay, load, read_toml
 from hgms_core.folder import DiskError, RunFolder, replace_file
 from hgms_core.launch import device_called, environment, run_config
 from hgms_core.plots import COLOURS
@@ -41,6 +41,7 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "RunResult",
+    "RunSettings",
     "Skipped",
     "StoredRun",
     "Table",

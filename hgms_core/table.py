@@ -30,6 +30,7 @@ class Point:
     seconds: float
     peak_memory: float = math.nan
     method: str = ""
+    untrained: str = ""
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
@@ -43,6 +44,7 @@ class Point:
             seconds=run.seconds,
             peak_memory=float((stored.resources.get("peak_memory_bytes") if stored else None) or math.nan),
             method=run.method_name if isinstance(run, StoredRun) else run.info.method,
+            untrained=str(summary.get("untrained") or ""),
         )
 
 
@@ -182,14 +184,17 @@ def table(
 
     ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is NaN is left out of means and
     differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
-    without any value is not one that others have to beat.
+    without any value is not one that others have to beat. Losses of a method whose x was not trained to the end (``untrained``
+    in its summary) are shown and take no part in differences and verdicts.
     """
     points = {label: [run if isinstance(run, Point) else Point.of(run) for run in each] for label, each in runs.items()}
     failed, notes = failed or {}, notes or {}
-    values = {
+    finite = {
         label: {one.seed: one.metrics[metric] for one in each if math.isfinite(one.metrics.get(metric, math.nan))}
         for label, each in points.items()
     }
+    aside = {label: next((one.untrained for one in each if one.untrained), "") for label, each in points.items()}
+    values = {label: {} if aside[label] else each for label, each in finite.items()}
     whole = {label for label, each in points.items() if each and len(values[label]) == len(each) and not failed.get(label)}
     pairs = compared(values)
     winner = _winner(pairs, [label for label, each in values.items() if each], whole, higher_is_better)
@@ -198,6 +203,8 @@ def table(
     for label, each in points.items():
         names = list(dict.fromkeys(name for one in each for name in one.metrics))
         said = list(notes.get(label, ()))
+        if aside[label]:
+            said.append(f"no verdict: {aside[label]}")
         if idle is not None and label != idle:
             said += _against_uniform(pairs[label, idle], higher_is_better)
         steps = [one.outer_steps for one in each]
@@ -211,7 +218,7 @@ def table(
                 oracle_calls=Interval.of([one.oracle_calls for one in each]),
                 seconds=_defined(one.seconds for one in each),
                 peak_memory=_defined(one.peak_memory for one in each),
-                undefined=len(each) - len(values[label]),
+                undefined=len(each) - len(finite[label]),
                 failed=failed.get(label, 0),
                 winner=label == winner,
                 notes=tuple(said),

@@ -36,7 +36,8 @@ class Entry:
     """One method's runs on one task.
 
     ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
-    ``reference``, ``ahead`` whether its differences to all others exclude zero, in its favour.
+    ``reference``, ``ahead`` whether its differences to all others exclude zero, in its favour, ``untrained`` whether its x is
+    not one that was trained to the end, so that its losses are no measure of it.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Entry:
     reference: str | None = None
     mark: str = ""
     ahead: bool = False
+    untrained: bool = False
 
     @property
     def seeds(self) -> list[int]:
@@ -115,7 +117,7 @@ class Section:
     @property
     def verdict(self) -> str:
         """One sentence on who is ahead, and whether that is more than chance."""
-        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean)]
+        ranked = [one for one in self.entries if not math.isnan(one.metrics[self.metric].mean) and not one.untrained]
         if len(ranked) < 2 or self.higher is None:
             return ""
         first = ranked[0].label
@@ -409,6 +411,7 @@ def _entries(
             # without a direction there is no better and no worse
             mark="; ".join(row.notes) if higher is not None else "",
             ahead=row.winner and higher is not None,
+            untrained=any(point.untrained for point in points[row.method]),
         )
         for row in found.rows
     ]

@@ -140,6 +140,11 @@ class Less:
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], adamw_part(state["train"], "x")
 
+    @property
+    def untrained(self) -> str:
+        """Why x is not one that was trained on the mixture; empty where it is."""
+        return "x is the warm-up's (train_steps = 0)" if self.train_steps == 0 else ""
+
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Each row's score over the epochs scored so far; NaN before the first of them."""
         ranking: Tensor = state["ranking"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
@@ -83,6 +86,21 @@ class BaseModel:
         return load_tokenizer(
             self.path, revision=self.revision, trust_remote_code=self.trust_remote_code, place="task.model.path"
         )
+
+    def digest(self) -> str | None:
+        """The content of the model's folder, None where the configuration says it all (an architecture, a name on the Hub).
+
+        Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
+        """
+        from hgms_llm.sources import expand
+
+        places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
+        folders = [expand(one, place) for place, one in places.items() if one is not None]
+        found: dict[str, str] = {}
+        for folder in (one for one in folders if one.is_dir()):
+            for path in sorted(one for one in folder.iterdir() if one.is_file()):
+                found[path.name] = _content(path)
+        return hashlib.sha256(json.dumps(found, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if found else None
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
         """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
@@ -219,6 +237,17 @@ class Lora:
             fan_in_fan_out=convolution,
             task_type="CAUSAL_LM",
         )
+
+
+def _content(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size < 2**24:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        found = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
+        stream.seek(size - 2**20)
+        found.update(stream.read())
+    return found.hexdigest()
 
 
 @contextlib.contextmanager

@@ -40,6 +40,18 @@ def _template(_task: object, attribute: Any, value: str) -> None:
         raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
 
 
+class _Metrics:
+    """All metrics of the class, and those of a task that it can give: without a test set there is no loss on it."""
+
+    def __get__(self, task: SourceMixture | None, _class: type) -> Mapping[str, bool]:
+        there = {
+            "test_loss": task is None or bool(task.test),
+            "validation_loss": True,
+            "recovery_error": task is None or task.reference is not None,
+        }
+        return {name: False for name, known in there.items() if known}
+
+
 @final
 @frozen(kw_only=True)
 class SourceMixture:
@@ -63,7 +75,8 @@ class SourceMixture:
         micro_batch: rows of one candidate in one pass through the model (None: the whole batch). Bounds memory.
         checkpointing: keep only each layer's input for the backward pass. Saves most activations for a third more time.
 
-    Metrics: ``test_loss`` and ``validation_loss`` (role stop) are means over tokens, as log-likelihoods usually are given.
+    Metrics: ``test_loss`` (where there is a test set) and ``validation_loss`` (role stop) are means over tokens, as
+    log-likelihoods usually are given.
 
     >>> task = SourceMixture(
     ...     sources={"sums": Source(path="sums.jsonl"), "poems": Source(path="poems.jsonl.gz")},
@@ -77,7 +90,7 @@ class SourceMixture:
 
     name: ClassVar[str] = "source-mixture"
     version: ClassVar[str] = "1"
-    metrics: ClassVar[Mapping[str, bool]] = {"test_loss": False, "validation_loss": False, "recovery_error": False}
+    metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
     traits: ClassVar[frozenset[str]] = frozenset(
         {"sources", "per-example-losses", "few-upper", "smooth-lower", "stop-rows", "reference:reference"}
     )
@@ -142,6 +155,10 @@ class SourceMixture:
                 with _placed(which, name):
                     found[which][name] = content(name, source)
         return found
+
+    def made_of(self) -> dict[str, Any]:
+        """What the problem depends on beside this configuration: the contents of its files, and of the model's folder."""
+        return {"files": self.contents(), "model": self.model.digest()}
 
     def cached(self, tables: Mapping[str, TokenTable], seed: int) -> dict[str, TokenTable]:
         """The rows that the mixture is learned on: ``cache`` of each source."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from hgms_core import ConfigError
-from hgms_core.running import RunConfig, lay, plain, read_toml
+from hgms_core.running import RunConfig, RunSettings, lay, plain, read_toml
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
 from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample
-from hgms_mix.stages import digest, file_digest
+from hgms_mix.stages import digest
 
 
 @frozen(kw_only=True)
@@ -26,6 +25,8 @@ class MixConfig(RunConfig):
     sample: Sample
     finetune: Finetune = Finetune()
     evaluate: Evaluate = Evaluate()
+    runs: tuple[str, ...] = field(default=(), metadata={"toml": False})
+    """Where `hgms compare` and `hgms run` put the runs of the same file."""
 
     @property
     def reweight(self) -> RunConfig:
@@ -49,13 +50,16 @@ def load(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
     table = one_of(read_toml(text, path.name), method, scale, path.name)
+    own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
     for key, value in (("out", out), ("device", device)):
         if value is not None and isinstance(table.setdefault("run", {}), dict):
             table["run"][key] = value
-    return read(table, path.name, places)
+    config = read(table, path.name, places)
+    before = own if isinstance(own, str) and own else RunSettings().out
+    return attrs.evolve(config, runs=tuple(dict.fromkeys([config.run.out, before])))
 
 
 def read(table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = ()) -> MixConfig:
@@ -92,34 +96,6 @@ def comparable(config: MixConfig) -> str:
     table = held(config)
     del table["method"], table["seed"]
     return digest(table)
-
-
-def data_digests(task: Any) -> dict[str, dict[str, str]]:
-    """What stands in the task's files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
-    found: dict[str, dict[str, str]] = task.contents()
-    return found
-
-
-def model_digest(model: Any) -> str | None:
-    """The content of a model's folder, None where the configuration says it all (an architecture, or a name on the Hub).
-
-    Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
-    """
-    folders = [Path(one).expanduser() for one in (model.path, model.tokenizer) if one is not None]
-    found: dict[str, str] = {}
-    for folder in (one for one in folders if one.is_dir()):
-        for path in sorted(one for one in folder.iterdir() if one.is_file()):
-            found[path.name] = file_digest(path) if path.stat().st_size < 2**24 else _ends(path)
-    return digest(found) if found else None
-
-
-def _ends(path: Path) -> str:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        found = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
-        stream.seek(size - 2**20)
-        found.update(stream.read())
-    return found.hexdigest()
 
 
 def settings(table: Any) -> Mapping[str, Any]:

@@ -22,20 +22,26 @@ def one_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:
             raise ConfigError(f"--method and --scale choose from a grid; {source} has one method\n  --set method.name=NAME")
-        return dict(table)
+        return _named(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
     task_label, task = _chosen(table.get("task"), None, "task", source)
     _, chosen = _chosen(table["method"], method, "method", source)
     special = chosen.pop("on", {}).get(task_label, {})
-    run = dict(table.get("run", {}))
-    if "label" in task:
-        run["task_label"] = task.pop("label")
-    if "label" in chosen:
-        run["label"] = chosen.pop("label")
     seeds = table.get("seeds", 1)
     seed = seeds[0] if isinstance(seeds, Sequence) and seeds else 0
     kept = {key: value for key, value in table.items() if key not in OF_GRIDS}
-    return {**kept, "task": task, "method": overlay(chosen, special), "run": run, "seed": seed}
+    return _named({**kept, "seed": seed}, task, overlay(chosen, special))
+
+
+def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
+    """The table with this task and method, whose labels are settings of the run."""
+    run = table.get("run", {})
+    labels = {}
+    for key, part in (("task_label", task), ("label", method)):
+        if isinstance(part, dict) and "label" in part:
+            labels[key] = part.pop("label")
+    parts = {key: part for key, part in (("task", task), ("method", method)) if part is not None}
+    return {**table, **parts, **({"run": {**run, **labels}} if labels and isinstance(run, Mapping) else {})}
 
 
 def _chosen(given: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:

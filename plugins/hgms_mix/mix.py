@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError, MissingExtra, Problem, RunInfo
+from hgms_core import CheckpointError, ConfigError, DataError, MissingExtra, Problem, RunInfo
 from hgms_core.running import Progress, RunFolder, device_called, environment, replace_file, run_config
 from hgms_mix import losses
-from hgms_mix.config import MixConfig, comparable, data_digests, held, model_digest, settings
+from hgms_mix.config import MixConfig, comparable, held, settings
 from hgms_mix.finetune import peft_behind
 from hgms_mix.sample import moved, positions, read_rows, write_rows
 from hgms_mix.stages import Done, Stage
@@ -78,13 +79,15 @@ class Mix:
             name="reweight",
             path=self.folder / "reweight",
             inputs={
-                "version": REWEIGHT_VERSION, "task_version": config.task.version, "config": held(config),
-                "files": data_digests(config.task), "model": model_digest(self._task.model),
+                "version": REWEIGHT_VERSION, "task_version": config.task.version, "config": held(config), **self._made_of
             },
         )  # fmt: skip
         if (found := self._found(stage)) is not None:
             return found
         self._begin(stage, f"{config.method_name}, {config.budget}")
+        if not (stage.path / "config.toml").exists() and (learned := self._learned()) is not None:
+            self.say(f"  learned before, with the same data ({learned.path})")
+            _copy(learned, stage.path)
         result = run_config(config, resume=True, view=self.view, path=stage.path, ready=self._tell_memory)
         self._tell_tokens(result.records)
         last = result.records[-1]
@@ -102,6 +105,24 @@ class Mix:
             [run.config, run.steps, run.timings, run.checkpoint, run.summary, *stage.path.glob("checkpoint-*.safetensors")],
             facts,
         )
+
+    @functools.cached_property
+    def _made_of(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._task.made_of()
+        return found
+
+    def _learned(self) -> RunFolder | None:
+        """The finished run that `hgms compare` or `hgms run` made of this very configuration and data, if there is one."""
+        for out in self.config.runs:
+            config = attrs.evolve(self.config, run=attrs.evolve(self.config.run, out=out))
+            run = RunFolder(mix_path(config, config.task.name))
+            try:
+                known = json.loads((run.path / "env.json").read_bytes())["task"]["made_of"] == self._made_of
+                if known and (run.read_summary() or {}).get("status") == "done":
+                    return run
+            except (OSError, ValueError, TypeError, KeyError, RecursionError, CheckpointError):
+                continue  # none, of another version, or damaged: it is learned here
+        return None
 
     def _tell_memory(self, problem: Problem) -> None:
         """What a step will take, where the method has candidates of so many rows each."""
@@ -349,6 +370,15 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
         table = self._tables[name]
         cut = slice(int(table.offsets[position]), int(table.offsets[position + 1]))
         return table.tokens[cut], table.mask[cut]
+
+
+def _copy(run: RunFolder, target: Path) -> None:
+    """What says that a run is finished comes last: a copy that is broken off is a run to go on with."""
+    tensors = run.path.glob("checkpoint-*.safetensors")
+    others = (run.path / name for name in ("env.json", "resources.json"))
+    for path in (run.config, run.steps, run.timings, *tensors, *others, run.checkpoint, run.summary):
+        if path.is_file():
+            replace_file(target / path.name, path.read_bytes())
 
 
 def mix_path(config: MixConfig, name: str) -> Path:

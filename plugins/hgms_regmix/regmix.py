@@ -134,6 +134,11 @@ class RegMix:
         trained = state["phase"] == "train" and self.train_steps != 0
         return state["theta"], state["x"] if trained else state["best"]
 
+    @property
+    def untrained(self) -> str:
+        """Why x is not one that was trained on the mixture; empty where it is."""
+        return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
+
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates of a run; at its end its validation loss, and after the last run the regression."""
         sources, run = _sources(problem), state["run"]

@@ -143,6 +143,11 @@ class RhoLoss:
         """(θ, x); x is the reference's until there is another."""
         return state["theta"], adamw_part(state["train"], "x")
 
+    @property
+    def untrained(self) -> str:
+        """Why x is not one that was trained on the mixture; empty where it is."""
+        return "x did not learn from the chosen rows (train_steps = 0)" if self.train_steps == 0 else ""
+
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere until a static score is
         known of every row: the best of some rows are not the best."""

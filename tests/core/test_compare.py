@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from click.testing import CliRunner
@@ -122,6 +123,21 @@ def test_what_is_worse_than_uniform_is_told_so() -> None:
     low, high = points([value / 2 for value in B]), points([0.92, 0.89, 0.94, 0.91])
     found = table({"u": points(A, "uniform"), "b": low, "c": points(C), "d": high}, "acc")
     assert [row.notes for row in found.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
+
+
+def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
+    """`b` would be worse than uniform, and `a` the winner over it: its losses are shown, and nothing is concluded."""
+    runs = {"u": points(A, "uniform"), "b": points(B), "a": [attrs.evolve(one, metrics={"acc": 1.0}) for one in points(A)]}
+    runs["b"] = [attrs.evolve(one, untrained="x is the warm-up's") for one in runs["b"]]
+    found = table(runs, "acc", "u")
+    by = {row.method: row for row in found.rows}
+    assert by["b"].notes == ("no verdict: x is the warm-up's",)
+    assert by["b"].metrics["acc"].mean == pytest.approx(sum(B) / len(B))
+    assert by["b"].difference is None or by["b"].difference.count == 0
+    assert (by["b"].undefined, by["b"].winner) == (0, False)
+    assert by["a"].winner
+    runs["b"] = [attrs.evolve(one, metrics={"acc": 2.0}) for one in runs["b"]]
+    assert table(runs, "acc", "u").winner == "a", "what was not trained is not what others have to beat"
 
 
 def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:

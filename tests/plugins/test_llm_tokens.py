@@ -477,7 +477,8 @@ def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
     both = sum((one.messages[0].text, one.messages[-1].text) in clean for one in train["alpaca"])
     assert both > 0
     assert [(one.name, one.other, one.count) for one in found] == [
-        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160), ("alpaca", "clean", both)
+        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160),
+        ("alpaca", "clean", both),
     ]  # fmt: skip
     mathematics = ["mathinstruct/mathinstruct_2000", "orca_math/orca_math_2000", "dart_math_uniform/dart_math_uniform_2000"]
     test = {"gsm8k": load("gsm8k/test"), "math": load("math/test")}

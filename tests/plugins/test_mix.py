@@ -506,7 +506,9 @@ def test_the_word_problems_are_solved_rightly() -> None:
 LESS = ["--set", "method={name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3}"]
 
 
-@pytest.mark.parametrize("method", [[], [*LESS, "--set", "budget=60 steps", "--set", "sample.size=10"]], ids=["uniform", "less"])
+@pytest.mark.parametrize(
+    "method", [[], [*LESS, "--set", "budget=60 steps", "--set", "sample.size=10"]], ids=["uniform", "less"]
+)
 def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     method: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,3 +537,44 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
         gc.enable()
     assert done.exit_code == 0, done.output
     assert alive == [0, 0, 0]  # reweight, finetune, evaluate
+
+
+def as_grid(text: str) -> str:
+    """The file of a mix as a grid of two methods and without a test set."""
+    text = text.replace("seed = 1\n", "seeds = [1, 2]\n").replace('[task.test.sums]\npath = "test.jsonl"\n', "")
+    less = "{ name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3 }"
+    return text.replace('method = "uniform"', f"method = ['uniform', 'rho-loss', {less}]").replace("3 steps", "60 steps")
+
+
+def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core import runner
+
+    Path("grid.toml").write_text(as_grid(MIX))
+    compared = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0"])
+    assert compared.exit_code == 0, compared.output
+    # without a test set the validation loss is compared; LESS's x is the warm-up's, so nothing is said of it
+    assert "validation loss" in compared.stdout
+    assert "NaN" not in compared.stdout
+    assert "worse than uniform" not in compared.stdout
+    assert "no verdict: x is the warm-up's (train_steps = 0)" in compared.stdout
+    assert "to compare mixtures, tune on each (hgms mix GRID --method LABEL)" in compared.stdout
+    (run,) = here.glob("runs/source-mixture/less-*/seed-1")
+
+    def no_step(*_: Any) -> None:
+        raise AssertionError("it is learned already")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner._Run, "advance", no_step)
+        done = call("sample", "grid.toml", "--method", "less", "--out", "mixes", "--set", "sample.size=10")
+    assert done.exit_code == 0, done.output
+    assert f"learned before, with the same data ({run.relative_to(here)})" in done.stderr
+    (mine,) = here.glob("mixes/grid/less-*/seed-1/reweight")
+    for name in ("steps.jsonl", "summary.json", "checkpoint.json"):
+        assert (mine / name).read_bytes() == (run / name).read_bytes()
+
+    write_sums(Path("dots.jsonl"), 100, 60, "!")  # other data: what compare learned is of no use
+    done = call("reweight", "grid.toml", "--method", "uniform", "--out", "mixes", "--set", "budget=3 steps")
+    assert "learned before" not in done.stderr
+    done = call("reweight", "grid.toml", "--method", "less", "--out", "others")
+    assert done.exit_code == 0, done.output
+    assert "learned before" not in done.stderr

@@ -66,6 +66,17 @@ def test_a_mix_is_the_cell_of_the_comparison(file: Path, label: str, scale: str 
     assert (mix.sample.size, mix.seed) == (10, 7)
 
 
+def test_labels_are_legal_in_a_file_of_one_mix_too(tmp_path: Path) -> None:
+    """The label of a grid's task, kept when `[[method]]` becomes one method."""
+    head, _, tail = GRID.partition("[[method]]")
+    alone = tmp_path / "mix.toml"
+    alone.write_text(
+        f'method = {{ name = "hg-ms", label = "four" }}\n{head.replace("seeds = [7, 8]", "")}' + tail[tail.index("[sample]") :]
+    )
+    mix = load(alone)
+    assert (mix.run.task_label, mix.run.label, mix.method_name) == ("tiny", "four", "hg-ms")
+
+
 def test_flags_have_the_last_word(file: Path) -> None:
     mix: Any = load(file, ["method.outer.lr=0.7"], method="hg-ms-8", seed=1)
     assert (mix.seed, mix.method.outer.lr, mix.method.generator.count) == (1, 0.7, 8)
@@ -80,9 +91,7 @@ def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -
         load(file, method="hg-ms", scale="short")
     alone = tmp_path / "mix.toml"
     head, _, tail = GRID.partition("[[method]]")
-    alone.write_text(
-        'method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "").replace('label = "tiny"', "") + tail[tail.index("[sample]") :]
-    )
+    alone.write_text('method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "") + tail[tail.index("[sample]") :])
     assert load(alone).method_name == "hg-ms"
     with pytest.raises(ConfigError, match="has one method"):
         load(alone, method="hg-ms")
