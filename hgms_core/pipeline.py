@@ -114,12 +114,13 @@ class Pipeline:
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
 
-        tell = getattr(self.generator, "last_step", None)
+        tell, more = getattr(self.generator, "last_step", None), getattr(self.generator, "next_step", None)
         branch = Branch(
             x=x,
             last_step=None
             if tell is None
             else functools.partial(tell, problem, theta, start, key.fold("propose"), selection.index),
+            next_step=None if more is None else functools.partial(more, problem, theta, start, index=selection.index, x=x),
             aux=take(candidates.aux, selection.index),
             replay=functools.partial(candidates.replay, selection.index)
             if candidates.replay is not None

@@ -226,7 +226,8 @@ class Problem:
     (outside the budget's clock, and outside every decision). ``fresh(key)`` draws another initial lower state;
     ``references`` names special upper variables, such as the weights that know which labels are right. ``sources`` is there
     where θ weights named data sources. ``counters()`` gives numbers that only grow, such as tokens processed: every step
-    records by how much they grew.
+    records by how much they grew. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters
+    in float32 on a base in bfloat16): finite differences are then taken over a length that fits it.
     """
 
     theta0: Tree
@@ -241,6 +242,7 @@ class Problem:
     references: Mapping[str, Tree] = Factory(dict)
     sources: Sources | None = None
     counters: Callable[[], Mapping[str, int]] | None = None
+    precision: torch.dtype | None = None
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""

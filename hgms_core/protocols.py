@@ -44,6 +44,7 @@ class Branch:
     them), and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward
     one, without a graph, and costs that alone. ``last_step()`` tells the branch's last step, from generators whose last step
     is linear in ∇_x g and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
+    ``next_step(key)`` tells in the same way one step more from ``x``, on a batch drawn by ``key``.
 
     >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
@@ -56,6 +57,7 @@ class Branch:
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]]
     aux: Tree = Factory(dict)
     last_step: Callable[[], LastStep] | None = None
+    next_step: Callable[[Key], LastStep] | None = None
 
 
 @runtime_checkable
@@ -70,6 +72,9 @@ class CandidateGenerator(Protocol):
     - ``last_step(problem, theta, start, key, index) -> LastStep``, of ``propose`` with the same arguments: the last step of
       candidate ``index``, where that step is linear in ∇_x g (ConfigError where the settings make it another). It is what a
       hypergradient through one step needs, and reaches it as ``Branch.last_step``.
+    - ``next_step(problem, theta, start, key, index, x) -> LastStep``: one plain step x − rate·∇_x g(θ, x; batch) more from that
+      candidate's ``x``, at its last rate, on a lower batch that ``key`` draws anew; it reaches the hypergradient as
+      ``Branch.next_step``. No selection has looked at this batch.
     - ``can_learn_start = True``: it starts from the leaves ``start.<name>`` of θ where there are such.
 
     Two points beside the one it came from:

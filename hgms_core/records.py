@@ -119,9 +119,9 @@ class Candidates:
 @frozen(kw_only=True)
 class LastStep:
     """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay, less what momentum adds) does
-    not depend on this step's gradient.
+    not depend on this step's gradient. Or the plain step it would take next, where a is x.
 
-    ``x`` is the state before that step, ``batch`` the lower batch it was taken on, ``rows`` how many rows that holds, ``cost``
+    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many rows that holds, ``cost``
     what it took to find all this again.
 
     .. versionadded:: 0.2

@@ -39,8 +39,8 @@ class Known:
         return dict(zip(leaves, grads, strict=True))
 
     def branch(self, steps: int = 300, rate: float = 0.4) -> Branch:
-        """A branch that ended at x*: gradient descent from there and back to there, its last step one of rate 1; it brings ∇F
-        along."""
+        """A branch that ended at x*: gradient descent from there and back to there, its last step one of rate 1, as
+        the next would be; it brings ∇F along."""
         problem, x = self.problem, {name: leaf.detach() for name, leaf in self.solution(self.theta).items()}
         batch, rows = problem.lower_data.whole, problem.lower_data.count(None)
 
@@ -58,7 +58,8 @@ class Known:
         loss = problem.f(self.theta, x, problem.upper_data["differentiate"].whole).detach()
         aux = {f"theta.{name}": leaf for name, leaf in self.gradient().items()}
         last_step = LastStep(x=x, batch=batch, rows=rows, rate=1.0)
-        return Branch(x=x, replay=replay, aux={**aux, "upper_loss": loss}, last_step=lambda: last_step)
+        aux["upper_loss"] = loss
+        return Branch(x=x, replay=replay, aux=aux, last_step=lambda: last_step, next_step=lambda key: last_step)
 
 
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:

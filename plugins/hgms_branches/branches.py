@@ -175,12 +175,7 @@ class Branches:
 
     def last_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor) -> LastStep:
         """The last step of branch ``index``: the K − 1 steps before it are run again, without a graph."""
-        if self.optimizer != "sgd" or self.clip is not None:
-            raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
-                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
-                "  change these, or use the hypergradient 'unrolled' with last = 1"
-            )
+        self._check_linear()
         hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, self._number(index))
         rows = problem.lower_data.count(self.batch_size)
         before = self.steps - 1
@@ -190,6 +185,22 @@ class Branches:
         batch = problem.lower_data.batch(None if drawn is None else drawn[before])
         cost = Cost(lower_gradients=before, rows=before * rows)
         return LastStep(x=x, batch=batch, rows=rows, rate=rates[before], cost=cost)
+
+    def next_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, x: Tree) -> LastStep:
+        """One plain step more from ``x``, at the rate of the last one, on a batch of the same size drawn by ``key``."""
+        self._check_linear()
+        rate = self._rates(start["lower_steps"])[-1][0 if self.lr_spread is None else self._number(index)]
+        data = problem.lower_data
+        drawn = data.draw(key, self.batch_size, 1)
+        return LastStep(x=x, batch=data.batch(None if drawn is None else drawn[0]), rows=data.count(self.batch_size), rate=rate)
+
+    def _check_linear(self) -> None:
+        if self.optimizer != "sgd" or self.clip is not None:
+            raise ConfigError(
+                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
+                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
+                "  change these, or use the hypergradient 'unrolled' with last = 1"
+            )
 
     def _with_graph(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}

@@ -100,13 +100,15 @@ class Implicit:
                 v0,
                 rows,
                 another=self._batches(problem, key) if self.batches == "fresh" and below is not None else None,
+                precision=problem.precision,
             )
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None}
 
     def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
         data = problem.lower_data, problem.upper_data["differentiate"]
-        make = functools.partial(Recorded, problem.g, problem.f, *data, self.strategy, theta, x, below, above)
+        how = (self.strategy, problem.precision)
+        make = functools.partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)
         key = (self.name, self.strategy, self.batch_size, self.upper_batch_size)
         return recorded(problem, key, next(iter(x.values())).device, make)
 

@@ -73,7 +73,9 @@ class OneStep:
         moved = {name: leaf - self.lr * slope[name] for name, leaf in branch.x.items()}
         loss, direct, direction = upper_gradients(lambda t, x: problem.f(t, x, above), theta, moved)
         strategy: Literal["vjp", "difference"] = "vjp" if self.derivative == "exact" else "difference"
-        mixed = cross_product(lambda t, x: problem.g(t, x, below), theta, branch.x, direction, strategy)
+        mixed = cross_product(
+            lambda t, x: problem.g(t, x, below), theta, branch.x, direction, strategy, precision=problem.precision
+        )
         value = {name: direct[name] - self.lr * mixed[name] for name in direct}
         passes = 1 if self.derivative == "exact" else 2
         cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=(1 + passes) * rows + upper_rows)

@@ -19,13 +19,13 @@ class Recorded:
 
     eager: Linearization
 
-    def __init__(self, g: Loss, f: Loss, lower: Data, upper: Data, strategy: Strategy, *arguments: Any) -> None:
+    def __init__(
+        self, g: Loss, f: Loss, lower: Data, upper: Data, how: tuple[Strategy, torch.dtype | None], *arguments: Any
+    ) -> None:
         def linearize(theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> tuple[Tensor, Tree, Tensor, Tensor]:
             lower_batch, upper_batch = lower.batch(below), upper.batch(above)
             # Kept, because the two graphs below go through the autograd graph that is built here.
-            self.eager = Linearization.of(
-                lambda t, x: f(t, x, upper_batch), lambda t, x: g(t, x, lower_batch), theta, x, strategy
-            )
+            self.eager = Linearization.of(lambda t, x: f(t, x, upper_batch), lambda t, x: g(t, x, lower_batch), theta, x, *how)
             return self.eager.upper_loss, self.eager.direct, self.eager.rhs, self.eager.slope
 
         self._levels = Replay(linearize, *arguments)

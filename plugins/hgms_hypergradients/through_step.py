@@ -1,4 +1,4 @@
-"""The derivative through the selected branch's own last SGD step: exact, first order, without a training pass more."""
+"""The derivative of one SGD step more from the selected state, or of the one it ended with: exact and of first order."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from hgms_core import (
     State,
     Tree,
     cross_product,
+    gradient,
+    norm,
     upper_gradients,
 )
 from hgms_hypergradients.upper import upper_batch
@@ -27,41 +29,47 @@ from hgms_hypergradients.upper import upper_batch
 @final
 @frozen(kw_only=True)
 class ThroughStep:
-    """∇_θ of f(θ, x⁺(θ)), where x⁺ = x − η ∇_x g(θ, x; B) is the step that the selected branch ended with::
+    """∇_θ of f(θ, x⁺(θ)), where x⁺ is one SGD step more from the selected state x̂, on a batch B that no selection has seen::
 
-        h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x; B) v,      v = ∇_x f(θ, x⁺)
+        x⁺ = x̂ − η ∇_x g(θ, x̂; B)
+        h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x̂; B) v,      v = ∇_x f(θ, x⁺)
 
-    With one lower step a branch this is the hypergradient of what was done, not an approximation: it equals double backward.
-    For g = Σ_s ω_s(θ) ℓ_s it reads ∂F/∂ω_s = −η⟨v, ∇ℓ_s(x; B)⟩, and no second derivative of the model appears. With K > 1 steps
-    it is the derivative through the last one (truncation to one step).
+    η is the rate of the branch's last step and B as large as its batch. This is the exact derivative of that step: it equals
+    double backward. For g = Σ_s ω_s(θ) ℓ_s it reads ∂F/∂ω_s = −η⟨v, ∇ℓ_s(x̂; B)⟩, and no second derivative of the model appears.
+
+    ``batch = "own"`` is the derivative through the step that the branch ended with, B its own batch and x̂ the state before it:
+    with one lower step a branch, the hypergradient of what was done (the HG-MS paper's, "through the selected branch"); with
+    K > 1 steps, truncation to one. Under a selection among branches it is biased: the winner is the branch whose batch helped
+    validation, so the source that is heaviest in every batch seems to help most, and of two equal sources one ends with all
+    the weight. Use it with one branch.
 
     Use for language models: it works with flash attention, activation checkpointing and quantised bases. Avoid when many lower
     steps lie between θ and the state that is scored.
 
     Arguments:
-        derivative: how ∇²_θx g·v is taken. ``difference``: two forward passes of the branch's batch, at x ± τv, for all
-            sources at once; ``exact``: one forward pass with tangents (not through flash attention or a quantised base);
+        batch: ``fresh``, drawn by the step's key, or the branch's ``own``.
+        derivative: how ∇²_θx g·v is taken. ``difference``: two forward passes of the batch, at x ± τv, for all sources at
+            once; ``exact``: one forward pass with tangents (not through flash attention or a quantised base);
             ``per-source``: one backward pass a source, ⟨v, ∇ℓ_s⟩ (only where g mixes named sources).
-        displacement: τ‖v‖ of ``difference`` (None: from x's precision, fit for a base in float32; with one in bfloat16 the
-            losses carry noise of about 1e-3 and a longer one, such as 1.0, is better).
+        displacement: τ‖v‖ of ``difference`` (None: from the precision that the losses are computed in).
         upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
 
-    Errors: ConfigError from a generator whose last step is not linear in ∇g, and from ``per-source`` without sources.
+    Errors: ConfigError from a generator whose step is not linear in ∇g, and from ``per-source`` without sources.
 
-    Cost: 1 upper gradient, 1 cross product (``per-source``: S lower gradients instead), with K > 1 steps another K − 1 lower
-    gradients.
+    Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients instead of it). With
+    ``batch = "own"`` the first lower gradient is the branch's and not taken again, but K − 1 others are.
 
     >>> problem = Problem(theta0={"t": torch.tensor([1.0])}, x0={"x": torch.tensor([3.0])},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
-    >>> def last_step():                          # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2
+    >>> def next_step(key):                       # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2
     ...     return LastStep(x=problem.x0, batch={}, rows=1, rate=0.25)
-    >>> branch = Branch(x={"x": torch.tensor([2.0])}, replay=None, last_step=last_step)
+    >>> branch = Branch(x=problem.x0, replay=None, next_step=next_step)
     >>> h = ThroughStep(derivative="exact").estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]
     >>> h                                         # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
     tensor([2.])
 
-    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected branch"; its form is this
-    project's, since the paper does not give one).
+    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected branch"; its form and the fresh
+    batch are this project's, since the paper gives neither); one step more: Liu, Simonyan, Yang, *DARTS* (2019).
     """
 
     name: ClassVar[str] = "through-step"
@@ -69,6 +77,7 @@ class ThroughStep:
         ("closed-form-ridge", "central-difference"),
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
+    batch: Literal["fresh", "own"] = field(default="fresh", validator=validators.in_(["fresh", "own"]))
     derivative: Literal["difference", "exact", "per-source"] = field(
         default="difference", validator=validators.in_(["difference", "exact", "per-source"])
     )
@@ -85,40 +94,57 @@ class ThroughStep:
         return {}
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
-        if branch.last_step is None:
-            raise ConfigError(
-                "hypergradient 'through-step' differentiates through the last step of a branch, and this generator tells none\n"
-                "  use it with generator 'branches' and optimizer = \"sgd\", or take 'one-step'"
-            )
+        step = self._step(branch, key.fold("lower"))
         above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
-        loss, direct, v = upper_gradients(lambda t, x: problem.f(t, x, above), theta, branch.x)
-        last = branch.last_step()
+        cost, slope, end = step.cost, None, branch.x
+        if self.batch == "fresh":
+            grads, _ = gradient(problem.g, theta, step.x, step.batch)
+            slope = dict(zip(step.x, grads, strict=True))
+            end = {name: leaf - step.rate * slope[name] for name, leaf in step.x.items()}
+            cost += Cost(lower_gradients=1, rows=step.rows)
+        loss, direct, v = upper_gradients(lambda t, x: problem.f(t, x, above), theta, end)
         if self.derivative == "per-source":
-            mixed, cost = _per_source(problem, theta, last, v)
+            mixed, spent = _per_source(problem, theta, step, v)
         else:
             mixed = cross_product(
-                lambda t, x: problem.g(t, x, last.batch),
+                lambda t, x: problem.g(t, x, step.batch),
                 theta,
-                last.x,
+                step.x,
                 v,
                 "vjp" if self.derivative == "exact" else "difference",
                 self.displacement,
+                problem.precision,
             )
             passes = 1 if self.derivative == "exact" else 2
-            cost = Cost(cross_products=1, rows=passes * last.rows)
-        value = {name: direct[name] - last.rate * mixed[name] for name in direct}
-        cost = cost + last.cost + Cost(upper_gradients=1, rows=upper_rows)
-        return Hypergradient(value=value, upper_loss=loss, cost=cost), state
+            spent = Cost(cross_products=1, rows=passes * step.rows)
+        value = {name: direct[name] - step.rate * mixed[name] for name in direct}
+        return Hypergradient(
+            value=value,
+            upper_loss=loss,
+            lower_gradient_norm=None if slope is None else norm(slope),
+            cost=cost + spent + Cost(upper_gradients=1, rows=upper_rows),
+        ), state
+
+    def _step(self, branch: Branch, key: Key) -> LastStep:
+        if self.batch == "fresh" and branch.next_step is not None:
+            return branch.next_step(key)
+        if self.batch == "own" and branch.last_step is not None:
+            return branch.last_step()
+        which = "next" if self.batch == "fresh" else "last"
+        raise ConfigError(
+            f"hypergradient 'through-step' with batch = {self.batch!r} differentiates a branch's {which} step, and this "
+            f"generator tells none\n  use it with generator 'branches' and optimizer = \"sgd\", or take 'one-step'"
+        )
 
 
-def _per_source(problem: Problem, theta: Tree, last: LastStep, v: Tree) -> tuple[Tree, Cost]:
+def _per_source(problem: Problem, theta: Tree, step: LastStep, v: Tree) -> tuple[Tree, Cost]:
     """∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, a backward pass a source."""
     sources = problem.sources
     if sources is None:
         raise ConfigError('derivative = "per-source" needs a lower loss that mixes named sources; use "difference" or "exact"')
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in last.x.items()}
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in step.x.items()}
     with torch.enable_grad():
-        losses = sources.losses(leaves, last.batch)
+        losses = sources.losses(leaves, step.batch)
         slopes = []
         for loss in losses.unbind():
             grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
@@ -127,4 +153,4 @@ def _per_source(problem: Problem, theta: Tree, last: LastStep, v: Tree) -> tuple
         value = (sources.weights(upper) * torch.stack(slopes).detach()).sum()
         mixed = torch.autograd.grad(value, list(upper.values()), materialize_grads=True)
     count = len(sources.names)
-    return dict(zip(upper, mixed, strict=True)), Cost(lower_gradients=count, rows=count * last.rows)
+    return dict(zip(upper, mixed, strict=True)), Cost(lower_gradients=count, rows=count * step.rows)

@@ -156,6 +156,12 @@ class LanguageModel:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @property
+    def precision(self) -> torch.dtype | None:
+        """The coarsest type of the frozen base's weights; None where the weights are lower variables, which have their own."""
+        types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
+        return None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
     def _vocabulary(self) -> int:
         model: Any = self.model
         return int(model.get_output_embeddings().weight.shape[0])

@@ -108,9 +108,7 @@ def overlap_warning(found: Sequence[Overlap]) -> str:
     copied = [one for one in found if one.part == "train"]
     if copied:
         lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *map(_line, copied)]
-        lines.append(
-            "  such rows are weighed more than once, and weights between two sources that share them mean little"
-        )
+        lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little")
     return "\n".join(lines)
 
 

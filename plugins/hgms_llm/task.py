@@ -229,6 +229,7 @@ class SourceMixture:
             references=references,
             sources=Sources(names=names, weights=weights, theta=theta, losses=g.sources, examples=examples, parts=parts),
             counters=lambda: model.tokens,
+            precision=model.precision,
         )
 
     def _fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:

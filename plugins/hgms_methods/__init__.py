@@ -26,7 +26,7 @@ HG_MS_ULA = Composition(
     },
 )
 
-# On a language model whose sources are weighted: one SGD step a branch, the exact derivative through it, Adam on the logits
+# On a language model whose sources are weighted: one SGD step a branch, the exact derivative of one more, Adam on the logits
 # (the paper's settings for Llama-3-8B and Gemma-2-9B; batch sizes are ours, it gives none).
 ONE_STEP: dict[str, Any] = {
     "generator": {

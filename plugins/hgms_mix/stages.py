@@ -104,9 +104,7 @@ class Stage:
 
     def _write(self, status: str, more: Mapping[str, Any] | None = None) -> None:
         manifest = {"stage": self.name, "key": self.key, "status": status, "inputs": self.inputs, **(more or {})}
-        manifest["sha256"] = digest(
-            json.loads(json.dumps(manifest))
-        )  # a changed digit is noticed
+        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # a changed digit is noticed
         replace_file(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
 
     def _aside(self, key: str) -> Path:

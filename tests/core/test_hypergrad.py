@@ -138,6 +138,32 @@ def test_a_displacement_is_how_far_the_two_ends_lie_apart(displacement: float) -
     assert_same(nothing, {"t": torch.zeros((), dtype=F64)})
 
 
+def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -> None:
+    """g = Σ θ_i x_i⁴/12 with x rounded to bfloat16 on the way: H = diag(θ x²), ∇²_θx g v = x³ v/3."""
+    theta, x = {"t": torch.tensor([1.0, 2.0, 0.5])}, {"x": torch.tensor([1.1, -2.3, 1.7])}
+    v = torch.tensor([0.3, -0.5, 0.8])
+
+    def g(t: Tree, p: Tree) -> Tensor:
+        return (t["t"] * p["x"].bfloat16().float() ** 4).sum() / 12
+
+    def errors(precision: torch.dtype | None) -> tuple[float, float, float]:
+        hessian, right = theta["t"] * x["x"] ** 2, x["x"] ** 3 * v / 3
+        product = curvature(lambda p: g(theta, p), x, "difference", precision=precision).matvec(v)
+        mixed = cross_product(g, theta, x, {"x": v}, "difference", precision=precision)["t"]
+        asked: list[Tensor] = []
+        found = implicit(
+            lambda t, p: (v * p["x"]).sum(), g, theta, x, lambda matvec, b: asked.append(matvec(b)) or b, "difference",
+            precision=precision,
+        )  # fmt: skip
+        assert_same(asked[0], product)
+        whole = float((found.value["t"] + right).norm() / right.norm())
+        return float((product - hessian * v).norm() / (hessian * v).norm()), float((mixed - right).norm() / right.norm()), whole
+
+    assert max(errors(torch.bfloat16)) < 0.05
+    assert min(errors(None)) > 0.1
+    assert errors(torch.float32) == errors(None)  # no coarser than x
+
+
 def test_attention_has_a_second_derivative_inside_the_context_alone() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -106,7 +106,7 @@ ESTIMATORS = [ThroughStep(), ThroughStep(derivative="exact"), ThroughStep(upper_
 def test_an_estimator_of_first_order_does_not_wait(estimator: Any, device: torch.device) -> None:
     problem = _problem(device)
     last = LastStep(x=problem.x0, batch=problem.lower_data.batch(None), rows=ROWS, rate=0.1)
-    branch = Branch(x=problem.x0, replay=lambda theta, last: pytest.fail("no branch is run again"), last_step=lambda: last)
+    branch = Branch(x=problem.x0, replay=lambda theta, last: pytest.fail("no branch is run again"), next_step=lambda key: last)
     state = estimator.init(problem)
     _twice(device, lambda: estimator.estimate(problem, problem.theta0, branch, KEY, state))
 
@@ -122,9 +122,10 @@ def test_an_outer_step_does_not_wait(projection: Any, device: torch.device) -> N
 # --- what has to wait, and how often ------------------------------------------------------------------------------------
 
 STEPS = {
+    "through-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(), 0),
     # The branch is run again on the CPU's say which one it was: its noise and its batches come from keys.
-    "through-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(), 1),
-    "through-step, one branch": (Branches(count=1, steps=10, batch_size=8), ThroughStep(), 0),
+    "through-step, own batch": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(batch="own"), 1),
+    "through-step, one branch": (Branches(count=1, steps=10, batch_size=8), ThroughStep(batch="own"), 0),
     "unrolled": (Branches(count=4, steps=10, noise=0.1, batch_size=8), Unrolled(), 1),
     "unrolled, one branch": (Branches(count=1, steps=10, batch_size=8), Unrolled(), 0),
     "one-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), OneStep(), 0),

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from helpers import F64, KEY, assert_same, finite_differences, network_problem, normal, spd
-from source_problems import network_sources
+from source_problems import convex_sources, network_sources
 from torch import Tensor
 
 from hgms_branches import Branches
@@ -20,16 +21,20 @@ from hgms_core import (
     Candidates,
     ConfigError,
     Cost,
+    Data,
     HyperGradient,
     Hypergradient,
     LastStep,
     Outcome,
+    Pipeline,
     Problem,
     State,
     Tree,
     norm,
 )
 from hgms_hypergradients import Fixed, Implicit, OneStep, ThroughStep, Unrolled
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
 from hgms_task_quadratic import Quadratic
 from hgms_ula import Ula
 
@@ -302,7 +307,7 @@ def test_through_a_last_step_told_by_hand_is_double_backward(
     loss = problem.f(leaves, end, above)
     expected = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     branch = Branch(x={name: leaf.detach() for name, leaf in end.items()}, replay=never, last_step=lambda: told)
-    found, state = ThroughStep(derivative=derivative).estimate(problem, problem.theta0, branch, KEY, {})
+    found, state = ThroughStep(batch="own", derivative=derivative).estimate(problem, problem.theta0, branch, KEY, {})
     assert_same(found.upper_loss, loss.detach(), rtol=1e-14)
     rtol = 1e-6 if derivative == "difference" else 1e-11
     assert_same(found.value, expected, rtol=rtol, atol=1e-3 * rtol * float(norm(expected)))
@@ -313,24 +318,110 @@ def test_through_a_last_step_told_by_hand_is_double_backward(
     assert found.cost == own + told.cost + Cost(upper_gradients=1, rows=rows + 6 * passes)
 
 
+@pytest.mark.parametrize(
+    ("problem", "derivative"),
+    [(PROBLEM, "exact"), (PROBLEM, "difference"), *((SOURCES, way) for way in ("exact", "difference", "per-source"))],
+)
+def test_one_step_more_on_a_fresh_batch_is_double_backward(problem: Problem, derivative: Any) -> None:
+    generator = Branches(count=3, steps=2, lr=0.3, momentum=0.9, batch_size=6, noise=0.1, lr_spread=(0.5, 2.0))
+    start = generator.init(problem, KEY)
+    candidates = generator.propose(problem, problem.theta0, start, KEY)
+    x, chosen = candidates.at(2), torch.tensor(2)
+    branch = Branch(
+        x=x, replay=never, next_step=lambda key: generator.next_step(problem, problem.theta0, start, key, chosen, x)
+    )
+    found, state = ThroughStep(derivative=derivative).estimate(problem, problem.theta0, branch, KEY, {})
+
+    data, above = problem.lower_data, problem.upper_data["differentiate"].whole
+    drawn = data.draw(KEY.fold("lower"), 6, 1)
+    assert drawn is not None
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    value = problem.g(theta, leaves, data.rows(drawn[0]))
+    slopes = torch.autograd.grad(value, list(leaves.values()), create_graph=True)
+    moved = {name: leaf - 0.6 * slope for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)}
+    loss = problem.f(theta, moved, above)
+    expected = dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True))
+
+    rtol = 1e-6 if derivative == "difference" else 1e-11
+    assert_same(found.value, expected, rtol=rtol, atol=1e-3 * rtol * float(norm(expected)))
+    assert_same(found.upper_loss, loss.detach(), rtol=1e-12)
+    assert_same(found.lower_gradient_norm, norm({str(i): slope.detach() for i, slope in enumerate(slopes)}), rtol=1e-12)
+    passes = {"exact": 1, "difference": 2, "per-source": 3}[derivative]
+    own = Cost(lower_gradients=3) if derivative == "per-source" else Cost(cross_products=1)
+    rows = len(above["a"])
+    assert found.cost == own + Cost(lower_gradients=1, upper_gradients=1, rows=rows + 6 * (1 + passes))
+    assert state == {}
+
+
+def equal_sources() -> Problem:
+    """Two sources that are the same 200 rows, in the middle of which f has its least value: f(x) = ½‖x‖². x is off it by twice
+    the rows' spread."""
+    problem = convex_sources({"a": 0.5, "b": 0.5}, rows=200)
+    data = problem.lower_data
+    table = data.whole["a"].clone()
+    table[200:] = table[:200]
+    whole = Data.of({**data.whole, "a": table - table.mean(0)})
+    upper = Data.of({**problem.upper_data["select"].whole, "a": torch.zeros(20, 2, dtype=F64)})
+    return evolve(
+        problem,
+        theta0={"logits": torch.tensor([1.0, -1.0], dtype=F64)},
+        x0={"x": torch.tensor([0.1, 0.0], dtype=F64)},
+        lower_data=evolve(whole, strata=data.strata),
+        upper_data=dict.fromkeys(problem.upper_data, upper),
+    )
+
+
+@pytest.mark.parametrize("batch", ["fresh", "own"])
+def test_best_of_n_favours_the_heavier_of_two_equal_sources_only_through_its_own_batch(batch: Any) -> None:
+    problem = equal_sources()
+    method = Pipeline(
+        generator=Branches(count=4, steps=1, lr=0.5, batch_size=4),
+        selector=BestOfN(),
+        hypergradient=ThroughStep(batch=batch, derivative="exact"),
+        outer=Adam(lr=1e-9),  # θ stays
+    )
+    state = method.init(problem, 0)
+    slopes = []
+    for _ in range(200):
+        before = method.init(problem, 0)["start"]  # x stays
+        after, _ = method.step(problem, {**state, "start": before, "outer": method.outer.init(problem.theta0)})
+        slopes.append(float(after["outer"]["m"]["logits"][0] / 0.1))
+        state = {**state, "step": state["step"] + 1}
+    drift = torch.tensor(slopes)
+    standard_error = float(drift.std()) / len(slopes) ** 0.5
+    if batch == "fresh":
+        # E f(x⁺) = ½(1 − η)²‖x̂‖² + ½η² V Σ ω_s², V the variance of a mean of 2 of the 200 rows: least where ω is even.
+        rows = problem.lower_data.whole["a"][:200]
+        variance = float(rows.var(0).sum()) / 2 * (1 - 2 / 200)
+        omega = problem.theta0["logits"].softmax(0)
+        expected = 0.5**2 * variance * float(omega[0] * (omega[0] - omega.square().sum()))
+        assert expected > 0
+        assert abs(float(drift.mean()) - expected) < 3 * standard_error
+    else:  # a negative slope: the first source, which is the heavier one, gets more
+        assert float(drift.mean()) < -4 * standard_error
+
+
 @pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (3, 0.9)])
 def test_the_displacement_of_through_step_reaches_the_difference(steps: int, momentum: float) -> None:
     end, told = descent(SOURCES, SOURCES.theta0, steps, 0.3, momentum)
     branch = Branch(x={name: leaf.detach() for name, leaf in end.items()}, replay=never, last_step=lambda: told)
 
     def found(displacement: float | None) -> Tensor:
-        return ThroughStep(displacement=displacement).estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
+        estimator = ThroughStep(batch="own", displacement=displacement)
+        return estimator.estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
 
-    exact = ThroughStep(derivative="exact").estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
+    exact = ThroughStep(batch="own", derivative="exact").estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
     errors = [float((found(length) - exact).norm()) for length in (0.2, 0.1, 0.05)]
     assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([4, 4], rel=0.2)  # of second order
     assert float((found(None) - exact).norm()) < 1e-3 * errors[-1]
 
 
-def test_a_generator_without_a_last_step_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"this generator tells none\n  use it with generator 'branches'"):
-        ThroughStep().estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
+@pytest.mark.parametrize(("batch", "which"), [("fresh", "next"), ("own", "last")])
+def test_a_generator_that_tells_no_step_is_refused_with_what_to_do(batch: Any, which: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a branch's {which} step, and this generator tells none\n  use it with generator"):
+        ThroughStep(batch=batch).estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
     told = descent(PROBLEM, THETA, 1, 0.3, 0.0)[1]
     branch = Branch(x=PROBLEM.x0, replay=never, last_step=lambda: told)
     with pytest.raises(ConfigError, match="needs a lower loss that mixes named sources"):
-        ThroughStep(derivative="per-source").estimate(PROBLEM, THETA, branch, KEY, {})
+        ThroughStep(batch="own", derivative="per-source").estimate(PROBLEM, THETA, branch, KEY, {})

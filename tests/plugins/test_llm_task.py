@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree, gradient, groups, repeat
+from hgms_core import Branch, ConfigError, Cost, Data, Key, LastStep, Pipeline, Problem, Tree, gradient, groups, repeat
 from hgms_core.testing import check_component
 
 pytest.importorskip("transformers")
@@ -97,14 +98,11 @@ def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> l
         start = state["start"]
         candidates = generator.propose(problem, problem.theta0, start, key.fold("propose"))
         chosen = BestOfN().select(problem, problem.theta0, candidates, key.fold("select")).index
-        from functools import partial
-
-        from hgms_core import Branch
-
         branch = Branch(
             x=candidates.at(chosen),
             replay=lambda theta, last: generator.replay(problem, theta, start, key.fold("propose"), chosen, last),  # noqa: B023
             last_step=partial(generator.last_step, problem, problem.theta0, start, key.fold("propose"), chosen),
+            next_step=partial(generator.next_step, problem, problem.theta0, start, index=chosen, x=candidates.at(chosen)),
         )
         estimate, _ = estimator.estimate(problem, problem.theta0, branch, key.fold("differentiate"), {})
         found.append(estimate.value["logits"])
@@ -124,7 +122,7 @@ def value_after_the_step(problem: Problem, generator: Branches, theta: Tree) -> 
 @pytest.mark.parametrize("kind", SMALL)
 def test_the_one_step_hypergradient_is_exact(files: dict[str, Source], kind: str) -> None:
     problem, generator = problem_of(files, kind), one_step()
-    ways = [ThroughStep(derivative="exact"), ThroughStep(), ThroughStep(derivative="per-source"), Unrolled()]
+    ways = [*(ThroughStep(batch="own", derivative=way) for way in ("exact", "difference", "per-source")), Unrolled()]
     exact, difference, per_source, double_backward = hypergradients(problem, generator, *ways)
     assert exact.norm() > 1e-4
     # Llama's kind normalise in float32, which bounds what can agree.
@@ -143,9 +141,33 @@ def test_the_one_step_hypergradient_is_exact(files: dict[str, Source], kind: str
         )
 
 
+def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_direction(files: dict[str, Source]) -> None:
+    """The losses are computed in the base's precision, so that decides how far a difference reaches, not the adapters' type."""
+
+    def on(base: str, estimator: Any) -> list[torch.Tensor]:
+        model = BaseModel(config={"model_type": "gpt2", **SMALL["gpt2"]}, tokenizer="bytes", dtype=base)  # type: ignore[arg-type]
+        problem = task(files, model=model, adapter=Lora(rank=4, alpha=8.0)).problem(0, CPU, torch.float32)
+        assert problem.precision == getattr(torch, base)
+        draw = torch.Generator().manual_seed(0)
+        x = {name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw) for name, leaf in problem.x0.items()}
+        found = []
+        for number in range(4):
+            index = problem.lower_data.draw(Key(number), 9, 1)
+            assert index is not None
+            step = LastStep(x=x, batch=problem.lower_data.batch(index[0]), rows=9, rate=0.1)
+            branch = Branch(x=x, replay=lambda theta, last: (x, Cost()), next_step=lambda key: step)  # noqa: B023
+            estimate, _ = estimator.estimate(problem, problem.theta0, branch, Key(0), {})
+            found.append(estimate.value["logits"])
+        return found
+
+    for right, difference in zip(on("float32", ThroughStep(derivative="exact")), on("bfloat16", ThroughStep()), strict=True):
+        assert torch.equal(difference > 0, right > 0)
+        assert float((difference - right).norm() / right.norm()) < 0.15
+
+
 def test_the_last_of_several_steps(files: dict[str, Source]) -> None:
     problem, generator = problem_of(files), one_step(steps=3, weight_decay=0.1, momentum=0.5)
-    exact, truncated = hypergradients(problem, generator, ThroughStep(derivative="exact"), Unrolled(last=1))
+    exact, truncated = hypergradients(problem, generator, ThroughStep(batch="own", derivative="exact"), Unrolled(last=1))
     torch.testing.assert_close(exact, truncated, rtol=1e-8, atol=1e-12)
 
 
