@@ -195,7 +195,8 @@ class SourceMixture:
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
         shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
 
-        g = MixtureLoss(Rows(model, self.average, _lengths(lower, device, dtype)), len(names))
+        training = Rows(model, self.average, _lengths(lower, device, dtype))
+        g = MixtureLoss(training, len(names))
         f = UpperLoss(Rows(model, self.average, _lengths(upper, device, dtype)))
         examples = Rows(model, "example", torch.ones(0))
 
@@ -227,7 +228,15 @@ class SourceMixture:
             # Fresh adapters; a whole model starts from its own weights each time.
             fresh=(lambda key: model.start(key, dtype)) if self.adapter is not None else None,
             references=references,
-            sources=Sources(names=names, weights=weights, theta=theta, losses=g.sources, examples=examples, parts=parts),
+            sources=Sources(
+                names=names,
+                weights=weights,
+                theta=theta,
+                losses=g.sources,
+                examples=examples,
+                pooled=UpperLoss(training),
+                parts=parts,
+            ),
             counters=lambda: model.tokens,
             precision=model.precision,
         )
