@@ -35,6 +35,10 @@ def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None
     check_names(value)
 
 
+def _named(_task: object, _attribute: object, value: Mapping[str, Source]) -> None:
+    check_names(value, "test set")
+
+
 def _template(_task: object, attribute: Any, value: str) -> None:
     if value not in TEMPLATES:
         raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
@@ -97,7 +101,7 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
     validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, hash=False)
+    test: Mapping[str, Source] = field(factory=dict, validator=_named, hash=False)
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=_template)
