@@ -189,7 +189,7 @@ class SourceMixture:
                 warn(said)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
-        self._fits(model.model, everything)
+        self.fits(model.model, everything)
 
         names, parts = tuple(pool), tuple(everything["validation"])
         lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
@@ -245,8 +245,9 @@ class SourceMixture:
             precision=model.precision,
         )
 
-    def _fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
-        """Whether the model has a vector for every token and position; its own error would be an index out of range."""
+    def fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
+        """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
+        range."""
         tables = [table for tables in everything.values() for table in tables.values()]
         longest = max(int(table.lengths.max()) for table in tables)
         most = getattr(model.config, "max_position_embeddings", None)
