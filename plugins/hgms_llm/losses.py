@@ -88,7 +88,7 @@ class MixtureLoss:
 
 @frozen(eq=False)
 class UpperLoss:
-    """The mean loss of B's rows, without dropout, whatever θ is: f on validation rows, plain training on lower ones."""
+    """f(x; B): the mean loss of B's rows, without dropout. Does not depend on θ."""
 
     rows: Rows
 

@@ -329,13 +329,11 @@ def _cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenT
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise DataError(
-            f"cannot write the token cache {folder}: {getattr(error, 'strerror', None) or error}\n"
+            f"cannot write the token cache {folder}: {error.strerror or error}\n"
             "  free some space there, or set HGMS_CACHE to another folder"
         ) from error
 

@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/campaign.py``: commands in forked children, kills, damaged files, hostile input."""

@@ -1,0 +1,266 @@
+"""Kills: a command broken off again and again, at seeded moments, and resumed, must leave what it leaves undisturbed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from campaigns.child import Ending, Strike, call
+
+TASKS = {
+    "quadratic": "",
+    "sphere": "",
+    "circle-kink": "",
+    "circle-degenerate": "",
+    "hyper-cleaning": "train_size = 60, validation_size = 20, test_size = 30, hidden = 4",
+    "imbalanced-loss": "validation_size = 20, test_size = 20, channels = [2, 2], hidden = 4, views = 1",
+    "ridge-cv": "",
+    "logistic-cv": 'dataset = "sklearn:iris"',
+}
+
+RUN = """seed = {seed}
+budget = "{steps} steps"
+task = {{ name = "{task}"{settings} }}
+method = {{ name = "{method}" }}
+[run]
+checkpoint_seconds = {checkpoint}
+evaluate_every = {every}
+dtype = "{dtype}"
+"""
+
+GRID = """budget = "{steps} steps"
+seeds = 2
+task = ["quadratic", "sphere"]
+method = [{{ name = "{first}", outer.lr = 0.05 }}, {{ name = "{second}", label = "other" }}]
+[run]
+checkpoint_seconds = {checkpoint}
+[sweep]
+trials = 3
+seeds = [100]
+sampler = "{sampler}"
+budget = "2 steps"
+[sweep.space.{first}]
+"outer.lr" = [0.01, 0.03, 0.1, 0.3]
+"""
+
+MIX = """seed = {seed}
+budget = "{steps} steps"
+method = "{method}"
+[task]
+name = "source-mixture"
+max_length = 40
+cache = 20
+template = "plain"
+[task.model]
+config = {{ model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }}
+tokenizer = "bytes"
+[task.adapter]
+rank = 2
+alpha = 4
+targets = ["c_attn"]
+[task.sources.sums]
+path = "sums.jsonl"
+[task.sources.dots]
+path = "dots.jsonl"
+[task.validation.sums]
+path = "validation.jsonl"
+[task.test.sums]
+path = "test.jsonl"
+[run]
+checkpoint_seconds = {checkpoint}
+[sample]
+size = 12
+[finetune]
+lr = 1e-2
+micro_batch = 3
+accumulation = 2
+save_every = 1
+"""
+
+CLOCKS = {"resources.json", "env.json", "timings.jsonl", ".lock", "manifest.json"}
+"""Files that no two runs share, or that say when and where."""
+
+
+@frozen
+class Command:
+    """What is broken off: the files it needs, its arguments, and those with which it goes on."""
+
+    what: str
+    files: tuple[tuple[str, str], ...]
+    argv: tuple[str, ...]
+    again: tuple[str, ...] = ()
+    seconds: float = 300.0
+
+    def lay(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name, text in self.files:
+            (folder / name).write_text(text)
+
+
+@frozen
+class Whole:
+    """What a command leaves that nothing disturbs."""
+
+    ending: Ending
+    left: dict[str, bytes] = field(repr=False)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every registered method with every task that it fits."""
+    return [(task, method) for task in TASKS for method in _methods(task)]
+
+
+@functools.cache
+def _methods(task: str) -> list[str]:
+    from hgms_core import compat, registry
+    from hgms_core.config import RunConfig
+    from hgms_core.errors import HgmsError
+
+    found = []
+    for method in registry.default().components("method"):
+        try:
+            config = RunConfig.from_dict({"task": task, "method": method.name, "budget": "1 step"})
+            compat.ensure(config.method, config.task)
+        except HgmsError:
+            continue
+        found.append(method.name)
+    return found
+
+
+def sums(first: int, count: int, completion: str | None = None) -> str:
+    """Rows of a source: sums whose prompts are all different."""
+    rows = ((i // 40, i % 40) for i in range(first, first + count))
+    return "".join(json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) + "\n" for a, b in rows)
+
+
+SOURCES = (
+    ("sums.jsonl", sums(0, 40)),
+    ("dots.jsonl", sums(100, 40, ".")),
+    ("validation.jsonl", sums(200, 20)),
+    ("test.jsonl", sums(300, 10)),
+)
+
+
+def command(chance: random.Random, kind: str) -> Command:
+    """A command of the kind run, compare or mix."""
+    common = {"seed": chance.randint(0, 3), "checkpoint": chance.choice([0.0, 0.0, 0.0, 0.05, 30.0])}
+    if kind == "run":
+        task, method = chance.choice(pairs())
+        steps, every, dtype = chance.choice([2, 4, 7]), chance.choice([1, 3]), chance.choice(["float32", "float64"])
+        text = RUN.format(
+            task=task,
+            method=method,
+            settings=f", {TASKS[task]}" * bool(TASKS[task]),
+            steps=steps,
+            every=every,
+            dtype=dtype,
+            **common,
+        )
+        argv = ("run", "run.toml")
+        return Command(f"{method} on {task}", (("run.toml", text),), argv, (*argv, "--resume"))
+    if kind == "compare":
+        first, second = chance.sample(["hg-baseline", "hg-implicit", "hg-ms", "soba", "uniform"], 2)
+        sampler = chance.choice(["grid", "random"])
+        text = GRID.format(first=first, second=second, steps=chance.choice([2, 3]), sampler=sampler, **common)
+        jobs = "2" if chance.random() < 0.05 else "0"
+        return Command(
+            f"compare {first} and {second}, {jobs} jobs", (("grid.toml", text),), ("compare", "grid.toml", "--jobs", jobs)
+        )
+    method = chance.choice(["uniform", "hg-ms", "hg-implicit", "regmix", "less", "rho-loss"])
+    text = MIX.format(method=method, steps=chance.choice([2, 3]), **common)
+    return Command(f"mix {method}", (("mix.toml", text), *SOURCES), ("mix", "mix.toml"))
+
+
+def trial(chance: random.Random, scratch: Path, wholes: dict[Command, Whole], counts: Counter[str], kind: str) -> Iterator[str]:
+    """What was wrong with one command that was killed some times; counts the kills."""
+    what = command(chance, kind)
+    if what not in wholes:
+        wholes[what] = undisturbed(what, scratch / "whole")
+    whole, folder, struck = wholes[what], scratch / "killed" / "work", 0
+    what.lay(folder)
+    blows = chance.choice([1, 1, 2, 3, 6])
+    for number in range(blows + 1):
+        strike, signals = _blow(chance, whole.ending, again=struck > 0) if number < blows else (Strike(), [])
+        ending = _go(what, folder, again=number > 0, strike=strike, signals=signals)
+        if number < blows and _was_struck(ending, signals):
+            struck += 1
+            counts[f"{kind}: {'SIGKILL while writing' if strike.at else signal.Signals(signals[0][1]).name}"] += 1
+        elif ending.late or ending.code not in (0, whole.ending.code) or "Traceback" in ending.err:
+            late = f"over {what.seconds:.0f} s, " if ending.late else ""
+            yield f"{what.what}: after {struck} kills {late}it ended with {ending.code}: {_last(ending)}"
+            return
+    differing = compared(whole.left, left(folder))
+    if whole.ending.code not in (0, 1) or differing:
+        yield f"{what.what}: ended with {whole.ending.code}; after {struck} kills {', '.join(differing)}"
+
+
+def _go(what: Command, folder: Path, *, again: bool, strike: Strike, signals: list[tuple[float, int]]) -> Ending:
+    """Begins, or goes on; where nothing was kept yet, going on may be refused, and a person begins again."""
+    kept = any(folder.rglob("checkpoint.json"))
+    ending = call(what.again or what.argv if again else what.argv, folder, seconds=what.seconds, strike=strike, signals=signals)
+    if ending.code == 2 and again and not kept:
+        ending = call(what.argv, folder, seconds=what.seconds, strike=Strike(), signals=())
+    return ending
+
+
+def _was_struck(ending: Ending, signals: list[tuple[float, int]]) -> bool:
+    return not ending.late and (ending.code == -signal.SIGKILL or (bool(signals) and ending.code not in (0, 1, 2)))
+
+
+def undisturbed(what: Command, place: Path) -> Whole:
+    shutil.rmtree(place, ignore_errors=True)
+    what.lay(place / "work")
+    ending = call(what.argv, place / "work", seconds=what.seconds, strike=Strike())
+    return Whole(ending, left(place / "work"))
+
+
+def _blow(chance: random.Random, whole: Ending, *, again: bool) -> tuple[Strike, list[tuple[float, int]]]:
+    """A kill in the midst of the command's operations on files, at any moment, or a signal that can be heard."""
+    way = chance.random()
+    if way < 0.6:
+        at = chance.randint(1, max(1, whole.operations if not again else whole.operations // 2 + 5))
+        return Strike(at, chance.choice(["before", "midst", "after"])), []
+    number = signal.SIGKILL if way < 0.9 else chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    return Strike(), [(chance.uniform(0, whole.seconds), number)]
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    """All that has to be the same whatever happened in between: every file by its name, without clocks."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            if path.name in CLOCKS:
+                content = b""
+            elif path.name in ("report.json", "sweep.json"):
+                content = json.dumps(_without_clock(json.loads(content)), sort_keys=True).encode()
+            found[path.relative_to(folder).as_posix()] = content
+    return {name: content for name, content in found.items() if not name.endswith((".lock", "resources.json", ".png"))}
+
+
+def _without_clock(value: Any) -> Any:
+    if isinstance(value, dict):
+        clocks = ("seconds", "peak", "key")  # a stage's key is made of all files before it, clocks too
+        return {key: _without_clock(below) for key, below in value.items() if not any(clock in key for clock in clocks)}
+    return [_without_clock(below) for below in value] if isinstance(value, list) else value
+
+
+def compared(whole: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    """In what two folders differ."""
+    lacking = [f"{name} is missing" for name in whole if name not in other]
+    more = [f"{name} was left" for name in other if name not in whole]
+    return lacking + more + [f"{name} differs" for name in whole if name in other and whole[name] != other[name]]
+
+
+def _last(ending: Ending) -> str:
+    lines = ending.err.strip().splitlines()
+    return " / ".join(line.strip() for line in lines[-3:])[-300:] if lines else "(no message)"
