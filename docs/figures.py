@@ -158,7 +158,7 @@ def _methods(task: str, lr: float) -> dict[str, Any]:
     outer = {"name": "projected-gradient", "lr": lr}
     chains = {
         "name": "ula", "count": CHAINS.count, "steps": CHAINS.steps, "lr": CHAINS.lr, "temperature": CHAINS.temperature,
-        "spread": CHAINS.spread,
+        "spread": CHAINS.spread, "carry_rule": CHAINS.carry_rule,
     }  # fmt: skip
     implicit = {"hypergradient": IMPLICIT, "outer": outer, "keep": "last"}
     methods: dict[str, Any] = {
@@ -187,7 +187,11 @@ def _runs(task: str, lr: float) -> Numbers:
             return inner(theta, x)
 
         result = run(built, attrs.evolve(problem, evaluate=watch), config.budget)
-        found["methods"][name] = {"theta": thetas, "F": [row["metric.value"] for row in result.records]}
+        found["methods"][name] = {
+            "theta": thetas,
+            "F": [row["metric.value"] for row in result.records],
+            "calls": result.summary["oracle_calls"],
+        }
     exact = (CircleKink() if task == "circle-kink" else CircleDegenerate()).closed_form(0, CPU, DOUBLE)
     grid = even(0.2, 3.0, 281)
     values = [float(exact.value(at(theta))) for theta in grid]

@@ -21,7 +21,7 @@ import click
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.composition import Composition
 from hgms_core.errors import HgmsError, PluginError
-from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
 
 BESIDES = {
     "compare": "hgms_core.commands.compare:compare",
@@ -268,6 +268,7 @@ def check(ctx: click.Context, spec: str, files: Sequence[str], as_json: bool) ->
 @click.option("--out", help="Where run folders go.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
 @track_option
+@trust_option
 @plugin_option
 @json_option
 def run(

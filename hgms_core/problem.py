@@ -193,6 +193,10 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     return parts
 
 
+def _mean_of_examples(sources: Sources) -> Loss:
+    return lambda theta, x, batch: sources.examples(x, batch).mean(-1)
+
+
 @frozen(kw_only=True, eq=False)
 class Sources:
     """The named data sources whose losses g mixes::
@@ -201,7 +205,9 @@ class Sources:
 
     ``names`` are in the order of ω; ``weights(θ)`` gives ω, ``[S]``, and ``theta(weights by name)`` an upper variable with
     these weights. ``losses(x, batch)`` are the ℓ_s, ``[S]``, each an unbiased estimate of its source's mean loss whatever the
-    batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``parts`` name the
+    batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``pooled(θ, x, batch)``
+    is the loss of training on lower rows as they come, whatever their sources: each row counts as it does in its source's mean
+    (by its tokens, where that is a mean over tokens), nothing is random, and θ does not matter. ``parts`` name the
     validation sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation
     rows, in ``parts``).
 
@@ -213,6 +219,7 @@ class Sources:
     theta: Callable[[Mapping[str, float]], Tree]
     losses: Callable[[Tree, Batch], Tensor]
     examples: Callable[[Tree, Batch], Tensor]
+    pooled: Loss = Factory(_mean_of_examples, takes_self=True)
     parts: tuple[str, ...] = ("validation",)
 
 

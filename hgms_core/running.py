@@ -27,7 +27,7 @@ from hgms_core.scale import scaled
 from hgms_core.statistics import Interval, paired
 from hgms_core.structure import plain
 from hgms_core.table import Row, Table, table
-from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
 
 __all__ = [
     "COLOURS",
@@ -66,4 +66,5 @@ __all__ = [
     "scan",
     "table",
     "track_option",
+    "trust_option",
 ]

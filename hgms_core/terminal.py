@@ -24,6 +24,20 @@ def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
         os.environ["HGMS_TRACK"] = value  # where the observers look, in this process and in the ones it starts
 
 
+def _trust(_ctx: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["HGMS_TRUST_REMOTE_CODE"] = "1"  # where tasks look, in this process and in the ones it starts
+
+
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Let a model bring Python code, where the file asks for it. Read that code first.",
+)
+"""The option ``--trust-remote-code`` of a command that carries out runs: a file alone cannot have code run."""
+
 track_option = click.option(
     "--track",
     metavar="NAMES",

@@ -103,7 +103,7 @@ def steps_written(folder: Path) -> int:
 
 
 def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
-    """The same problem, and how often its losses were really evaluated (``g``, ``f``) and on how many rows in all."""
+    """The same problem, and how often its losses were really evaluated (``g``, ``f``, ``pooled``) and on how many rows."""
     calls: Counter[str] = Counter()
 
     def count(name: str, loss: Callable[[Tree, Tree, Tree], Tensor]) -> Callable[[Tree, Tree, Tree], Tensor]:
@@ -114,7 +114,8 @@ def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
 
         return counting
 
-    return evolve(problem, g=count("g", problem.g), f=count("f", problem.f)), calls
+    sources = None if problem.sources is None else evolve(problem.sources, pooled=count("pooled", problem.sources.pooled))
+    return evolve(problem, g=count("g", problem.g), f=count("f", problem.f), sources=sources), calls
 
 
 def assert_same(actual: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0) -> None:

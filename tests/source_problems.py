@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from attrs import evolve
 from helpers import F64, normal
@@ -83,6 +84,26 @@ def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> P
     upper = {"differentiate": validation(9, 80), "select": validation(8, 90), "stop": validation(7, 100)}
     tables = {"near": table(20, 60, 1.0), "turned": table(12, 65, -1.0), "noise": noise}
     return _problem(_examples, x0, tables, upper, ("right", "left"))
+
+
+def language_sources(sets: int) -> Problem:
+    """A tiny language model, two sources and ``sets`` validation sets, all of whose means are over tokens."""
+    pytest.importorskip("transformers")
+    from hgms_llm import SourceMixture
+
+    task = SourceMixture.testing_instance()
+    validation = dict(zip(("doubles", "others"), [*task.validation.values(), task.sources["dots"]][:sets], strict=False))
+    task = evolve(task, average="token", validation=validation, validation_split=(1, 1, 1))
+    return task.problem(0, torch.device("cpu"), F64)
+
+
+def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor:
+    """What each row adds to its table's mean over tokens: its tokens' loss over the mean number of tokens in such a row."""
+    assert problem.sources is not None
+    everything, batch = data.batch(None), data.rows(index)
+    tokens, lengths = everything["mask"][:, 1:].sum(1), batch["mask"][:, 1:].sum(1)
+    means = torch.stack([tokens[everything["source"] == number].double().mean() for number in everything["source"].unique()])
+    return problem.sources.examples(x, batch) * lengths / means[batch["source"]]
 
 
 def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:

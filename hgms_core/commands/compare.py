@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hgms_core.errors import ConfigError
-from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option
+from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
 
 
 def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -68,6 +68,7 @@ def _read(grid: Path) -> dict[str, Any]:
 @click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the cells, run nothing.")
 @track_option
+@trust_option
 @plugin_option
 @json_option
 @click.pass_context

@@ -34,21 +34,28 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"$\\boxed 5$ it is"), boxed("no box")
     ('5', None)
     """
+    ends = _ends(text)
     for start in reversed([match.end() for match in _BOX.finditer(text)]):
-        content = _braced(text, start) if text[start : start + 1] == "{" else text[start : start + 1]
-        if content is not None and content.strip(" $"):
+        braced = text[start : start + 1] == "{"
+        content = text[start + 1 : ends.get(start, start)] if braced else text[start : start + 1]
+        if content.strip(" $"):
             return content.strip()
     return None
 
 
-def _braced(text: str, start: int) -> str | None:
-    depth = 0
-    for end in range(start, len(text)):
-        escaped = text[end - 1] == "\\" and text[end - 2 : end] != "\\\\"
-        depth += 0 if escaped else (text[end] == "{") - (text[end] == "}")
-        if depth == 0:
-            return text[start + 1 : end]
-    return None
+def _ends(text: str) -> dict[int, int]:
+    """Where each opening brace is closed, in one pass: a response can hold thousands of boxes that never are."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for match in re.finditer(r"[{}]", text):
+        place = match.start()
+        if text[max(place - 1, 0) : place] == "\\" and text[max(place - 2, 0) : place] != "\\\\":
+            continue  # escaped
+        if match.group() == "{":
+            opened.append(place)
+        elif opened:
+            ends[opened.pop()] = place
+    return ends
 
 
 def numbers(text: str) -> list[str]:

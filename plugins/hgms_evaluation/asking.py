@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import re
 import threading
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 _LONGEST_WAIT: Final = 60.0
+_LARGEST_REPLY: Final = 2**24
+NEEDS: Final = ("id", "turn", "asked", "rating")
 
 
 def ratings_path(judge: Judge, folder: Path) -> Path:
@@ -31,7 +34,7 @@ def ratings_path(judge: Judge, folder: Path) -> Path:
 def stored(judge: Judge, folder: Path, asked: Sequence[Asked]) -> dict[tuple[int, int], dict[str, Any]]:
     """The records this judge has of exactly these answers; the last one counts."""
     wanted = {(one.id, one.turn): one.digest for one in asked}
-    found = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder))}
+    found = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder), needs=NEEDS)}
     return {key: record for key, record in found.items() if wanted.get(key) == record["asked"]}
 
 
@@ -49,7 +52,7 @@ def rate(
     if not todo:
         return done
     path = ratings_path(judge, folder)
-    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(asked)} turns")
+    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(asked)} turns ({judge.sends})")
     kept = len(asked) - len(todo)
     with records.Journal(path) as journal, _client(judge) as client:
         pace = _Pace(judge.requests_per_minute)
@@ -117,10 +120,34 @@ class _Pace:
 
 
 def _client(judge: Judge) -> OpenAI:
-    from openai import OpenAI
+    from openai import DefaultHttpxClient, OpenAI
 
     # retries are ours: they keep to the pace, and a Retry-After holds for all threads
-    return OpenAI(base_url=judge.base_url, api_key=judge.key(), timeout=judge.timeout, max_retries=0)
+    client = DefaultHttpxClient(event_hooks={"response": [lambda response: _limit(response, judge.timeout)]})
+    return OpenAI(base_url=judge.base_url, api_key=judge.key(), timeout=judge.timeout, max_retries=0, http_client=client)
+
+
+def _limit(response: Any, seconds: float) -> None:
+    """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a server that sends a byte now
+    and then never meets that."""
+    http: Any = importlib.import_module(type(response).__module__.partition(".")[0])  # httpx, or what openai has in its place
+    inner, end = response.stream, time.monotonic() + seconds
+
+    class Body(http.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for piece in inner:
+                size += len(piece)
+                if time.monotonic() > end:
+                    raise http.ReadTimeout("the reply takes too long", request=response.request)
+                if size > _LARGEST_REPLY:
+                    raise http.DecodingError("the reply is larger than 16 MiB", request=response.request)
+                yield piece
+
+        def close(self) -> None:
+            inner.close()
+
+    response.stream = Body()
 
 
 def _rate_one(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> dict[str, Any]:
@@ -149,9 +176,11 @@ def _ask(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.
         return None, f"refused: {_told(error)}"
     except openai.APIStatusError as error:
         raise HgmsError(f"the judge {judge.where} refuses: {_told(error)}") from None
-    except (openai.APIResponseValidationError, AttributeError, IndexError, TypeError, ValueError) as error:
+    except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return None, f"malformed: {_told(error)}"
-    return (text, "") if isinstance(text, str) and text.strip() else (None, "malformed: no text")
+    if not isinstance(text, str) or not text.strip():
+        return None, "malformed: no text"
+    return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
 
 
 def _answered(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -233,13 +232,13 @@ class Evaluate:
         }
         path = folder / f"{name}.settings.json"
         for other in sorted(folder.glob("*.settings.json")):
-            if other != path and json.loads(other.read_text(encoding="utf-8")).get("model") != now["model"]:
+            if other != path and records.table(other).get("model") != now["model"]:
                 which = other.name.removesuffix(".settings.json")
                 raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
         if not (folder / f"{name}.answers.jsonl").exists() or not path.exists():
             records.replace(path, records.to_json(now))
             return
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = records.table(path)
         changed = [key for key in now if before.get(key) != now[key]]
         if changed:
             raise CheckpointError(
@@ -292,8 +291,9 @@ class Evaluate:
 
     def _results(self, folder: Path) -> dict[str, Any]:
         path = folder / "results.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return records.table(path) if path.exists() else {}
 
 
 def _answers(folder: Path, name: Benchmark) -> Answers:
-    return {(record["id"], record["turn"]): record for record in records.read(folder / f"{name}.answers.jsonl")}
+    needs = ("id", "turn", "text", "finished", "new_tokens", "truncated")
+    return {(record["id"], record["turn"]): record for record in records.read(folder / f"{name}.answers.jsonl", needs=needs)}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import final
+from urllib.parse import urlsplit
 
 from attrs import field, frozen, validators
 
@@ -14,8 +16,23 @@ from hgms_core import ConfigError, MissingExtra
 from hgms_evaluation import records
 from hgms_evaluation.questions import REFERENCES, JudgePrompt, Question
 
+OWN_HOST, OWN_KEY, NO_KEY = "api.openai.com", "OPENAI_API_KEY", "none"
 _RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
 _LOOSE = re.compile(r"\[(\d+\.?\d*)\]")
+
+
+def _endpoint(_judge: object, _attribute: object, value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, known = urlsplit(""), False
+    if "@" in parts.netloc:
+        raise ValueError(
+            "'base_url' must hold no user or password: it is written beside every rating; name api_key_env instead"
+        )
+    if not known:
+        raise ValueError(f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}")
 
 
 @final
@@ -30,9 +47,10 @@ class Judge:
         base_url: the endpoint, as ``http://localhost:8000/v1`` (None: OpenAI's own).
         model: the judge's name there.
         api_key_env: the environment variable that holds the key. It may be unset where ``base_url`` is given. The key is
-            written nowhere.
+            written nowhere. OPENAI_API_KEY is sent to OpenAI; any other variable, or any other host, only where the command
+            says so too (``--send-key HOST``; from Python HGMS_SEND_KEY=HOST).
         temperature, max_tokens: of the judge's own replies.
-        timeout: seconds for one reply.
+        timeout: seconds for one reply, from its first byte to its last.
         retries: how often a request that timed out, was turned away (429) or failed on the server's side (5xx, no connection)
             is sent again.
         backoff: seconds before the first such retry; doubled each time up to 60. A server's ``Retry-After`` has precedence, and
@@ -49,7 +67,7 @@ class Judge:
     Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena", single-answer grading.
     """
 
-    base_url: str | None = None
+    base_url: str | None = field(default=None, validator=validators.optional(_endpoint))
     model: str = field(default="gpt-4o", validator=validators.min_len(1))
     api_key_env: str = field(default="OPENAI_API_KEY", validator=validators.min_len(1))
     temperature: float = field(default=0.0, validator=validators.ge(0))
@@ -66,15 +84,34 @@ class Judge:
         """The judge's name and place, as it stands in every record."""
         return f"{self.model} at {self.base_url or 'https://api.openai.com/v1'}"
 
+    @property
+    def host(self) -> str:
+        return urlsplit(self.base_url).hostname or "" if self.base_url is not None else OWN_HOST
+
+    @property
+    def sends(self) -> str:
+        """What goes to the judge beside the questions and answers, in words."""
+        return "no key is sent" if self.key() == NO_KEY else f"the key in {self.api_key_env} is sent to {self.host}"
+
     def key(self) -> str:
         """The key, or a word in its place where a server of one's own needs none.
 
         Raises:
-            ConfigError: OpenAI's endpoint and no key.
+            ConfigError: OpenAI's endpoint and no key; or a key that the file alone wants to be sent somewhere.
         """
         key = os.environ.get(self.api_key_env, "")
+        secure = self.base_url is None or self.base_url.startswith("https:")
+        own = self.api_key_env == OWN_KEY and self.host == OWN_HOST and secure
+        if key and not own and self.host not in os.environ.get("HGMS_SEND_KEY", "").split(","):
+            if self.api_key_env == OWN_KEY and self.host != OWN_HOST:
+                return NO_KEY  # nobody asked for it: it is the default, and it is OpenAI's
+            raise ConfigError(
+                f"the file asks to send the environment variable {self.api_key_env} to {self.host} "
+                "@ evaluate.judge.api_key_env\n"
+                f"  if it is a key for that host, add --send-key {self.host} to the command"
+            )
         if key or self.base_url is not None:
-            return key or "none"
+            return key or NO_KEY
         raise ConfigError(
             f"the judge {self.model} needs a key: the environment variable {self.api_key_env} is not set\n"
             "  set it, name another judge with [evaluate.judge] base_url and model,\n"
@@ -113,11 +150,28 @@ def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Se
         values |= {f"question_{place}": text for place, text in enumerate(question.turns, 1)}
         values |= {f"answer_{place}": text for place, text in enumerate(answers, 1)}
     prompt = prompts[name]
-    try:
-        user = prompt.template.format(**values)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(f"the judge prompt {name!r} cannot be filled: {error!r}") from None
+    user = _filled(name, prompt.template, values)
     return [{"role": "system", "content": prompt.system}, {"role": "user", "content": user}]
+
+
+def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
+    """The template with its plain fields filled in. It comes from a file: a field's attributes, items and widths are not looked
+    at but refused."""
+    parts = []
+    try:
+        for text, key, layout, conversion in string.Formatter().parse(template):
+            parts.append(text)
+            if key is None:
+                continue
+            if key not in values or layout or conversion:
+                raise ConfigError(
+                    f"the judge prompt {name!r} cannot be filled: {{{key[:40]}{layout and ':…'}}}\n"
+                    f"  known fields: {', '.join(values)}; a brace is written twice"
+                )
+            parts.append(values[key])
+    except ValueError as error:
+        raise ConfigError(f"the judge prompt {name!r} cannot be filled: {error}\n  a brace is written twice") from None
+    return "".join(parts)
 
 
 @frozen

@@ -6,22 +6,24 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms_core import CheckpointError
+from hgms_core.running import replace_file
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of ``path`` ([] if there is no such file). A last line without its newline was cut off while it was being
-    written: it is removed from the file, so that what is appended next starts on a line of its own."""
+def read(path: Path, *, needs: Sequence[str] = ("id", "turn")) -> list[dict[str, Any]]:
+    """The records of ``path`` ([] if there is no such file), each with the fields that are needed. A last line without its
+    newline was cut off while it was being written: it is removed from the file, so that what is appended next starts on a line
+    of its own."""
     if not path.exists():
         return []
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
-        with path.open("r+b") as file:
+        with _opened(path, "r+b") as file:
             file.truncate(whole)
     found = []
     for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
@@ -29,7 +31,9 @@ def read(path: Path) -> list[dict[str, Any]]:
             record = json.loads(text)
             if not isinstance(record, dict):
                 raise ValueError("not a JSON object")
-        except ValueError as error:
+            if missing := [name for name in needs if name not in record]:
+                raise ValueError(f"no {' and no '.join(map(repr, missing))}")
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{path}, line {number}: {error}\n  remove that line (its question is then asked again)"
             ) from None
@@ -41,7 +45,7 @@ class Journal:
     """A file of records open for appending; each is on disk when ``write`` returns. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = _opened(path, "a", encoding="utf-8")
         self._lock = threading.Lock()
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -57,15 +61,39 @@ class Journal:
         self._file.close()
 
 
+def table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("not a JSON object")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made again"
+        ) from None
+    return found
+
+
+def _opened(path: Path, mode: str, **options: Any) -> Any:
+    """Opened for writing; through a symbolic link somebody else's folder could have any file of ours written to."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    try:
+        return open(path, mode, opener=opener, **options)
+    except OSError as error:
+        why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
+        raise CheckpointError(f"cannot write {path}: {why}\n  choose another folder, or remove it") from None
+
+
 def line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def replace(path: Path, text: str) -> None:
     """Writes a whole file, or leaves the old one as it was."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    replace_file(path, text.encode())
 
 
 def to_json(value: object) -> str:

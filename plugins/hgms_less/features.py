@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Data, Problem, Tree, gradient, groups
+from hgms_core import Data, Loss, Tree, gradient, groups
 from hgms_less.projection import Projector
 
 
@@ -40,16 +40,17 @@ class Preconditioner:
         return steps
 
 
-def row_gradients(problem: Problem, x: Tree, data: Data, index: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
-    """∇_x of each row's loss as leaves ``[B, ...]``, the losses ``[B]``, and the batch: one pass with a copy of x for each row.
+def row_gradients(loss: Loss, theta: Tree, x: Tree, data: Data, index: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
+    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the batch: one pass with a copy of x
+    for each row.
 
     The copies are views, so only their gradients take memory: B lower states.
     """
     count = len(index)
     batch = {name: leaf for name, leaf in data.rows(index[:, None].to(data.device)).items() if leaf.shape[:1] == (count,)}
     stacked = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
-    (group,) = groups(problem.f, stacked, own_batch=True, mode="stacked")
-    grads, losses = gradient(group.loss, problem.theta0, group.x, batch)
+    (group,) = groups(loss, stacked, own_batch=True, mode="stacked")
+    grads, losses = gradient(group.loss, theta, group.x, batch)
     return grads, losses, batch
 
 

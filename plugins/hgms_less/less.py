@@ -157,8 +157,8 @@ class Less:
     def _update(self, problem: Problem, state: State, rows: Tensor, count: int, lr: float) -> tuple[Tree, Record, Cost]:
         data = problem.lower_data
         trained, loss = adamw(
-            problem, data.rows(rows.to(data.device)), state["train"], step=state["step"] + 1, count=count, lr=lr,
-            betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
+            sources_of(problem).pooled, problem.theta0, data.rows(rows.to(data.device)), state["train"],
+            step=state["step"] + 1, count=count, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
         )  # fmt: skip
         return trained, {"lower_loss": loss, "lr": lr}, Cost(lower_gradients=1, rows=len(rows))
 
@@ -174,7 +174,7 @@ class Less:
         """Adds the directions of some validation rows to their sets' sums."""
         data, parts = problem.upper_data["differentiate"], len(sources_of(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
-        grads, losses, batch = row_gradients(problem, adamw_part(state["train"], "x"), data, index)
+        grads, losses, batch = row_gradients(problem.f, problem.theta0, adamw_part(state["train"], "x"), data, index)
         _refuse_nonfinite(losses, state, "validation")
         found = directions(grads, self._projector(state))
         if state["at"]:
@@ -217,7 +217,7 @@ class Less:
             if stored is not None:
                 return stored, {"lower_loss": None}
         index = torch.arange(first, last)
-        grads, losses, _ = row_gradients(problem, x, problem.lower_data, index)
+        grads, losses, _ = row_gradients(sources_of(problem).pooled, problem.theta0, x, problem.lower_data, index)
         _refuse_nonfinite(losses, state, "pool")
         m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
         found = directions(self._gamma()(grads, m, v), projector)

@@ -73,6 +73,10 @@ PAIRS = (
 """Fields of a prompt and its completion, in the order they are looked for."""
 
 
+RAW = "\0text"
+"""The field of what was read as raw text: files of rows name theirs, and never so."""
+
+
 def _field(row: Row, name: str, *, blank: bool = False) -> str:
     value = row.get(name)
     if blank and value is None:
@@ -225,6 +229,12 @@ FORMATS: Mapping[str, Format] = {
             " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
             lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS),
             lambda row: _pair(row, PAIRS),
+        ),
+        Format(
+            "text",
+            "text, learned from its beginning (has to be named, but for .txt files)",
+            lambda row: set(row) == {RAW},
+            lambda row: (Message("assistant", _answer(row, "text", RAW)),),
         ),
     )
 }

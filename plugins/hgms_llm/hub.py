@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,12 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
             raise ConfigError(own_code(what, spec, place))
         return str(folder)
     near = difflib.get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.6)
-    hint = f"; did you mean {str(folder.with_name(near[0]))!r}?" if near else ""
+    hint = f"; did you mean {str(Path(spec).with_name(near[0]))!r}?" if near else ""
     if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
         there = ", ".join(sorted(_folders(folder.parent))[:20]) or "(no folder)"
         raise ConfigError(
             f"there is no {what} at {spec!r}: no such folder{hint} @ {place}\n"
-            f"  available in {folder.parent}: {there}; or give a name on the Hub, OWNER/NAME"
+            f"  available in {Path(spec).parent}: {there}; or give a name on the Hub, OWNER/NAME"
         )
     _ask(spec, what, place, revision, hint)
     return spec
@@ -41,8 +42,22 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
 def own_code(what: str, spec: str | None, place: str) -> str:
     return (
         f"the {what} {spec!r} brings Python code of its own, which is not run unless you allow it @ {place}\n"
-        "  read its code first; then set task.model.trust_remote_code = true"
+        "  read its code first; then set task.model.trust_remote_code = true and add --trust-remote-code to the command"
     )
+
+
+def consented(asked: bool, spec: str | None) -> bool:
+    """Whether a model may bring Python code of its own: the configuration says that it does, and the person who runs it (the
+    option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1) that it may. A file of somebody else's cannot say both.
+
+    Errors: ConfigError where only the configuration does.
+    """
+    if asked and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
+        raise ConfigError(
+            f"the file asks to run Python code that {spec!r} brings @ task.model.trust_remote_code\n"
+            "  read that code first; then add --trust-remote-code to the command"
+        )
+    return asked
 
 
 def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> None:

@@ -88,7 +88,7 @@ class MixtureLoss:
 
 @frozen(eq=False)
 class UpperLoss:
-    """f(x; B): the mean loss of B's rows, without dropout. Does not depend on θ."""
+    """The mean loss of B's rows, without dropout, whatever θ is: f on validation rows, plain training on lower ones."""
 
     rows: Rows
 

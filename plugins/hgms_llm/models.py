@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, final
@@ -48,7 +49,8 @@ class BaseModel:
         dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what the adapters have.
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the architecture has it, else eager.
         quantize: ``4bit`` keeps the frozen weights in NF4 (bitsandbytes, needs a GPU).
-        trust_remote_code: let a model bring Python code of its own. Never do so for a model you have not read.
+        trust_remote_code: the model brings Python code of its own. It is run only where the command says so too
+            (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never do so for a model you have not read.
 
     Errors: ConfigError for a model that is not there, or that needs code of its own without leave.
     """
@@ -72,20 +74,22 @@ class BaseModel:
             raise ValueError("a model has either a 'path' (folder or name on the Hub) or a 'config' (an architecture to build)")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError('\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"')
+        if self.config is not None and (bad := _not_finite(self.config, "config")):
+            raise ValueError(f"'{bad}' must be a finite number")
         if self.config is not None and self.tokenizer is None:
             raise ValueError("a model built from 'config' needs a 'tokenizer', such as \"bytes\"")
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a padding token."""
         _quiet()
+        from hgms_llm.hub import consented
         from hgms_llm.tokenizers import load_tokenizer
 
+        trust = consented(self.trust_remote_code, self.path or self.tokenizer)
         if self.tokenizer is not None:
-            return load_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
+            return load_tokenizer(self.tokenizer, trust_remote_code=trust)
         assert self.path is not None
-        return load_tokenizer(
-            self.path, revision=self.revision, trust_remote_code=self.trust_remote_code, place="task.model.path"
-        )
+        return load_tokenizer(self.path, revision=self.revision, trust_remote_code=trust, place="task.model.path")
 
     def digest(self) -> str | None:
         """The content of the model's folder, None where the configuration says it all (an architecture, a name on the Hub).
@@ -116,9 +120,9 @@ class BaseModel:
                 model = self._built(transformers, options, vocabulary, device)
             else:
                 assert self.path is not None
-                from hgms_llm.hub import located
+                from hgms_llm.hub import consented, located
 
-                trust = self.trust_remote_code
+                trust = consented(self.trust_remote_code, self.path)
                 where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
                     options["quantization_config"] = _four_bit(transformers, asked)
@@ -177,8 +181,11 @@ class BaseModel:
             return own_code("model", self.path, "task.model.path")
         if self.config is not None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
+        from hgms_llm.sources import as_written
+
+        assert self.path is not None
         return (
-            f"cannot load the model {self.path!r}: {_first_line(error)} @ task.model.path\n"
+            f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ task.model.path\n"
             "  is it whole (config.json, *.safetensors), and a causal language model?"
         )
 
@@ -237,6 +244,14 @@ class Lora:
             fan_in_fan_out=convolution,
             task_type="CAUSAL_LM",
         )
+
+
+def _not_finite(value: Any, place: str) -> str:
+    """Where in a table a number is not finite, empty where all are: no model can be built of it, nor JSON written."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else place
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return next((bad for key, item in inner if (bad := _not_finite(item, f"{place}.{key}"))), "")
 
 
 def _content(path: Path) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
+import functools
+import glob
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast, final
 
@@ -19,12 +23,14 @@ import torch
 from attrs import Attribute, field, frozen, validators
 
 from hgms_core import ConfigError, DataError, Key, MissingExtra, unknown
-from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect, formats
+from hgms_llm.formats import FORMATS, RAW, BadRow, Format, Message, Row, detect, formats
 
-ENDINGS = (".json", ".jsonl", ".ndjson", ".parquet")
+ENDINGS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt")
+PACKED = (".gz", ".zst")
 WRAPPERS = ("data", "items", "instances", "rows")
 SHOWN = 5
 PROBED = 200
+LONGEST_NAME = 120
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
@@ -48,11 +54,13 @@ class Source:
     """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
 
     A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances`` or ``rows`` is one),
-    ``.jsonl`` (one object a line) or ``.parquet``, plain or ``.gz``. What is inside is looked at, so JSON lines may be called
-    ``.json``. ``$VARIABLES`` and ``~`` in a path are expanded.
+    ``.jsonl`` (one object a line), ``.parquet``, ``.csv`` or ``.tsv`` (the first line names the fields) or ``.txt`` (a text a
+    line), plain, ``.gz`` or ``.zst``. What is inside is looked at, so JSON lines may be called ``.json``. A path may also be a
+    folder of such files, or a pattern with ``*`` (``**``: in folders below, too): their rows follow each other in the order of
+    the files' paths. ``$VARIABLES`` and ``~`` in a path are expanded.
 
-    Use when data has a name and a weight of its own, or is a validation or test set. Avoid for text without prompt and answer:
-    the loss is taken on answers only.
+    Use when data has a name and a weight of its own, or is a validation or test set. The loss is taken on answers only; of text
+    without prompt and answer (``.txt``, or ``format = "text"``) it is taken on all of it.
 
     Arguments:
         path, or hub with revision (a commit) and optionally subset and split (default ``train``).
@@ -118,8 +126,9 @@ class Example:
     @property
     def key(self) -> str:
         """The prompt for exact matching: what the user said, case folded, white space collapsed; answers and system prompts
-        do not count."""
-        return " ".join(" ".join(message.text for message in self.messages if message.role == "user").casefold().split())
+        do not count. Of a text without a prompt it is the text."""
+        said = [message.text for message in self.messages if message.role == "user"]
+        return " ".join(" ".join(said or [self.messages[-1].text]).casefold().split())
 
     @property
     def blank(self) -> bool:
@@ -139,12 +148,20 @@ class Reading:
 
 
 def check_names(names: Iterable[str], what: str = "source") -> None:
-    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up)."""
+    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up), and
+    for those that cannot be part of a file's name: files of results are called after them."""
     seen: dict[str, str] = {}
     for name in names:
         folded = name.strip().casefold()
         if not folded:
             raise ConfigError(f"a {what} has an empty name\n  names tie weights to data: give each one of its own")
+        if bad := next((mark for mark in name if mark in "/\\" or not mark.isprintable()), ""):
+            raise ConfigError(f"the {what} {name[:80]!r} has {bad!r} in its name\n  files are called after it: leave that out")
+        if len(name.encode()) > LONGEST_NAME:
+            raise ConfigError(
+                f"the {what} {name[:40]!r}… has a name of {len(name.encode())} bytes\n"
+                f"  files are called after it: at most {LONGEST_NAME} bytes"
+            )
         if folded in seen:
             other = seen[folded]
             how = (
@@ -279,35 +296,55 @@ def expand(path: str, where: str) -> Path:
     return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
 
 
-def found(path: str, where: str) -> Path:
-    """The existing file that ``path`` names."""
+def as_written(text: str, path: str) -> str:
+    """A message of a library with the path as the configuration has it: a variable's value may be nobody else's business."""
+    return text.replace(str(expand(path, path)), path)
+
+
+def found(path: str, where: str) -> list[Path]:
+    """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits, in the order of their
+    paths. Messages show the path as it is written."""
     file = expand(path, where)
-    if file.is_file() and _ending(file) in ENDINGS:
-        return file
+    known = f"known: {', '.join(ENDINGS)}, plain, {' or '.join(PACKED)}"
     if file.is_file():
-        raise DataError(f"{where}: cannot tell what kind of file {file} is\n  known: {', '.join(ENDINGS)}, plain or .gz")
+        if _ending(file) in ENDINGS:
+            return [file]
+        raise DataError(f"{where}: cannot tell what kind of file {path} is\n  {known}")
+    pattern = glob.has_magic(str(file))
+    matched = sorted(map(Path, glob.glob(str(file), recursive=True))) if pattern else []
+    inside = sorted(file.iterdir()) if file.is_dir() and os.access(file, os.R_OK) else matched
+    if files := [each for each in inside if each.is_file() and _ending(each) in ENDINGS]:
+        return files
+    if pattern:
+        other = f"; it fits {', '.join(each.name for each in matched[:5])}" if matched else ""
+        raise DataError(f"{where}: {path}: no file fits the pattern{other}\n  {known}")
     folder = file if file.is_dir() else file.parent
-    what = "is a folder, not a file" if file.is_dir() else "there is no such file"
+    what = "is a folder without a file to read" if file.is_dir() else "there is no such file"
     try:
         names = sorted(each.name for each in folder.iterdir() if _ending(each) in ENDINGS)
     except OSError:
-        raise DataError(f"{where}: {file}: {what}, and no folder {folder} that can be read\n  check the path") from None
+        raise DataError(f"{where}: {path}: {what}, and its folder cannot be read\n  check the path") from None
     near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"{where}: {file}: {what}{hint}\n  available there: {', '.join(names[:20]) or '(nothing to read)'}")
+    raise DataError(f"{where}: {path}: {what}{hint}\n  available there: {', '.join(names[:20]) or '(nothing to read)'}")
 
 
 def _ending(file: Path) -> str:
-    return Path(file.name.removesuffix(".gz")).suffix
+    """What is inside, by the name."""
+    return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix.casefold()
 
 
 def content(name: str, source: Source) -> str:
-    """What identifies the rows before ``source`` chooses among them: the sha256 of the file, or the pinned data set."""
+    """What identifies the rows before ``source`` chooses among them: the sha256 of the file (of several: of their digests), or
+    the pinned data set."""
     if source.path is None:
         return source.where
     where = f"source {name!r} ({source.where})"
-    with _reading(where), found(source.path, where).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    digests = []
+    for file in found(source.path, where):
+        with _reading(where), file.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -326,21 +363,76 @@ def _records(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:
     if source.path is None:
         yield from _hub(where, source)
         return
-    file = found(source.path, where)
-    with _reading(where), _opened(file) as stream:
-        if _ending(file) == ".parquet":
-            yield from _parquet(where, stream)
-        else:
-            yield from _json(where, stream, _ending(file))
+    files = found(source.path, where)
+    for file in files:
+        ending, at = _ending(file), where if len(files) == 1 else f"{where}, {file.name}"
+        with _reading(at), _opened(at, file) as stream:
+            rows = _READERS.get(ending, functools.partial(_json, ending=ending))(at, stream)
+            for place, row in rows:
+                yield (place if len(files) == 1 else f"{file.name}, {place}"), row
 
 
-def _opened(file: Path) -> BinaryIO:
+def _opened(where: str, file: Path) -> BinaryIO:
+    if file.suffix == ".zst":
+        pa, _ = _arrow(where, "zstd")
+        with pa.input_stream(str(file), compression="zstd") as stream:
+            return io.BytesIO(stream.read())
     return cast(BinaryIO, gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
+
+
+def _utf8(where: str, head: bytes) -> None:
+    """Refuses the encoding that spreadsheets and Windows write, which would else be a list of bad rows."""
+    zeros = head.count(0)
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros and zeros >= len(head) // 4):
+        raise DataError(f"{where}: it is UTF-16 (or 32), not UTF-8\n  convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW")
+
+
+def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Iterator[tuple[str, Row | BadRow]]:
+    """The rows of a table whose first line names the fields; every value is text."""
+    _utf8(where, stream.read(4096))
+    stream.seek(0)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    before = csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        names = next(reader, [])
+        for values in reader:
+            if not values:
+                continue
+            place = f"line {reader.line_num}"
+            if len(values) == len(names):
+                yield place, dict(zip(names, values, strict=True))
+            else:
+                yield place, BadRow(f"it has {len(values)} fields, and the first line names {len(names)}")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: line {reader.line_num + 1}: it is not UTF-8\n  convert it to UTF-8 ({error.reason})"
+        ) from None
+    except csv.Error as error:
+        raise DataError(f"{where}: malformed CSV on line {reader.line_num}: {error}\n  mend the file") from None
+    finally:
+        csv.field_size_limit(before)
+        text.detach()  # the file is its opener's to close
+
+
+def _lines(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]:
+    """A text a line."""
+    _utf8(where, stream.read(4096))
+    stream.seek(0)
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            try:
+                yield f"line {number}", {RAW: line.decode().rstrip("\r\n")}
+            except UnicodeDecodeError as error:
+                yield f"line {number}", BadRow(f"it is not UTF-8 (byte {error.start})")
 
 
 def _json(where: str, stream: BinaryIO, ending: str) -> Iterator[tuple[str, Row | BadRow]]:
     head = stream.read(4096)
     stream.seek(0)
+    _utf8(where, head)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if start == b"[":  # whatever the file is called: a row is never an array
         yield from _array(where, stream.read())
@@ -413,12 +505,17 @@ def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
     )
 
 
-def _parquet(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]:
+def _arrow(where: str, what: str) -> tuple[Any, Any]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingExtra(f"{where}: Parquet needs pyarrow, which is not installed\n  pip install 'hgms[llm]'") from error
+        raise MissingExtra(f"{where}: {what} needs pyarrow, which is not installed\n  pip install 'hgms[llm]'") from error
+    return pa, pq
+
+
+def _parquet(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]:
+    pa, pq = _arrow(where, "Parquet")
     number = 0
     try:
         for batch in pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches():
@@ -427,6 +524,14 @@ def _parquet(where: str, stream: BinaryIO) -> Iterator[tuple[str, Row | BadRow]]
                 number += 1
     except pa.ArrowException as error:
         raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
+
+
+_READERS: Mapping[str, Callable[[str, BinaryIO], Iterator[tuple[str, Row | BadRow]]]] = {
+    ".parquet": _parquet,
+    ".csv": functools.partial(_delimited, delimiter=","),
+    ".tsv": functools.partial(_delimited, delimiter="\t"),
+    ".txt": _lines,
+}
 
 
 def _hub(where: str, source: Source) -> Iterator[tuple[str, Row | BadRow]]:

@@ -35,6 +35,10 @@ def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None
     check_names(value)
 
 
+def _named(_task: object, _attribute: object, value: Mapping[str, Source]) -> None:
+    check_names(value, "test set")
+
+
 def _template(_task: object, attribute: Any, value: str) -> None:
     if value not in TEMPLATES:
         raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
@@ -97,7 +101,7 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
     validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, hash=False)
+    test: Mapping[str, Source] = field(factory=dict, validator=_named, hash=False)
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=_template)
@@ -185,7 +189,7 @@ class SourceMixture:
                 warn(said)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
-        self._fits(model.model, everything)
+        self.fits(model.model, everything)
 
         names, parts = tuple(pool), tuple(everything["validation"])
         lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
@@ -195,7 +199,8 @@ class SourceMixture:
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
         shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
 
-        g = MixtureLoss(Rows(model, self.average, _lengths(lower, device, dtype)), len(names))
+        training = Rows(model, self.average, _lengths(lower, device, dtype))
+        g = MixtureLoss(training, len(names))
         f = UpperLoss(Rows(model, self.average, _lengths(upper, device, dtype)))
         examples = Rows(model, "example", torch.ones(0))
 
@@ -227,13 +232,22 @@ class SourceMixture:
             # Fresh adapters; a whole model starts from its own weights each time.
             fresh=(lambda key: model.start(key, dtype)) if self.adapter is not None else None,
             references=references,
-            sources=Sources(names=names, weights=weights, theta=theta, losses=g.sources, examples=examples, parts=parts),
+            sources=Sources(
+                names=names,
+                weights=weights,
+                theta=theta,
+                losses=g.sources,
+                examples=examples,
+                pooled=UpperLoss(training),
+                parts=parts,
+            ),
             counters=lambda: model.tokens,
             precision=model.precision,
         )
 
-    def _fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
-        """Whether the model has a vector for every token and position; its own error would be an index out of range."""
+    def fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
+        """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
+        range."""
         tables = [table for tables in everything.values() for table in tables.values()]
         longest = max(int(table.lengths.max()) for table in tables)
         most = getattr(model.config, "max_position_embeddings", None)

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hgms_core import ConfigError, DataError, MissingExtra
-from hgms_llm.sources import expand
+from hgms_llm.sources import as_written, expand
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -62,23 +62,25 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     transformers = _transformers()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    folder = expand(str(folder), "the tokenizer")
+    given, folder = folder, expand(str(folder), "the tokenizer")
     try:
         vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise DataError(
-            f"no GPT-2 tokenizer in {folder}: {Path(error.filename).name} is missing\n  it needs both files"
+            f"no GPT-2 tokenizer in {given}: {Path(error.filename).name} is missing\n  it needs both files"
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"no GPT-2 tokenizer in {folder}: {error}\n  fetch encoder.json and vocab.bpe again") from None
+        raise DataError(
+            f"no GPT-2 tokenizer in {given}: {as_written(str(error), str(given))}\n  fetch encoder.json and vocab.bpe again"
+        ) from None
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
     pairs = [(one[0], one[-1]) for one in split]
     end = "<|endoftext|>"
     try:
         core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     except Exception as error:  # the Rust library raises plain Exceptions
-        raise DataError(f"encoder.json and vocab.bpe in {folder} do not belong together: {error}\n  fetch both again") from None
+        raise DataError(f"encoder.json and vocab.bpe in {given} do not belong together: {error}\n  fetch both again") from None
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([end])
@@ -107,7 +109,7 @@ def load_tokenizer(
 
     folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
-        return gpt2_tokenizer(folder)
+        return gpt2_tokenizer(spec)
     where = located(spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         holds = ", ".join(sorted(each.name for each in folder.iterdir())[:12]) or "nothing"
@@ -120,7 +122,7 @@ def load_tokenizer(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises its own, the Hub's and the Rust library's errors
-        said = str(error).strip().splitlines()
+        said = as_written(str(error), spec).strip().splitlines()
         if "trust_remote_code" in str(error):
             raise ConfigError(own_code("tokenizer", spec, place)) from None
         raise ConfigError(

@@ -329,11 +329,13 @@ def _cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenT
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write the token cache {folder}: {error.strerror or error}\n"
+            f"cannot write the token cache {folder}: {getattr(error, 'strerror', None) or error}\n"
             "  free some space there, or set HGMS_CACHE to another folder"
         ) from error
 

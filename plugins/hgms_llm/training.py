@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, NumericalError, Problem, Tree, gradient
+from hgms_core import Batch, Loss, NumericalError, Tree, gradient
 
 
 def adamw(
-    problem: Problem, batch: Batch, state: Tree, *, step: int, count: int, lr: float, betas: tuple[float, float], eps: float,
-    weight_decay: float,
+    loss: Loss, theta: Tree, batch: Batch, state: Tree, *, step: int, count: int, lr: float, betas: tuple[float, float],
+    eps: float, weight_decay: float,
 ) -> tuple[Tree, Tensor]:  # fmt: skip
-    """One update on the mean loss of a batch, whatever its rows' sources, and that loss; the decay is decoupled.
+    """One update on a loss of a batch, and that loss's value; the decay is decoupled.
 
     ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays as it is; ``count`` is how many updates the moments will then
     have seen, ``step`` the run's step, for the message.
@@ -27,9 +27,9 @@ def adamw(
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
     """
     x, m, v = (adamw_part(state, part) for part in "xmv")
-    grads, loss = gradient(problem.f, problem.theta0, x, batch)
-    if not torch.isfinite(loss):
-        raise NumericalError(f"step {step}: the training loss is {float(loss)}; lower lr, or check the rows and the model")
+    grads, value = gradient(loss, theta, x, batch)
+    if not torch.isfinite(value):
+        raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
     beta1, beta2 = betas
     first = torch._foreach_lerp(list(m.values()), grads, 1 - beta1)
     second = torch._foreach_mul(list(v.values()), beta2)
@@ -39,7 +39,7 @@ def adamw(
     torch._foreach_add_(root, eps)
     moved = torch._foreach_mul(list(x.values()), 1 - lr * weight_decay)
     torch._foreach_addcdiv_(moved, first, root, -lr / (1 - beta1**count))
-    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), loss
+    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), value
 
 
 def adamw_start(x: Tree) -> Tree:

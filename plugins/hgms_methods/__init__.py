@@ -16,7 +16,11 @@ HG_MS_ULA = Composition(
     summary="HG-MS as analysed: best of N Langevin chains at temperature λ, ridge CG with clipping, projected gradient.",
     source="HG-MS paper, Algorithm 1 with Algorithm ULA.",
     parts={
-        "generator": {"name": "ula", "count": 16, "steps": 200, "lr": 1e-2, "temperature": 1e-3},
+        # Chains start from a Gaussian of deviation √(spread · temperature) = 0.3 around the last selected state. From one point
+        # they would spread by √(2 · temperature · lr · steps) = 0.08 a step, too little to find another part of S(θ).
+        "generator": {
+            "name": "ula", "count": 8, "steps": 60, "lr": 5e-2, "temperature": 1e-3, "spread": 100.0, "carry_rule": "selected",
+        },
         "selector": {"name": "best-of-n"},
         "hypergradient": {
             "name": "implicit",
@@ -24,7 +28,7 @@ HG_MS_ULA = Composition(
         },
         "outer": {"name": "projected-gradient", "lr": 0.1},
     },
-)
+)  # fmt: skip
 
 # On a language model whose sources are weighted: one SGD step a branch, the exact derivative of one more, Adam on the logits
 # (the paper's settings for Llama-3-8B and Gemma-2-9B; batch sizes are ours, it gives none).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +11,14 @@ from typing import Any
 import click
 
 from hgms_core import closest
-from hgms_core.running import host, json_option, plugin_option, print_json, track_option
+from hgms_core.running import host, json_option, plugin_option, print_json, track_option, trust_option
 
 FILE = click.Path(path_type=Path)
+
+
+def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
+    if hosts:
+        os.environ["HGMS_SEND_KEY"] = ",".join(hosts)  # where the judge looks
 
 
 class _Mix(click.Group):
@@ -59,6 +65,15 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         json_option,
         plugin_option,
         track_option,
+        trust_option,
+        click.option(
+            "--send-key",
+            multiple=True,
+            metavar="HOST",
+            expose_value=False,
+            callback=_send_key,
+            help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
+        ),
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
         click.option("--out", metavar="FOLDER", help="Where mix folders go."),
         click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hgms_core import CheckpointError, Key, NumericalError, OutOfMemory, out_of_memory
 from hgms_core.running import DiskError, Interrupted, Interrupts, replace_file
+from hgms_llm import BaseModel, Lora
 from hgms_mix.randomness import borrowed
 from hgms_mix.stages import file_digest
 
@@ -56,6 +57,8 @@ class Finetune:
         start: ``fresh``: new parameters of the adapter (or the base model's own, without one); ``reweighted``: the lower
             variables that reweighting ended with.
         save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing, less memory for more time.
+        model, adapter: what is tuned, where it is another model than the one that the mixture was learned with (a small proxy);
+            None: the task's. Rows are written in its own tokens.
 
     Defaults are the paper's: AdamW at 8e-6, constant, one epoch, no clipping, micro-batches of 1, accumulation 32 (64 for
     instructions).
@@ -80,6 +83,14 @@ class Finetune:
     start: Literal["fresh", "reweighted"] = field(default="fresh", validator=validators.in_(["fresh", "reweighted"]))
     save_every: int = field(default=50, validator=validators.ge(1))
     checkpointing: bool = False
+    model: BaseModel | None = None
+    adapter: Lora | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
+            raise ValueError(
+                "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"
+            )
 
     def train(
         self,

@@ -50,10 +50,14 @@ class Mix:
         """
         wanted = ["transformers"]
         if STAGES.index(stage) >= STAGES.index("finetune"):
-            wanted += ["accelerate", *([] if self._task.adapter is None else ["peft"])]
+            wanted += ["accelerate", *([] if self._adapter is None else ["peft"])]
         missing = [name for name in wanted if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingExtra(f"the stage {stage} needs {' and '.join(missing)}\n  install it with: pip install 'hgms[llm]'")
+        if "accelerate" in wanted and self.config.finetune.model is not None:
+            from hgms_llm import template_for
+
+            template_for(self._task.template, self.tuned_tokenizer)
         if stage == "evaluate":
             self.config.evaluate.check()
 
@@ -192,7 +196,10 @@ class Mix:
         before, finetune = self.run("sample"), self.config.finetune
         inputs = {
             "version": finetune.version,
-            "settings": settings(finetune),
+            "settings": {
+                key: value for key, value in settings(finetune).items() if key not in ("model", "adapter") or value != "none"
+            },
+            **({} if finetune.model is None else {"model": finetune.model.digest()}),
             "seed": self.config.seed,
             "sample": [before.key, before.digest],
         }
@@ -200,17 +207,17 @@ class Mix:
         if (found := self._found(stage)) is not None:
             return found
         self._begin(stage, f"{before.facts['size']} rows")
-        rows = ChosenRows(self.tables("sources"), list(read_rows(before.path / "rows.jsonl.gz")), before.facts["sources"])
+        rows = self._chosen(list(read_rows(before.path / "rows.jsonl.gz")), before.facts["sources"])
         model = self.base()
-        adapter = None if self._task.adapter is None else self._task.adapter.peft_config(model)
+        adapter = None if self._adapter is None else self._adapter.peft_config(model)
         info = RunInfo(task=self.config.task.name, method="finetune", seed=self.config.seed, budget=self.config.budget)
         replace_file(stage.path / "env.json", json.dumps(environment(self.device), indent=2, default=str).encode())
         facts = finetune.train(
             model, rows, stage.path, seed=self.config.seed, adapter=adapter, start=self._start(), pad=rows.pad,
             watch=lambda step, steps, loss: self.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
-        if facts["kind"] == "model":
-            self.tokenizer.save_pretrained(stage.path / "model")  # so that the folder is all that another program needs
+        # The tokenizer and its chat template too, so that the folder is all that another program needs.
+        self.tuned_tokenizer.save_pretrained(stage.path / facts["kind"])
         return stage.finish(
             [*(one for one in (stage.path / facts["kind"]).iterdir() if one.is_file()), stage.path / "losses.jsonl"], facts
         )
@@ -224,14 +231,14 @@ class Mix:
         self._begin(stage, ", ".join([*self._task.test, *evaluate.benchmarks]) or "nothing to evaluate")
         model = self.tuned(before)
         tests: dict[str, Any] = {}
-        for name, table in self.tables("test").items():
+        for name, table in self._tuned_tables("test").items():
             found_losses = losses.row_losses(model, table)
             tests[name] = losses.summary(found_losses, seed=self.config.seed)
             kept = {"digest": table.digest, **found_losses.as_dict()}
             replace_file(stage.path / f"losses-{name}.json", json.dumps(kept).encode())
         benchmarks = {}
         if evaluate.benchmarks:
-            benchmarks = evaluate.run(model, self.tokenizer, stage.path / "benchmarks", self.say)
+            benchmarks = evaluate.run(model, self.tuned_tokenizer, stage.path / "benchmarks", self.say)
         outputs = [stage.path / f"losses-{name}.json" for name in tests]
         return stage.finish(outputs, {"test": tests, "benchmarks": benchmarks})
 
@@ -255,8 +262,47 @@ class Mix:
         found: dict[str, Any] = self._task.tables(self.tokenizer, which)
         return found
 
+    @property
+    def _adapter(self) -> Any:
+        """The adapter that is fine-tuned, None for all parameters."""
+        own = self.config.finetune.adapter
+        return self._task.adapter if own is None else own
+
+    @functools.cached_property
+    def tuned_tokenizer(self) -> Any:
+        """That of the model that is fine-tuned."""
+        model = self.config.finetune.model
+        return self.tokenizer if model is None else model.load_tokenizer()
+
+    @functools.cache  # noqa: B019
+    def _tuned_tables(self, which: str) -> dict[str, Any]:
+        """The sets in the tokens of the model that is fine-tuned."""
+        if self.config.finetune.model is None:
+            return self.tables(which)
+        found: dict[str, Any] = self._task.tables(self.tuned_tokenizer, which)
+        return found
+
+    def _chosen(self, rows: list[dict[str, Any]], digests: Mapping[str, str]) -> ChosenRows:
+        """The sampled rows, for the model that is fine-tuned: each source row again in its tokens, where that has another
+        tokenizer. One that is too long in those is left out, and said."""
+        tables = self._tuned_tables("sources")
+        if self.config.finetune.model is None:
+            return ChosenRows(tables, rows, digests)
+        places = {name: {row: i for i, row in enumerate(table.rows.tolist())} for name, table in tables.items()}
+        kept = [{**row, "position": places[row["source"]][row["row"]]} for row in rows if row["row"] in places[row["source"]]]
+        if len(kept) < len(rows):
+            most = self._task.max_length
+            self.say(f"  {len(rows) - len(kept)} of {len(rows)} rows have more than {most} tokens of finetune.model: left out")
+        if not kept:
+            raise DataError("no row is left to fine-tune on\n  raise task.max_length")
+        return ChosenRows(tables, kept, {name: table.digest for name, table in tables.items()})
+
     def base(self) -> Any:
-        return self._task.model.load(self.device, torch.float32, len(self.tokenizer))
+        """The model that is fine-tuned, as it was before."""
+        model = self.config.finetune.model or self._task.model
+        found = model.load(self.device, torch.float32, len(self.tuned_tokenizer))
+        self._task.fits(found, {which: self._tuned_tables(which) for which in ("sources", "test")})
+        return found
 
     def tuned(self, finetuned: Done) -> Any:
         """The fine-tuned model, from its files."""

@@ -153,7 +153,7 @@ class RegMix:
         if changes["at"] < self.steps:
             return changes, record, spent
 
-        validation = self._validation_loss(problem, trained["x"], state["step"] + 1)
+        validation = self._validation_loss(problem, theta, trained["x"], state["step"] + 1)
         losses = torch.cat([losses, validation[None].cpu()])
         changes |= {**_fresh(problem.x0), "at": 0, "run": run + 1, "losses": losses}
         if int(losses.argmin()) == run:
@@ -197,11 +197,13 @@ class RegMix:
             )
         return {"x": x, "m": m, "v": v}, loss, Cost(lower_gradients=count, rows=count * data.count(self.batch_size))
 
-    def _validation_loss(self, problem: Problem, x: Tree, step: int) -> Tensor:
-        sources, data = _sources(problem), problem.upper_data["select"]
+    def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
+        """f on all rows of the role ``select``: it is a mean over rows."""
+        data = problem.upper_data["select"]
         parts = torch.split(torch.arange(data.size, device=data.device), self.chunk)
         with torch.no_grad():
-            loss = torch.cat([sources.examples(x, data.rows(part)) for part in parts]).double().mean()
+            sums = [len(part) * problem.f(theta, x, data.rows(part)).double() for part in parts]
+        loss = torch.stack(sums).sum() / data.size
         if not torch.isfinite(loss):
             raise NumericalError(f"step {step}: the validation loss of a proxy run is {float(loss)}; lower lr")
         return loss

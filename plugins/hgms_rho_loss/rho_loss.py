@@ -157,9 +157,10 @@ class RhoLoss:
         return ranking
 
     def _update(self, problem: Problem, state: State, data: Data, rows: Tensor, lr: float) -> tuple[Tree, Tensor]:
+        loss = _sources(problem).pooled if data is problem.lower_data else problem.f
         return adamw(
-            problem, data.rows(rows.to(data.device)), state["train"], step=state["step"] + 1, count=state["at"] + 1, lr=lr,
-            betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
+            loss, problem.theta0, data.rows(rows.to(data.device)), state["train"], step=state["step"] + 1,
+            count=state["at"] + 1, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
         )  # fmt: skip
 
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -55,3 +56,9 @@ def test_every_picture_is_shown_on_the_page_and_every_file_has_its_maker() -> No
         assert f"](../images/{name}.svg)" in page
         assert (figures.IMAGES / f"{name}.svg").is_file()
     assert {path.stem for path in figures.IMAGES.glob("*.json")} == set(figures.FIGURES)
+
+
+def test_the_page_says_the_calls_of_the_runs() -> None:
+    page = (DOCS / "explanation" / "counterexamples.md").read_text(encoding="utf-8")
+    for name, found in json.loads((figures.IMAGES / "kink-methods.json").read_text())["methods"].items():
+        assert re.search(rf"`{name}`[^|]*\| {found['calls']:,} \|", page), name

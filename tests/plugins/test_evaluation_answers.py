@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,7 @@ def verifier() -> Iterator[Verifier]:
         (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"),
         (r"\boxed{7} and then \boxed{8 + ", "7"),
         (r"\boxed{7} and then \boxed{}", "7"),
+        (r"} \boxed{1{2}3} } \boxed{a \} b", "1{2}3"),
         (r"\fbox{ 4 }", "4"),
         (r"$\boxed 5$", "5"),
         (r"\boxedtext{3}", None),
@@ -244,3 +246,21 @@ def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
 def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
     check(name, list(range({"gsm8k": 1319, "math": 5000}[name])), verifier, 0.03)
+
+
+def test_boxes_that_are_never_closed_are_read_once() -> None:
+    """How often a character is looked at, not how long it takes: every box was read to the end of the text."""
+
+    class Counted(str):
+        looked = 0
+
+        def __getitem__(self, place: Any) -> str:
+            Counted.looked += 1
+            return super().__getitem__(place)
+
+    counts = []
+    for boxes in (200, 400):
+        Counted.looked = 0
+        assert boxed(Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes)) == "7"
+        counts.append(Counted.looked)
+    assert counts[1] <= 2.1 * counts[0]

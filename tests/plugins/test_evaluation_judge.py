@@ -222,6 +222,7 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     folder: Path, serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret-1")
+    monkeypatch.setenv("HGMS_SEND_KEY", "127.0.0.1")
     endpoint = serve(good)
     one = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
     result = one.rate(folder)["mt-bench"]
@@ -405,6 +406,112 @@ def test_no_key_no_judge_no_answers(folder: Path, monkeypatch: pytest.MonkeyPatc
         stage(folder, "http://localhost:1/v1").rate(folder)
 
 
+def test_a_file_alone_sends_no_variable_anywhere(
+    folder: Path, serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenAI's key goes to OpenAI; another variable, or another host, only where the command says so."""
+    monkeypatch.delenv("HGMS_SEND_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    endpoint = serve(good)
+    said: list[str] = []
+    stage(folder, endpoint.url).rate(folder, said.append)
+    assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer none"}
+    assert any("rates 10 of 10 turns (no key is sent)" in line for line in said)
+    sent = len(endpoint.bodies)
+    asked = re.escape("the file asks to send the environment variable DATABASE_PASSWORD to ")
+    for judge in (
+        Judge(base_url=endpoint.url, model="other", api_key_env="DATABASE_PASSWORD"),
+        Judge(base_url="http://api.openai.com/v1", api_key_env="DATABASE_PASSWORD"),
+        Judge(api_key_env="DATABASE_PASSWORD"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{asked}{judge.host} @ .*\n.*add --send-key {judge.host} to the command"):
+            judge.require()
+    with pytest.raises(ConfigError, match=r"add --send-key api\.openai\.com"):
+        Judge(base_url="http://api.openai.com/v1").require()  # in the clear
+    assert len(endpoint.bodies) == sent
+    assert (Judge().key(), Judge(base_url="https://api.openai.com/v1").key()) == ("sk-mine", "sk-mine")
+    assert Judge().sends == "the key in OPENAI_API_KEY is sent to api.openai.com"
+    monkeypatch.setenv("HGMS_SEND_KEY", "elsewhere.example,127.0.0.1")
+    assert Judge(base_url=endpoint.url, api_key_env="DATABASE_PASSWORD").key() == "hunter2"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@localhost/v1", "localhost:8000", "file:///etc/passwd", "http://", "http://a:b/"]
+)
+def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="'base_url' must") as caught:
+        Judge(base_url=url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_reply_that_trickles_is_given_up(folder: Path) -> None:
+    """A byte now and then: no single read takes longer than the timeout."""
+
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        with pytest.raises(HgmsError, match=r"does not answer: APITimeoutError: .* \(1 tries\)"):
+            stage(folder, f"http://127.0.0.1:{server.server_port}/v1", timeout=0.3, retries=0).rate(folder)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"choices": ' + b"9" * 10_000 + b"}", b"[1]", b'{"choices": [3]}', b'{"choices": {"a": 1}}'],
+    ids=["nested", "huge", "list", "number", "table"],
+)
+def test_replies_of_another_shape_are_malformed(body: bytes, folder: Path, serve: Callable[..., Endpoint]) -> None:
+    endpoint = serve(lambda number, _: (200, {}, body) if number == 0 else good(number, _))
+    one = stage(folder, endpoint.url, attempts=1, concurrency=1)
+    assert one.rate(folder)["mt-bench"]["failed"] == 1
+    [record] = [record for record in kept(one, folder) if record["rating"] is None]
+    assert record["reason"].startswith("malformed: ")
+
+
+def test_half_a_surrogate_pair_in_a_reply_is_kept_as_a_question_mark(folder: Path, serve: Callable[..., Endpoint]) -> None:
+    endpoint = serve(lambda *_: (200, {}, completion("X [[7]]").replace(b"X", b"\\ud800")))
+    one = stage(folder, endpoint.url)
+    one.rate(folder)
+    assert {(record["reply"], record["rating"]) for record in kept(one, folder)} == {("? [[7]]", 7.0)}
+
+
+@pytest.mark.parametrize("line", ["{}", '{"id": 81, "turn": 1}', "[" * 100_000])
+def test_a_record_of_another_shape_is_named(line: str, folder: Path) -> None:
+    path = folder / "mt-bench.answers.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(CheckpointError, match=r"mt-bench.answers.jsonl, line 1: "):
+        stage(folder, "http://localhost:1/v1").rate(folder)
+
+
+def test_nothing_is_written_through_a_symbolic_link(folder: Path, serve: Callable[..., Endpoint], tmp_path: Path) -> None:
+    one = stage(folder, serve(good).url)
+    assert one.judge is not None
+    mine = tmp_path / "mine.txt"
+    mine.write_text("keep\nthis")
+    ratings_path(one.judge, folder).symlink_to(mine)
+    with pytest.raises(CheckpointError, match=r"it is a symbolic link|line 1"):
+        one.rate(folder)
+    assert mine.read_text() == "keep\nthis"
+
+
 def test_a_changed_answer_is_rated_again(folder: Path, serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(good)
     one = stage(folder, endpoint.url)
@@ -417,9 +524,20 @@ def test_a_changed_answer_is_rated_again(folder: Path, serve: Callable[..., Endp
 
 
 def test_a_template_that_wants_something_else_is_named() -> None:
-    prompts = {"single-v1": attrs.evolve(judge_prompt(), template="{answr}")}
-    with pytest.raises(ConfigError, match=r"the judge prompt 'single-v1' cannot be filled: KeyError\('answr'\)"):
-        messages(prompts, Question(1, ("q",), category="stem"), ["a"], 1)
+    for template, told in {
+        "{answr}": r"{answr}\n  known fields: question, answer",
+        "{question.nope}": "{question.nope}",
+        "{question[0]}": r"{question\[0\]}",
+        "{question:99999999999}": "{question:…}",
+        "{question!r}": "{question}",
+        "{}": "{}",
+        "{question": "expected '}'",
+    }.items():
+        prompts = {"single-v1": attrs.evolve(judge_prompt(), template=template)}
+        with pytest.raises(ConfigError, match=rf"the judge prompt 'single-v1' cannot be filled: {told}"):
+            messages(prompts, Question(1, ("q",), category="stem"), ["a"], 1)
+    prompts = {"single-v1": attrs.evolve(judge_prompt(), template="{{x}} {question}|{answer}")}
+    assert messages(prompts, Question(1, ("{q}",), category="stem"), ["{a.b}"], 1)[1]["content"] == "{x} {q}|{a.b}"
 
 
 def judge_prompt() -> Any:

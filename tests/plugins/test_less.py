@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
 from scipy.stats import spearmanr
-from source_problems import network_sources
+from source_problems import language_sources, network_sources, token_losses
 from torch import Tensor
 
 from hgms_core import ConfigError, Key, NumericalError, Problem, State, Tree
@@ -51,7 +51,9 @@ def row_gradient(problem: Problem, x: Tree, data: Any, row: int) -> Tensor:
     """∇ of one row's loss as one vector: an ordinary backward pass."""
     assert problem.sources is not None
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    loss = problem.sources.examples(leaves, data.rows(torch.tensor([row]))).sum()
+    index = torch.tensor([row])
+    tokens = "mask" in data.rows(index)
+    loss = (token_losses(problem, leaves, data, index) if tokens else problem.sources.examples(leaves, data.rows(index))).sum()
     return torch.cat([grad.reshape(-1) for grad in torch.autograd.grad(loss, list(leaves.values()))])
 
 
@@ -75,16 +77,16 @@ def scores_by_hand(method: Less, problem: Problem) -> Tensor:
     total = torch.zeros(pool.size, validation.size, dtype=F64)
     for weight, trained in zip(weights, checkpoints(method, problem), strict=True):
         x, m, v = adamw_part(trained, "x"), flat(adamw_part(trained, "m")), flat(adamw_part(trained, "v"))
+        others = [row_gradient(problem, x, validation, j) for j in range(validation.size)]
         for i in range(pool.size):
             g = row_gradient(problem, x, pool, i)
             first = method.betas[0] * m + (1 - method.betas[0]) * g
             second = method.betas[1] * v + (1 - method.betas[1]) * g**2
             inside = method.eps_placement == "inside"
             step = first / torch.sqrt(second + method.eps) if inside else first / (torch.sqrt(second) + method.eps)
-            for j in range(validation.size):
-                other = row_gradient(problem, x, validation, j)
+            for j, other in enumerate(others):
                 total[i, j] += weight * (step @ other) / (step.norm() * other.norm())
-    part = validation.whole["source"]
+    part = validation.batch(None)["source"]
     return torch.stack([total[:, part == p].mean(1) for p in part.unique()]).amax(0)
 
 
@@ -93,6 +95,29 @@ def test_scores_are_those_of_a_loop_over_rows(placement: str) -> None:
     # A large ε, so that its place matters.
     method = less(eps_placement=placement, eps=1e-2)
     torch.testing.assert_close(ranked(method, PROBLEM), scores_by_hand(method, PROBLEM), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("sets", [1, 2])  # fewer validation sets than sources, and as many
+def test_rows_count_by_their_tokens_where_means_are_over_tokens(sets: int) -> None:
+    problem = language_sources(sets)
+    method = less(warmup_share=0.3, epochs=1, batch_size=4, lr=0.01, eps=1e-2)
+    (trained,) = checkpoints(method, problem)
+    warm = method.init(problem, 3)["warmup"]
+    seen: list[Tensor] = []
+    spied = evolve(problem.lower_data, rows=lambda index: (seen.append(index), problem.lower_data.rows(index))[1])
+    checkpoints(method, evolve(problem, lower_data=spied))
+    updates = [index for index in seen if index.dim() == 1]
+    assert sorted(torch.cat(updates).tolist()) == sorted(warm.tolist())
+    x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+    optimizer = torch.optim.AdamW(list(x.values()), eps=1e-2, weight_decay=0.0)
+    rates = [row["lr"] for _, row in through(method, problem) if row["phase"] == "warmup"]
+    for index, rate in zip(updates, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        token_losses(problem, x, problem.lower_data, index).mean().backward()
+        optimizer.step()
+    assert_same(adamw_part(trained, "x"), {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ranked(method, problem), scores_by_hand(method, problem), rtol=1e-6, atol=1e-9)
 
 
 def test_the_place_of_epsilon_is_seen() -> None:
@@ -253,7 +278,7 @@ def test_training_on_the_kept_rows() -> None:
     for count in range(1, 6):
         rows = PROBLEM.lower_data.rows(kept)
         state, _ = adamw(
-            PROBLEM, rows, state, step=1, count=count, lr=0.02, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+            PROBLEM.f, {}, rows, state, step=1, count=count, lr=0.02, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
         )  # fmt: skip
     assert_same(method.result(ends[-1][0])[1], adamw_part(state, "x"), rtol=1e-9, atol=1e-12)
     open_end = less(epochs=1, train_steps=None)
@@ -272,7 +297,8 @@ def test_costs_are_what_was_called() -> None:
     assert row["cost_upper_gradients"] == 3 * 9
     assert row["oracle_calls"] == 9 + 3 * 49
     assert row["cost_rows"] == 3 * 20 + 3 * 49
-    assert calls["f"] == 9 + 3 * (6 + 2)  # passes: six chunks of the pool and two of the validation rows
+    assert calls["pooled"] == 9 + 3 * 6  # passes: updates, six chunks of the pool
+    assert calls["f"] == 3 * 2  # two chunks of the validation rows
 
 
 class TestStore:
@@ -285,11 +311,11 @@ class TestStore:
         plain = ranked(less(epochs=2, projection=16), PROBLEM)
         problem, calls = counted(PROBLEM)
         first = ranked(self.method(tmp_path), problem)
-        spent = calls["f"]
+        spent = calls["pooled"]
         assert_same(first, plain, atol=1e-3)  # half precision
         rows = list(through(self.method(tmp_path), problem))
         assert_same(self.method(tmp_path).ranking(problem, rows[-1][0]), first)
-        assert calls["f"] - spent == spent - 2 * 6  # no pass over the pool
+        assert calls["pooled"] - spent == spent - 2 * 6  # no pass over the pool
         features = np.load(tmp_path / "store" / "features-2.npy", mmap_mode="r")
         assert features.shape == (40, 16)
         assert features.dtype == np.float16
@@ -333,12 +359,13 @@ class TestStore:
 
 
 def broken(problem: Problem, where: Callable[[Tree], Tensor]) -> Problem:
-    """The same problem, whose loss is NaN for some rows."""
+    """The same problem, whose losses are NaN for some rows."""
 
     def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         return problem.f(theta, x, batch) + torch.where(where(batch), torch.nan, 0.0).sum()
 
-    return evolve(problem, f=f)
+    assert problem.sources is not None
+    return evolve(problem, f=f, sources=evolve(problem.sources, pooled=f))
 
 
 def test_losses_that_are_not_finite_stop_the_run() -> None:

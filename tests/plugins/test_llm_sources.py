@@ -357,13 +357,14 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl.gz", ALPACA)
     with pytest.raises(DataError, match=r"there is no such file; did you mean 'train\.jsonl\.gz'\?\n  available there: train"):
         read_examples("s", Source(path=str(tmp_path / "trian.jsonl.gz")))
-    with pytest.raises(DataError, match=r"is a folder, not a file\n  available there: train\.jsonl\.gz"):
-        read_examples("s", Source(path=str(tmp_path)))
-    with pytest.raises(DataError, match="there is no such file, and no folder"):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"is a folder without a file to read\n  available there: \(nothing to read\)"):
+        read_examples("s", Source(path=str(tmp_path / "empty")))
+    with pytest.raises(DataError, match="there is no such file, and its folder cannot be read"):
         read_examples("s", Source(path=str(tmp_path / "none" / "a.jsonl")))
-    (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(DataError, match=r"cannot tell what kind of file .*a\.csv is\n  known: \.json, \.jsonl"):
-        read_examples("s", Source(path=str(tmp_path / "a.csv")))
+    (tmp_path / "a.docx").write_text("x")
+    with pytest.raises(DataError, match=r"cannot tell what kind of file .*a\.docx is\n  known: \.json, \.jsonl"):
+        read_examples("s", Source(path=str(tmp_path / "a.docx")))
 
 
 @pytest.mark.parametrize("keep", [4, 40, -6])
@@ -419,6 +420,10 @@ def test_fields_that_make_no_source_are_refused(fields: dict[str, Any], error: t
         (["clean", "Clean"], "the sources 'clean' and 'Clean' differ by case only"),
         (["a", "b", "a"], "two sources are called 'a'"),
         (["a", " "], "a source has an empty name"),
+        (["a", "gsm8k/test"], "the source 'gsm8k/test' has '/' in its name"),
+        (["a", "c:\\test"], "' in its name"),
+        (["a", "two\nlines"], r"the source 'two\nlines' has '\n' in its name"),
+        (["a", "ä" * 100], "has a name of 200 bytes"),
     ],
 )
 def test_names_that_can_be_mixed_up_are_refused(names: list[str], message: str) -> None:
@@ -426,6 +431,96 @@ def test_names_that_can_be_mixed_up_are_refused(names: list[str], message: str) 
         check_names(iter(names))
     assert message in str(caught.value)
     check_names(["a", "b"])
+
+
+def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
+    """Rows number on from file to file, and the digest is of the contents in that order, not of names."""
+    (tmp_path / "set").mkdir()
+    for name, first in {"b.jsonl": 10, "a.jsonl.gz": 0, "c.json": 20}.items():
+        lines(tmp_path / "set" / name, [{"prompt": f"p{i}", "completion": str(i)} for i in range(first, first + 3)])
+    (tmp_path / "set" / "README.md").write_text("notes")
+    whole, pattern = Source(path=str(tmp_path / "set")), Source(path=str(tmp_path / "*" / "*.json*"))
+    for one in (whole, pattern, Source(path=str(tmp_path / "**" / "*.json*"))):
+        examples = read_examples("s", one)
+        assert [example.messages[-1].text for example in examples] == ["0", "1", "2", "10", "11", "12", "20", "21", "22"]
+        assert [example.row for example in examples] == list(range(9))
+        assert content("s", one) == content("s", whole)
+    some = Source(path=str(tmp_path / "set" / "[bc].json*"))
+    assert len(read_examples("s", some)) == 6
+    assert content("s", some) != content("s", whole)
+    (tmp_path / "set" / "b.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{oops\n')
+    with pytest.raises(DataError, match=r"b\.jsonl, line 2: malformed JSON"):
+        read_examples("s", whole)
+    with pytest.raises(DataError, match=r"no file fits the pattern; it fits README\.md\n  known: \.json,"):
+        read_examples("s", Source(path=str(tmp_path / "set" / "*.md")))
+    with pytest.raises(DataError, match="no file fits the pattern\n"):
+        read_examples("s", Source(path=str(tmp_path / "none" / "*.jsonl")))
+
+
+def test_tables_of_text_give_the_rows_of_the_same_json(tmp_path: Path) -> None:
+    """What the standard library wrote, with commas, quotes and line breaks inside; numbers stay the text that they are."""
+    import csv
+
+    pairs = [("a, b", 'say "x"'), ("two\nlines", "007"), ("ü", "1.50")]
+    rows = [{"prompt": prompt, "completion": answer} for prompt, answer in pairs]
+    lines(tmp_path / "rows.jsonl", rows)
+    expected = [one.messages for one in read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))]
+    for name, delimiter, encoding in (("t.csv", ",", "utf-8-sig"), ("t.tsv", "\t", "utf-8"), ("U.CSV", ",", "utf-8")):
+        with (tmp_path / name).open("w", newline="", encoding=encoding) as stream:
+            writer = csv.DictWriter(stream, ["prompt", "completion"], delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+        assert [one.messages for one in read_examples("s", Source(path=str(tmp_path / name)))] == expected
+    (tmp_path / "t.csv").write_text("prompt,completion\na,b\nc,d,e\n")
+    with pytest.raises(DataError, match="line 3: it has 3 fields, and the first line names 2"):
+        read_examples("s", Source(path=str(tmp_path / "t.csv")))
+    (tmp_path / "t.csv").write_text('prompt,completion\n"a,b\n')
+    with pytest.raises(DataError, match="malformed CSV on line"):
+        read_examples("s", Source(path=str(tmp_path / "t.csv")))
+
+
+def test_zstandard_files_are_read(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'hgms[llm]'")
+    lines(tmp_path / "rows.jsonl", ALPACA)
+    expected = read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))
+    with pa.output_stream(str(tmp_path / "rows.jsonl.zst"), compression="zstd") as stream:
+        stream.write((tmp_path / "rows.jsonl").read_bytes())
+    assert read_examples("s", Source(path=str(tmp_path / "rows.jsonl.zst"))) == expected
+    data = (tmp_path / "rows.jsonl.zst").read_bytes()
+    (tmp_path / "rows.jsonl.zst").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"cannot be read|is empty|malformed"):
+        read_examples("s", Source(path=str(tmp_path / "rows.jsonl.zst")))
+
+
+def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "poems.txt").write_text("Roses are red.\r\n\nViolets are blue.\n", encoding="utf-8")
+    examples = read_examples("s", Source(path=str(tmp_path / "poems.txt")))
+    assert [one.messages[0].text for one in examples] == ["Roses are red.", "Violets are blue."]
+    assert {one.messages[0].role for one in examples} == {"assistant"}
+    assert [one.key for one in examples] == ["roses are red.", "violets are blue."]
+    lines(tmp_path / "rows.jsonl", [{"text": "Roses are red."}])
+    with pytest.raises(DataError, match="no known format"):
+        read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))
+    (one,) = read_examples("s", Source(path=str(tmp_path / "rows.jsonl"), format="text"))
+    assert one.messages == examples[0].messages
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+def test_utf_16_is_called_so(name: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("\n".join(json.dumps(row) for row in ALPACA), encoding=encoding)
+    with pytest.raises(DataError, match=r"it is UTF-16 \(or 32\), not UTF-8\n  convert it: iconv -f UTF-16 -t UTF-8"):
+        read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=99))
+
+
+def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable's value may be nobody else's business: messages are printed, and kept in summaries."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    for path in ("$OPENAI_API_KEY/x", "$OPENAI_API_KEY", "${OPENAI_API_KEY}.jsonl", "./$OPENAI_API_KEY/a.jsonl"):
+        with pytest.raises(DataError) as caught:
+            read_examples("s", Source(path=path))
+        assert "sk-secret" not in str(caught.value)
+        assert path in str(caught.value)
 
 
 # -- the Hub ----------------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import ConfigError, DataError, MissingExtra
 from hgms_llm.formats import Message
+from hgms_llm.models import BaseModel
 from hgms_llm.sources import Source, read_examples
 from hgms_llm.templates import TEMPLATES, encode, prompt_tokens, stop_tokens, template_for
 from hgms_llm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
@@ -361,3 +363,19 @@ def test_code_of_its_own_is_refused_unless_allowed(tmp_path: Path) -> None:
         ConfigError, match=r"Python code of its own, which is not run unless you allow it.*\n.*trust_remote_code = true"
     ):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_file_alone_has_no_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trust_remote_code = true` of a stranger's configuration: the command has to say so too, and nothing was imported."""
+    monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE", raising=False)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError('it was run')\n")
+    model = BaseModel(path=str(tmp_path), tokenizer="bytes", trust_remote_code=True)
+    for load in (model.load_tokenizer, lambda: model.load(torch.device("cpu"))):
+        with pytest.raises(ConfigError, match=r"the file asks to run Python code that .*\n.*add --trust-remote-code"):
+            load()
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
+    with pytest.raises(ConfigError, match="it was run"):
+        model.load(torch.device("cpu"))
+    assert (tmp_path / "ran").exists()

@@ -341,6 +341,22 @@ def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) 
         table_of(evolve(asked, max_bad_rows=0), cache_dir=cache)
 
 
+def test_a_full_disk_says_where(tmp_path: Path) -> None:
+    """A limit on the size of files, which safetensors meets as it meets a full disk."""
+    import resource
+
+    asked = source(tmp_path, [(f"What is {i}?", "A number. " * 4) for i in range(400)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"cannot write the token cache .*cache: .*\n.*free some space there"):
+            table_of(asked, cache_dir=tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "cache").glob("*.part"))
+    assert table_of(asked, cache_dir=tmp_path / "cache").size == 400
+
+
 def test_a_cache_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match=r"cannot write the token cache .*file/cache: .*\n.*HGMS_CACHE"):

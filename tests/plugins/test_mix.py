@@ -578,3 +578,76 @@ def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pyte
     done = call("reweight", "grid.toml", "--method", "less", "--out", "others")
     assert done.exit_code == 0, done.output
     assert "learned before" not in done.stderr
+
+
+def pairs_tokenizer(folder: Path) -> Path:
+    """A tokenizer with a token for each two digits beside those of the bytes, and a chat template: other lengths than bytes."""
+    from hgms_llm.tokenizers import byte_tokenizer
+
+    made = byte_tokenizer()
+    made.add_tokens([f"{i:02d}" for i in range(100)])
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_small_model_learns_the_mixture_and_another_is_tuned(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very rows that were drawn, in the tokens of the model that is tuned."""
+    from hgms_mix.finetune import Finetune
+
+    target = pairs_tokenizer(here / "pairs")
+    write_sums(Path("sums.jsonl"), 36, 40)  # from 0 + 36 to 1 + 35: prompts of six and seven bytes
+    text = (
+        MIX
+        + f"""
+[finetune.model]
+config = {{ model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, n_positions = 40 }}
+tokenizer = "{target}"
+[finetune.adapter]
+rank = 3
+alpha = 6
+"""
+    )
+    Path("target.toml").write_text(text)
+    trained: list[Any] = []
+    train = Finetune.train
+
+    def watched(self: Any, model: Any, rows: Any, *rest: Any, **options: Any) -> Any:
+        trained.append((model.config.n_embd, [rows[i][0].tolist() for i in range(len(rows))]))
+        return train(self, model, rows, *rest, **options)
+
+    monkeypatch.setattr(Finetune, "train", watched)
+    report = told("target.toml")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    [(width, rows)] = trained
+    assert width == 16
+    drawn = [[one["content"] for one in row["messages"]] for row in sampled(report)]
+    assert [tokenizer.decode(ids) for ids in rows] == [f"{prompt}\n{answer}<eos>" for prompt, answer in drawn]
+    folder = Path(report["folder"]) / "finetune" / "adapter"
+    assert json.loads((folder / "adapter_config.json").read_bytes())["r"] == 3
+    saved = transformers.AutoTokenizer.from_pretrained(folder)
+    assert saved("12 + 3 =")["input_ids"] == tokenizer("12 + 3 =")["input_ids"]
+    assert saved.chat_template == tokenizer.chat_template
+    assert report["test"]["sums"]["tokens"] == sum(
+        len(tokenizer(json.loads(line)["completion"])["input_ids"]) + 1 for line in Path("test.jsonl").read_text().splitlines()
+    )
+    again = call("target.toml")
+    assert again.stderr.count("done before") == 4
+    done = call("sample", "target.toml", "--set", "finetune.start=reweighted")
+    assert done.exit_code == 2
+    assert "goes on with the task's own model and adapter" in done.stderr
+
+
+def test_rows_too_long_for_the_tuned_model_are_left_out_and_said(here: Path) -> None:
+    """Two digits are one token for the proxy, and two for the model that is tuned: "0 + 10 =" with its answer has 10 or 12."""
+    target = pairs_tokenizer(here / "pairs")
+    sets = [f"task.model.tokenizer={target}", "task.max_length=11", "finetune.model.tokenizer=bytes", "task.test={}",
+            "finetune.model.config={ model_type = 'gpt2', n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }"]  # fmt: skip
+    done = call("finetune", "mix.toml", "--json", *(part for one in sets for part in ("--set", one)))
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    lengths = ["\n".join(one["content"] for one in row["messages"]).encode() + b"." for row in sampled(report)]
+    long = sum(len(one) > 11 for one in lengths)
+    assert 0 < long < 30
+    assert f"  {long} of 30 rows have more than 11 tokens of finetune.model: left out" in done.stderr
+    assert report["finetune"]["rows"] == 30 - long

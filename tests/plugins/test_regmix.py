@@ -11,7 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import convex_sources, network_sources
+from source_problems import convex_sources, language_sources, network_sources, token_losses
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Problem, State, Tree
@@ -139,6 +139,22 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     assert_same(method.result(state)[1], found[lowest][0], rtol=1e-9, atol=1e-12)
     assert float(row["lowest_run_loss"]) == float(ends[lowest]["upper_loss"])
     assert all(len(index.unique()) == 6 for index in seen)
+
+
+def test_runs_are_compared_by_the_mean_over_tokens_where_f_is_one() -> None:
+    problem = language_sources(2)
+    *_, (state, _) = through(regmix(runs=3, steps=1, batch_size=None, chunk=3), problem)
+    data = problem.upper_data["select"]
+    index = torch.arange(data.size)
+    for run in range(3):
+        theta = {"logits": state["mixtures"][run].clamp_min(1e-12).log()}
+        x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+        optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.0)
+        problem.g(theta, x, problem.lower_data.batch(None)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            expected = token_losses(problem, x, data, index).mean()
+        assert float(state["losses"][run]) == pytest.approx(float(expected), rel=1e-7)
 
 
 def test_before_the_mixture_is_known() -> None:

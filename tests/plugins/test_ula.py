@@ -13,6 +13,8 @@ from helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal
 from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Data, Key, Problem, State, Tree, repeat
+from hgms_core.config import RunConfig
+from hgms_core.runner import run
 from hgms_selectors import BestOfN
 from hgms_task_sphere import Sphere
 from hgms_ula import Ula
@@ -324,3 +326,14 @@ def test_best_of_n_falls_with_n_at_least_as_the_bound_says(k: int, capsys: Any) 
         print("   " + "  ".join(f"N={n}: {float(error):.2e}" for n, error in zip(sizes, errors, strict=True)))  # noqa: T201
     assert found <= -1 / k
     assert all(later < earlier for earlier, later in itertools.pairwise(errors))
+
+
+def test_the_registered_method_selects_where_one_branch_does_not() -> None:
+    """`hg-ms-ula` and `hg-implicit` as they are registered on `sphere`, at equal oracle calls: the gap F(θ) − F*."""
+    gaps = {}
+    for name in ("hg-ms-ula", "hg-implicit"):
+        config = RunConfig.from_dict({"task": "sphere", "method": name, "budget": "10000 calls"})
+        problem = config.task.problem(0, torch.device("cpu"), F64)
+        gaps[name] = run(config.method, problem, config.budget).summary["metrics"]["upper_gap"]
+    assert gaps["hg-ms-ula"] < 0.5 * gaps["hg-implicit"]
+    assert gaps["hg-ms-ula"] < 0.01
