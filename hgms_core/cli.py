@@ -22,6 +22,7 @@ from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.composition import Composition
 from hgms_core.errors import HgmsError, PluginError
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
+from hgms_core.untrusted import printable
 
 BESIDES = {
     "compare": "hgms_core.commands.compare:compare",
@@ -111,7 +112,7 @@ class _Shown(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"error: {self.message}", err=True, file=file)
+        click.echo(printable(f"error: {self.message}"), err=True, file=file)
 
 
 def _shown(error: HgmsError) -> click.ClickException:

@@ -3,6 +3,8 @@
 :func:`scan` reads what is small (configuration, summary, environment); the rows of a run are read when they are asked for:
 :meth:`StoredRun.records` gives them whole, :meth:`StoredRun.columns` only the named fields, which is what a table of a million
 rows needs. Folders below a ``sweeps`` directory are trials of a pilot sweep, not results: :func:`sweeps` reads those.
+
+A folder may be a stranger's: nothing outside it is read, and whatever its files hold, it is a run or gets a reason.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from hgms_core.budget import Budget
 from hgms_core.columns import last_seconds, read_columns
 from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
+from hgms_core.untrusted import ROWS, opened, parse_json, parse_toml, read_file, shorten
 
 SWEEPS = "sweeps"
 REWEIGHT = "reweight"
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"})
-_SEED = re.compile(r"^seed = (\d+)\n", re.MULTILINE)
+_SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
+_CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
+_NAME = 300  # characters of a label or metric; a folder's name has 255
 
 
 @frozen
@@ -36,7 +41,7 @@ class Skipped:
     """A folder that looks like a run and cannot be read as one."""
 
     path: Path
-    reason: str
+    reason: str = field(converter=shorten)
 
 
 @frozen(eq=False, kw_only=True)
@@ -110,7 +115,10 @@ class StoredRun:
 
     @property
     def seed(self) -> int:
-        return int(self.config["seed"])
+        seed = self.config["seed"]
+        if type(seed) is not int:
+            raise TypeError(f"'seed' is no whole number: {str(seed)[:40]}")
+        return seed
 
     @property
     def budget(self) -> str:
@@ -145,12 +153,12 @@ class StoredRun:
         """The fields of the first rows (the start and two steps), in their order: what the run has columns of."""
         found: dict[str, None] = {}
         path = self.path / "steps.jsonl"
-        if path.exists():
-            with path.open("rb") as stream:
+        if os.path.lexists(path):
+            with opened(path, ROWS) as stream:
                 for line in itertools.islice(stream, 3):
                     try:
                         row = json.loads(line)
-                    except ValueError:
+                    except (ValueError, RecursionError):
                         break  # `columns` says which line
                     found |= dict.fromkeys(row if isinstance(row, dict) else ())
         return list(found)
@@ -161,7 +169,8 @@ class StoredRun:
         A list of numbers (a batch of linear solves) counts by its largest.
 
         Raises:
-            CheckpointError: a line other than the last is not valid JSON.
+            CheckpointError: a line other than the last is not valid JSON; the steps do not follow each other (two runs in one
+                folder, say), or their clock or calls run backwards.
         """
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
         found = read_columns(self.path / "steps.jsonl", wanted)
@@ -171,7 +180,8 @@ class StoredRun:
                 found["seconds"] = seconds
             else:
                 at = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
-                found["seconds"] = np.array([at.get(step, np.nan) for step in found["step"].tolist()], dtype=float)
+                found["seconds"] = np.array([at.get(step, np.nan) for step in found["step"].tolist()], dtype=seconds.dtype)
+        _check_rows(found)
         return {name: found[name] for name in dict.fromkeys(("step", *names))}
 
 
@@ -181,6 +191,24 @@ class StoredSweep:
 
     path: Path
     table: Mapping[str, Any]
+
+
+def _check_rows(columns: Mapping[str, np.ndarray]) -> None:
+    steps = columns["step"]
+    numbers = steps.dtype != object
+    wrong = np.flatnonzero(~(steps >= 0) | (steps % 1 != 0)) if numbers else np.arange(1)
+    if wrong.size:
+        raise CheckpointError(f"line {wrong[0] + 1} of steps.jsonl has no number of a step")
+    if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
+        here, step, last = back[0] + 2, *(int(steps[back[0] + after]) for after in (1, 0))
+        raise CheckpointError(f"line {here} of steps.jsonl: step {step} follows step {last}, as if two runs were written there")
+    for name, file in (("seconds", "timings.jsonl"), ("oracle_calls", "steps.jsonl")):
+        values = columns.get(name, np.empty(0))
+        if values.dtype == object:
+            raise CheckpointError(f"{file} holds words where {name} belong")
+        known = values[~np.isnan(values)]
+        if (known[:1] < 0).any() or (np.diff(known) < 0).any():
+            raise CheckpointError(f"{file}: the {name.replace('_', ' ')} of later steps are fewer than those of earlier ones")
 
 
 def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:
@@ -225,13 +253,13 @@ def read(path: Path) -> StoredRun:
             raise CheckpointError("the folder is empty" if not names - {".lock"} else "it holds no run files")
         if "config.toml" not in names:
             raise CheckpointError("config.toml is missing")
-        config = _config((path / "config.toml").read_text(encoding="utf-8"))
+        config = _config(read_file(path / "config.toml", _CONFIG).decode())
         if "summary.json" not in names:
-            steps = _count_lines(path / "steps.jsonl") - 1
+            steps = read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
             raise CheckpointError(f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far")
         summary = _object(path / "summary.json")
         if summary.get("status") not in ("done", "failed"):
-            raise CheckpointError(f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}")
+            raise CheckpointError(f"summary.json has no status 'done' or 'failed': {str(summary.get('status'))[:40]!r}")
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise CheckpointError("steps.jsonl is missing")
         environment = _object(path / "env.json") if "env.json" in names else {}
@@ -241,42 +269,68 @@ def read(path: Path) -> StoredRun:
     except UnicodeDecodeError:
         raise CheckpointError("config.toml is not text") from None
     run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources, scores=scores)
-    try:
-        _ = (run.task_name, run.method_name, run.seed, run.budget, run.label, run.task_label)
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise CheckpointError(f"config.toml does not describe a run: {what}") from None
+    _check_config(run)
     _check_summary(summary)
-    told = environment.get("task")
-    if not isinstance(told, dict | None) or not isinstance((told or {}).get("metrics"), dict | None):
-        raise CheckpointError("env.json: 'task' does not hold the task's version and metrics")
     _check_scores(scores)
+    about = environment.get("task") or {}
+    if not isinstance(about, dict) or not isinstance(about.get("metrics") or {}, dict):
+        raise CheckpointError("env.json: 'task' does not hold the task's version and metrics")
+    _check_directions("env.json", about.get("metrics") or {})
     _expect_number("resources.json", "peak_memory_bytes", resources.get("peak_memory_bytes"))
     return run
 
 
+def _check_config(run: StoredRun) -> None:
+    try:
+        names = (run.task_name, run.task_label, run.method_name, run.label)
+        _ = (run.seed, run.budget)
+        if not all(isinstance(table, Mapping) for table in (run.task, run.method, run.settings)):
+            raise TypeError("'task', 'method' and 'run' are to be tables")
+        if longest := next((name for name in names if len(name) > _NAME), None):
+            raise ValueError(f"a name has more than {_NAME} characters: {longest[:40]}…")
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else shorten(str(error).splitlines()[0])
+        raise CheckpointError(f"config.toml does not describe a run: {what}") from None
+
+
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Valid JSON is not yet a summary: what will be added up has to be numbers (or null, where one was not finite)."""
-    for name in ("outer_steps", "oracle_calls", "upper_loss"):
+    for name in ("outer_steps", "oracle_calls"):
         _expect_number("summary.json", name, summary.get(name))
+        if (summary.get(name) or 0) % 1 != 0:
+            raise CheckpointError(f"summary.json: {name!r} is no whole number: {summary[name]}")
+    _expect_number("summary.json", "upper_loss", summary.get("upper_loss"), signed=True)
     for name in ("metrics", "cost"):
         table = summary.get(name)
         if not isinstance(table, dict | None):
             raise CheckpointError(f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}")
         for key, value in (table or {}).items():
-            _expect_number("summary.json", f"{name}.{key}", value)
+            _expect_number("summary.json", f"{name}.{key}", value, signed=name == "metrics")
+    if not isinstance(summary.get("error"), str | None):
+        raise CheckpointError("summary.json: 'error' is no text")
 
 
 def _check_scores(scores: Mapping[str, Any]) -> None:
     if not all(isinstance(scores.get(key, {}), dict) for key in ("metrics", "higher_is_better")):
         raise CheckpointError("scores.json does not hold the tables 'metrics' and 'higher_is_better'")
     for name, value in scores.get("metrics", {}).items():
-        _expect_number("scores.json", f"metrics.{name}", value)
+        _expect_number("scores.json", f"metrics.{name}", value, signed=True)
+    _check_directions("scores.json", scores.get("higher_is_better", {}))
 
 
-def _expect_number(file: str, name: str, value: object) -> None:
+def _check_directions(file: str, table: Mapping[str, Any]) -> None:
+    for name, higher in table.items():
+        if not isinstance(higher, bool):
+            raise CheckpointError(f"{file}: whether {name[:40]!r} is better where it is higher is neither true nor false")
+
+
+def _expect_number(file: str, name: str, value: object, *, signed: bool = False) -> None:
+    if len(name) > _NAME:
+        raise CheckpointError(f"{file}: a name has more than {_NAME} characters: {name[:40]}…")
     if not isinstance(value, int | float | None) or isinstance(value, bool):
         raise CheckpointError(f"{file}: {name!r} is no number: {str(value)[:40]}")
+    if not signed and value is not None and not 0 <= value < 2**63:
+        raise CheckpointError(f"{file}: {name!r} is no number that counts something: {value}")
 
 
 def sweeps(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredSweep], list[Skipped]]:
@@ -288,7 +342,7 @@ def sweeps(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredSweep
             if SWEEPS not in path.parts:
                 continue
             try:
-                found.append(StoredSweep(path=path, table=_object(path)))
+                found.append(StoredSweep(path=path, table=_sweep(path)))
             except (CheckpointError, OSError) as error:
                 skipped.append(Skipped(path, str(error)))
     return found, skipped
@@ -381,27 +435,32 @@ def _config(text: str) -> dict[str, Any]:
     """The configuration; the runs of one cell differ in the line of the seed only, so the rest is parsed once for all."""
     head = text.partition("\n[")[0]
     seed = _SEED.search(head + "\n")
-    try:
-        if seed is None:
-            return tomllib.loads(text)
-        return {**_parsed(text[: seed.start()] + text[seed.end() :]), "seed": int(seed[1])}
-    except tomllib.TOMLDecodeError as error:
-        raise CheckpointError(f"config.toml is not valid TOML: {error}") from None
+    if seed is None:
+        return parse_toml(text, "config.toml")
+    return {**_parsed(text[: seed.start()] + text[seed.end() :]), "seed": int(seed[1])}
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+    return parse_toml(text, "config.toml")
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{path.name} is not valid JSON ({error})") from None
+    value = parse_json(read_file(path), path.name)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} does not hold an object")
     return value
+
+
+def _sweep(path: Path) -> dict[str, Any]:
+    table = _object(path)
+    trials = table.get("trials") or []
+    for trial in trials if isinstance(trials, list) else [trials]:
+        if not isinstance(trial, dict) or not isinstance(trial.get("values") or {}, dict):
+            raise CheckpointError("sweep.json: 'trials' is no list of tables with 'values'")
+        _expect_number("sweep.json", "number", trial.get("number"))
+        _expect_number("sweep.json", "loss", trial.get("loss"), signed=True)
+    return table
 
 
 def _table(value: Any) -> Mapping[str, Any]:
@@ -414,11 +473,7 @@ def _said(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
-
-
-def _count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
 
 
 __all__ = ["Skipped", "StoredRun", "StoredSweep", "difference", "flatten", "names", "read", "scan", "sweeps"]

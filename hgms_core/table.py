@@ -166,7 +166,7 @@ def _text(interval: Interval, factor: float, *, sign: bool = False, bare: bool =
     if not bare:
         return spell(interval, share=factor == 100.0, signed=sign)
     mean = interval.mean * factor
-    return f"{mean:.4g}" if abs(mean) < 1000 else f"{mean:.0f}"
+    return f"{mean:.0f}" if 1000 <= abs(mean) < 1e15 else f"{mean:.4g}"
 
 
 def table(

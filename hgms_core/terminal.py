@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from hgms_core.untrusted import printable
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 """The option ``--json`` of a command, as its argument ``as_json``."""
 
@@ -73,6 +75,6 @@ def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> No
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not terminal)
     for row in rows:
-        table.add_row(*[Text(str(row[column] if row[column] is not None else "")) for column in columns])
+        table.add_row(*[Text(printable(row[column] if row[column] is not None else "")) for column in columns])
     # into a pipe: one line a row, so that it can be searched
     Console(file=sys.stdout, width=None if terminal else 10_000).print(table)

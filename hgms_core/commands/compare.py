@@ -11,6 +11,7 @@ import click
 
 from hgms_core.errors import ConfigError
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
+from hgms_core.untrusted import printable
 
 
 def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -126,10 +127,10 @@ def compare(
         print_json(found.as_dict())
     else:
         for one in found.tables:
-            click.echo(f"{one.task}: {found.heading}")
+            click.echo(printable(f"{one.task}: {found.heading}"))
             columns = one.columns
             print_table(tuple(columns[0]), columns)
         for line in found.remarks:
-            click.echo(line)
+            click.echo(printable(line))
         click.echo(f"  {loaded.out}")
     ctx.exit(0 if found.complete else 1)

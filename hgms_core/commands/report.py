@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hgms_core.terminal import json_option, print_json
+from hgms_core.untrusted import printable
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -63,9 +64,9 @@ def report(
     _say_skipped(study)
     click.echo(summary(study))
     for section in study.sections:
-        click.echo(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}")
+        click.echo(printable(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"))
     for path in written:
-        click.echo(f"  {path}")
+        click.echo(printable(f"  {path}"))
 
 
 @click.command()
@@ -85,12 +86,12 @@ def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: 
         print_json(_told(study, [out]))
         return
     _say_skipped(study)
-    click.echo(f"  {out}")
+    click.echo(printable(f"  {out}"))
 
 
 def _say_skipped(study: Any) -> None:
     for each in study.skipped:
-        click.echo(f"left out: {each.path}: {each.reason}", err=True)
+        click.echo(printable(f"left out: {each.path}: {each.reason}"), err=True)
 
 
 def _sources(section: Any, label: str, spread: Callable[[Any], Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The modules: ``study`` (what belongs together, means, differences), ``curves`` (bands and thinning), ``mixture`` (weights of
 data sources), ``tables`` (as values), ``markdown``, ``latex``, ``figures`` and ``page`` (HTML), ``parquet``, ``paper`` (PNG,
-SVG, PDF).
+SVG, PDF), ``whole`` (a file, or nothing).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from hgms_core.errors import ConfigError
 from hgms_core.report import latex, markdown
 from hgms_core.report.study import Section, Study, build
+from hgms_core.report.whole import whole
 
 
 def _html(study: Study) -> str:
@@ -49,8 +50,8 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     if steps:
         raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
     text = WRITERS[found](study)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with whole(path) as aside:
+        aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
     return [path]
 
 

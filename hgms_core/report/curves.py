@@ -48,14 +48,15 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
         return None
     grid, held = _held(lines)
     n = len(lines)
-    mean = held.mean(0)
+    mean = (held / n).sum(0)
     if n < 2:
         keep = thin(mean, points)
         return Curve(grid[keep], mean[keep])
     from scipy.special import stdtrit
 
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
-    low, high = mean - half, mean + half
+    with np.errstate(over="ignore", invalid="ignore"):  # a band that no double holds has no ends
+        half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
+        low, high = mean - half, mean + half
     keep = np.union1d(thin(mean, points - 2), _extremes(low, high))
     return Curve(grid[keep], mean[keep], low[keep], high[keep], n)
 

@@ -180,7 +180,7 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Mapping[str, Map
     traces = []
     for label, counts in branches.items():
         total, last = sum(counts.values()), max(counts)
-        index = list(range(last + 1))
+        index = list(range(last + 1)) if last < 1000 else sorted(counts)
         traces.append(
             {
                 "type": "bar",
@@ -261,15 +261,16 @@ def _range(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] |
         return None
     low, high = float(means.min()), float(means.max())
     room = (high - low) or abs(high) or 1.0
-    ends = [band for curve in curves.values() for band in (curve.low, curve.high) if band is not None]
-    known = np.concatenate([band[np.isfinite(band)] for band in ends]) if ends else means
+    bands = [band for curve in curves.values() for band in (curve.low, curve.high) if band is not None]
+    known = np.concatenate([band[np.isfinite(band)] for band in bands]) if bands else means
     if known.size:
         bottom, top = max(float(known.min()), low - room / 2), min(float(known.max()), high + room / 2)
         low, high = min(low, bottom), max(high, top)
     if share:
         low, high = max(low, 0.0), min(high, 100.0)
     margin = 0.04 * ((high - low) or room)
-    return [_rounded(low - margin), _rounded(high + margin)]
+    ends = low - margin, high + margin
+    return [_rounded(end) for end in ends] if math.isfinite(ends[1] - ends[0]) else None
 
 
 def numbers(values: np.ndarray) -> list[float | None]:

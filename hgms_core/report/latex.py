@@ -6,13 +6,14 @@ import re
 
 from hgms_core.report.study import Study
 from hgms_core.report.tables import MINUS, Cell, Table, ledgers, mixture, overview, pairs, passes, scores, summary, work
+from hgms_core.untrusted import printable
 
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", MINUS: "$-$", "–": "--", "·": r"$\cdot$", "“": "``", "”": "''",
     "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$",
-    "\n": " ",
+    "\n": " ", "[": "{[}", "*": "{*}",  # after the end of a row those two would be its arguments
 }  # fmt: skip
 
 
@@ -22,7 +23,7 @@ def tex(value: str) -> str:
     >>> print(tex("50 % of a_b & c ± 1"))
     50 \\% of a\\_b \\& c $\\pm$ 1
     """
-    return "".join(_TEX.get(letter, letter) for letter in value)
+    return "".join(_TEX.get(letter, letter) for letter in printable(value))
 
 
 def latex(study: Study) -> str:
@@ -41,7 +42,7 @@ def latex(study: Study) -> str:
 
 
 def _comment(value: str) -> str:
-    return " ".join(value.split())
+    return printable(" ".join(value.split()))
 
 
 def _tex_table(table: Table, name: str, lead: str) -> str:

@@ -6,6 +6,7 @@ import re
 
 from hgms_core.report.study import Study
 from hgms_core.report.tables import Cell, Table, about, failures, ledgers, left_out, overview, summary, sweeps, tables
+from hgms_core.untrusted import printable
 
 
 def markdown(study: Study) -> str:
@@ -15,7 +16,7 @@ def markdown(study: Study) -> str:
         parts.append(_md_table(overview(study), 2))
     for section in study.sections:
         parts.append(f"## {_md(section.title)}")
-        parts.append(about(section) + (f"\n\n{section.verdict}" if section.verdict else ""))
+        parts.append(_md(about(section)) + (f"\n\n{_md(section.verdict)}" if section.verdict else ""))
         parts += [_md_table(table, 3) for table in tables(section)]
     parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
     if study.sweeps:
@@ -24,7 +25,9 @@ def markdown(study: Study) -> str:
 
 
 def _md(value: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", value).replace("\n", "<br>")
+    """Text that is text in Markdown, on one line; whoever chose a label chooses nothing else of the page."""
+    text = re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", printable(value.replace("\r", "")).strip()).replace("\n", "<br>")
+    return re.sub(r"^([-+=]|\d+[.)])(?=\s)", lambda match: f"{match[0][:-1]}\\{match[0][-1]}", text)
 
 
 def _md_table(table: Table, level: int) -> str:

@@ -12,6 +12,7 @@ from hgms_core.report import tables
 from hgms_core.report.figures import DARK, DASHES, LIGHT, figures, source_colours, styles
 from hgms_core.report.study import Section, Study
 from hgms_core.results import StoredRun
+from hgms_core.untrusted import read_file
 
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 
@@ -84,7 +85,7 @@ def _script_json(value: object) -> str:
 
 
 def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
-    text = (runs[0].path / "config.toml").read_text(encoding="utf-8")
+    text = read_file(runs[0].path / "config.toml").decode(errors="replace")
     return {"label": label, "path": str(runs[0].path), "text": text, "seeds": ", ".join(str(run.seed) for run in runs)}
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hgms_core.errors import ConfigError, MissingExtra
 from hgms_core.report.figures import AXES, DASHES, LIGHT, _range, areas, source_colours, styles
 from hgms_core.report.study import Study
 from hgms_core.report.tables import heading
+from hgms_core.report.whole import whole
 from hgms_core.table import is_share
+from hgms_core.untrusted import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,21 +36,27 @@ def draw(study: Study, path: Path) -> Path:
                 look = style[method]
                 colour = LIGHT[look["colour"]]
                 axis.step(
-                    curve.x, curve.y, where="post", color=colour, linestyle=_LINES[look["dash"]], linewidth=1.3, label=method
+                    curve.x,
+                    curve.y,
+                    where="post",
+                    color=colour,
+                    linestyle=_LINES[look["dash"]],
+                    linewidth=1.3,
+                    label=_text(method),
                 )
                 if curve.low is not None and curve.high is not None:
                     axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
             zoom = _range(curves, share=is_share(section.metric)) if curves else None
-            if zoom is not None and np.isfinite(zoom).all():
+            if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
             axis.set_xlabel(label, fontsize=8)
             axis.tick_params(labelsize=7)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.25, linewidth=0.5)
-        row[0].set_ylabel(heading(section.metric), fontsize=8)
+        row[0].set_ylabel(_text(heading(section.metric)), fontsize=8)
         if count > 1:
-            row[0].set_title(section.title, fontsize=9, loc="left")
+            row[0].set_title(_text(section.title), fontsize=9, loc="left")
     handles = {label: handle for axis in panels.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if handles:
         ordered = sorted(handles)
@@ -79,15 +85,20 @@ def draw_mixtures(study: Study, path: Path) -> Path:
             stack, x = areas(each, colours[each.sources]), each.x
             axis.stackplot(x, [values for _, _, values in stack], colors=[LIGHT[colour] for _, colour, _ in stack], linewidth=0)
             known |= dict.fromkeys((name, colour) for name, colour, _ in stack)
-            axis.set_title(label, fontsize=8)
+            axis.set_title(_text(label), fontsize=8)
             axis.set_xlabel(AXES[section.axis], fontsize=8)
             axis.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
             axis.set_ylim(0, 1)
             axis.tick_params(labelsize=7)
-        row[0].set_ylabel("weight" if len(sections) == 1 else f"{section.title}\nweight", fontsize=8)
-    handles = [Patch(color=LIGHT[colour], label=name) for name, colour in known]
+        row[0].set_ylabel("weight" if len(sections) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
+    handles = [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
     return _save(figure, path)
+
+
+def _text(name: str) -> str:
+    """A name as it is: matplotlib would set what stands between dollars as a formula."""
+    return printable(name).replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -101,11 +112,11 @@ def _figure(width: float, height: float) -> Figure:
 def _save(figure: Figure, path: Path) -> Path:
     import matplotlib
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     # text stays text, and the same study gives the same bytes
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}):
         dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.casefold())
-        figure.savefig(path, dpi=200, metadata=dated)
+        with whole(path) as aside:
+            figure.savefig(aside, dpi=200, metadata=dated)
     return path
 
 

@@ -21,6 +21,7 @@ Steps (``report.steps.parquet``)::
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_core.report.mixture import PREFIX, TOKENS
 from hgms_core.report.study import Section, Study
 from hgms_core.report.tables import seconds_per_step
+from hgms_core.report.whole import whole
 from hgms_core.results import StoredRun
+from hgms_core.untrusted import ROWS, read_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _TEXTS = (
     "task", "task_name", "method", "method_name", "hash", "status", "error", "budget", "task_version", "folder",
 )  # fmt: skip
+_KEYS = ("task", "method", "seed", "step", "seconds")
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
@@ -48,12 +52,14 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
         import pyarrow.parquet
     except ModuleNotFoundError:
         raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(runs(study), path)
+    table = runs(study)
+    with whole(path) as aside:
+        pyarrow.parquet.write_table(table, aside)
     if not steps:
         return [path]
     beside = path.with_suffix(".steps.parquet")
-    _write_steps(study, beside)
+    with whole(beside) as aside:
+        _write_steps(study, aside)
     return [path, beside]
 
 
@@ -97,11 +103,11 @@ def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
         "error": run.error,
         "budget": run.budget,
         "task_version": run.task_version,
-        "folder": str(run.path),
+        "folder": _utf8(str(run.path)),
         "seed": run.seed,
-        "outer_steps": run.summary.get("outer_steps"),
-        "oracle_calls": run.summary.get("oracle_calls"),
-        "peak_memory_bytes": run.resources.get("peak_memory_bytes"),
+        "outer_steps": _whole(run.summary.get("outer_steps")),
+        "oracle_calls": _whole(run.summary.get("oracle_calls")),
+        "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
         "seconds": run.seconds,
         **{f"metric.{name}": value for name, value in run.metrics.items()},
         **settings,
@@ -113,14 +119,23 @@ def _sources(section: Section, label: str, run: StoredRun) -> dict[str, float | 
     found: dict[str, float | None] = {}
     mixed = section.mixtures.get(label)
     if mixed is not None and run in mixed.finals:
-        found |= {PREFIX + source: weight for source, weight in zip(mixed.sources, mixed.finals[run], strict=True)}
+        found |= {_utf8(PREFIX + source): weight for source, weight in zip(mixed.sources, mixed.finals[run], strict=True)}
     if run in section.tokens.get(label, {}):
         found |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, section.tokens[label][run], strict=True))}
     return found
 
 
 def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _utf8(value: str) -> str:
+    """Paths, and rows of strangers, may hold what no encoding has."""
+    return value.encode(errors="backslashreplace").decode()
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _write_steps(study: Study, path: Path) -> None:
@@ -134,11 +149,11 @@ def _write_steps(study: Study, path: Path) -> None:
         for row in _ends(run.path / "steps.jsonl"):
             for name, value in row.items():
                 names[name] = names.get(name, False) or isinstance(value, str)
-    names.pop("step", None)
+    names = {name: text for name, text in names.items() if name not in _KEYS}
     label = pa.dictionary(pa.int32(), pa.string())
     schema = pa.schema(
         [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
-        + [(name, pa.string() if text else pa.float64()) for name, text in names.items()]
+        + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
     )
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for section, method, run in everything:
@@ -155,24 +170,27 @@ def _write_steps(study: Study, path: Path) -> None:
                 "seconds": pa.array(columns["seconds"]),
             }
             for name, text in names.items():
-                column = columns[name]
+                column = columns[name].tolist()
                 if text:
-                    known[name] = pa.array([each if isinstance(each, str) else None for each in column.tolist()], pa.string())
-                else:
-                    known[name] = pa.array(column, from_pandas=True)  # NaN: the row lacks it
+                    known[_utf8(name)] = pa.array(
+                        [_utf8(each) if isinstance(each, str) else None for each in column], pa.string()
+                    )
+                else:  # NaN: the row lacks it, or holds a word where the other runs have numbers
+                    numbers = columns[name] if columns[name].dtype == float else np.full(count, np.nan)
+                    known[_utf8(name)] = pa.array(numbers, from_pandas=True)
             writer.write_table(pa.table(known, schema=schema))
 
 
 def _ends(path: Path) -> list[dict[str, Any]]:
     """The first rows and the last one: together they have every field a method writes."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
     found = []
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = read_file(path, ROWS).split(b"\n")[:-1]
     for line in [*lines[:3], *lines[-1:]]:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             found.append(row)

@@ -305,14 +305,15 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
             skipped.append(Skipped(run.path, str(error)))
             continue
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
-        chosen = rows["selected"][rows["selected"] >= 0] if rows["selected"].dtype == float else np.empty(0)
-        times = np.bincount(chosen.astype(int))
-        found[run] = {
-            **rows,
-            "selected": Counter({index: count for index, count in enumerate(times.tolist()) if count}),
-            "outcome": _counted(rows["outcome"]),
-        }
+        found[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": _counted(rows["outcome"])}
     return found, skipped
+
+
+def _chosen(indices: np.ndarray) -> Counter[int]:
+    """How often each candidate was chosen; what is no index of one is not counted."""
+    known = indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)] if indices.dtype == float else np.empty(0)
+    values, counts = np.unique(known.astype(int), return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 def _counted(texts: np.ndarray) -> Counter[str]:
@@ -466,7 +467,8 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     """Equal environments once, with their runs; the one with the most runs first."""
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
-        table = {key: value for key, value in run.environment.items() if key != "task"}
+        # the task and the digests of components' code are of what was run, not of where
+        table = {key: value for key, value in run.environment.items() if key not in ("task", "code")}
         groups.setdefault(_key(table), (table, []))[1].append(run)
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 

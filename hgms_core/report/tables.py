@@ -51,7 +51,7 @@ def amount(value: float | None, unit: float = 1.0) -> Cell:
     if value is None or math.isnan(value):
         return Cell("–" if value is None else "nan")
     scaled = value / unit
-    whole = abs(scaled) >= 1000 or scaled == round(scaled)
+    whole = abs(scaled) < 1e15 and (abs(scaled) >= 1000 or scaled == round(scaled))
     return Cell(f"{scaled:,.0f}" if whole else f"{scaled:.4g}", value)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import write_comparison, write_mixtures, write_run
+from made_runs import CONFIG, write_comparison, write_mixtures, write_run
 
 from hgms_core import report
 from hgms_core.cli import main
@@ -160,6 +162,111 @@ def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
     assert [len(runs) for _, runs in study.sections[0].environments] == [9, 3]
     page = report.WRITERS[".html"](study)
     assert "2 different environments (they differ in threads)" in page
+
+
+def test_edited_code_is_no_other_environment(tmp_path: Path) -> None:
+    """A report over methods of several plugins holds other code of components in every run."""
+    for number, method in enumerate(("a", "b", "c")):
+        write_run(tmp_path, method=method, environment={"code": {f"plugin.{method}": f"{number}" * 8}})
+    study = report.build([tmp_path])
+    assert len(study.sections[0].environments) == 1
+    assert "different environments" not in report.WRITERS[".html"](study)
+
+
+# --- strangers' rows and names -----------------------------------------------------------------------------------------
+
+HOSTILE = "x</script>| <b>a</b>\r# b\n\n# c\x1b[31m\u202e $\\frac{ $ [l](http://e) &lt; *k* ~s~"
+
+
+def rows_with(**fields: Any) -> str:
+    return "".join(json.dumps({"step": step, "metric.value": 0.5, **fields}) + "\n" for step in range(4))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"steps.jsonl": rows_with(selected=300_000_000)},
+        {"steps.jsonl": rows_with(selected=-3)},
+        {"steps.jsonl": rows_with(selected=1e300)},
+        {"steps.jsonl": rows_with(selected=0.5)},
+        {"steps.jsonl": rows_with(gap="x", residual=["x"], iterations={}, outcome=3, selected="x")},
+        {"steps.jsonl": rows_with(gap=1e308, residual=1e308, iterations=10**400, upper_loss=-1e308)},
+        {"steps.jsonl": rows_with(outcome="\ud800", **{'weight.a"b': 0.5, "weight.\ud800": 0.5})},
+        {"steps.jsonl": rows_with(task="x", method=3, seed="y", seconds=[1], status={})},
+        {"steps.jsonl": ""},
+        {"summary.json": '{"status": "done", "metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18}'},
+        {"resources.json": '{"peak_memory_bytes": 1e18}'},
+        {
+            "config.toml": CONFIG.format(
+                seed=0, task="ring", rho="1979-05-27", method="halve", lr="[inf, nan, [{a = 1}]]", steps=3
+            )
+        },
+    ],
+)
+def test_odd_rows_are_reported_in_every_format(tmp_path: Path, files: dict[str, str]) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, method="uniform", seed=seed, rho=0.4)
+        path = write_run(tmp_path, seed=seed, value=0.2 + seed, files=files)
+    (path / "config.toml").write_text((path / "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    study = report.build([tmp_path])
+    for suffix in report.SUFFIXES:
+        report.write(study, tmp_path / f"r{suffix}", steps=suffix == ".parquet")
+    assert "halve" in (tmp_path / "r.md").read_text()
+    assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
+
+
+def test_one_folder_with_two_runs_stops_no_report(tmp_path: Path) -> None:
+    write_run(tmp_path, method="a")
+    path = write_run(tmp_path, method="b")
+    (path / "steps.jsonl").write_text((path / "steps.jsonl").read_text() * 2)
+    study = report.build([tmp_path])
+    assert [entry.label for entry in study.sections[0].entries] == ["a"]
+    [skipped] = study.skipped
+    assert "step 0 follows step 3, as if two runs were written there" in skipped.reason
+
+
+def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.1, 0.12)):
+        write_run(tmp_path, method="halve", seed=seed, value=0.5 + value)
+        path = write_run(tmp_path, method="x", seed=seed, value=0.01 * value)
+        text = (path / "config.toml").read_text()
+        label = f"label = {json.dumps(HOSTILE)}\ntask_label = {json.dumps('[' + HOSTILE)}"
+        (path / "config.toml").write_text(text.replace('label = "none"', label))
+        (path.parents[1] / f"halve-{path.parent.name[2:]}" / path.name / "config.toml").write_text(
+            text.replace('"x"', '"halve"').replace('label = "none"', f"task_label = {json.dumps('[' + HOSTILE)}")
+        )
+    study = report.build([tmp_path])
+    assert [entry.label for entry in study.sections[0].entries] == [HOSTILE, "halve"]
+    page = markdown(study)
+    assert [line for line in page.splitlines() if line.startswith("#") and "b" in line.split()] == []
+    assert not re.search(r"(?<!\\)(?:\\\\)*<(?!br>)", page)
+    assert "[l](" not in page
+    assert "\x1b" not in page
+    assert "\r" not in page
+    for text in (page, latex(study), call("report", tmp_path, "--out", tmp_path / "r.tex").output):
+        assert not set(text) & set("\x1b\r\u202e")
+        assert "halve" in text
+    assert not re.search(r"^ *[\[*]", latex(study), re.MULTILINE)  # after \\\\ it would be an argument
+    assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
+    assert "\x1b" not in (tmp_path / "r.svg").read_text()
+
+
+@pytest.mark.parametrize("suffix", [*report.SUFFIXES, ".svg"])
+def test_a_full_disk_leaves_the_old_report(
+    comparison: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / f"r{suffix}"
+    out.write_text("old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = call("plot" if suffix == ".svg" else "report", comparison, "--out", out)
+    assert done.exit_code == 1
+    assert f"cannot write {out}: no space left on device; the old file is as it was" in done.stderr
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
 
 
 # --- curves ------------------------------------------------------------------------------------------------------------

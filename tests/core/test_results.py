@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from made_runs import CONFIG, write_run
 
 from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.results import difference, names, read, scan, sweeps
+from hgms_core.untrusted import printable
 
 
 def config() -> str:
@@ -212,3 +214,190 @@ def test_scores_that_are_none_damage_the_run(tmp_path: Path, scores: str) -> Non
     runs, [skipped] = scan(tmp_path)
     assert runs == []
     assert "scores.json" in skipped.reason
+
+
+# --- strangers' folders ------------------------------------------------------------------------------------------------
+
+
+def secret(path: Path) -> None:
+    outside = path.parents[1] / "secret.json"
+    outside.write_text('{"password": "hunter2"}')
+    write(path)
+    (path / "env.json").unlink()
+    (path / "env.json").symlink_to(outside)
+
+
+def pipe(path: Path) -> None:
+    write(path)
+    (path / "env.json").unlink()
+    os.mkfifo(path / "env.json")
+
+
+def endless(path: Path) -> None:
+    write(path)
+    (path / "env.json").unlink()
+    (path / "env.json").symlink_to("/dev/zero")
+
+
+def directory(path: Path) -> None:
+    write(path, env_json=None)
+    (path / "env.json").mkdir()
+
+
+def large(path: Path) -> None:
+    write(path)
+    with (path / "env.json").open("wb") as stream:
+        stream.truncate(2**40)  # of holes: it takes no room
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (secret, "env.json is a link, and links out of a folder are not followed"),
+        (endless, "env.json is a link"),
+        (pipe, "env.json is no regular file"),
+        (directory, "env.json"),
+        (large, "env.json is larger than 2 MiB"),
+        (lambda path: write(path, config_toml=config() + f"x = {DEEP}"), "config.toml is nested too deeply"),
+        (lambda path: write(path, config_toml=config() + "a" + ".a" * 100_000 + " = 1"), "config.toml is nested too deeply"),
+        (
+            lambda path: write(path, config_toml=config() + "x = " + "9" * 5000),
+            "config.toml is not valid TOML: Exceeds the limit",
+        ),
+        (
+            lambda path: write(path, config_toml=config() + "x = 0x" + "f" * 5000),
+            "config.toml holds a whole number of more than",
+        ),
+        (lambda path: write(path, config_toml=config() + "x" * 2**20), "config.toml is larger than 512 KiB"),
+        (lambda path: write(path, config_toml=config().replace("seed = 0", "seed = 1.5")), "'seed' is no whole number: 1.5"),
+        (
+            lambda path: write(path, config_toml=config().replace('"none"', f'"{"x" * 1000}"')),
+            "a name has more than 300 characters",
+        ),
+        (lambda path: write(path, env_json=f'{{"x": {DEEP}'), "env.json is nested too deeply"),
+        (lambda path: write(path, env_json='{"x": ' + "[" * 100 + "]" * 100 + "}"), "env.json is nested too deeply"),
+        (lambda path: write(path, env_json='{"x": ' + "9" * 400 + "}"), "env.json holds a whole number of more than 64 bits"),
+        (lambda path: write(path, env_json='{"x": ' + "9" * 5000 + "}"), "env.json is not valid JSON"),
+        (lambda path: write(path, env_json='{"x": "\\ud800"}'), "env.json holds text that is not Unicode"),
+        (
+            lambda path: write(path, env_json='{"task": {"metrics": {"value": "false"}}}'),
+            "'value' is better where it is higher is",
+        ),
+        (lambda path: write(path, summary_json=f'{{"status": {DEEP}'), "summary.json is nested too deeply"),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "outer_steps": 1.5}'),
+            "'outer_steps' is no whole number: 1.5",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "oracle_calls": -1}'),
+            "'oracle_calls' is no number that counts",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "cost": {"a": 1e999}}'),
+            "'cost.a' is no number that counts",
+        ),
+        (lambda path: write(path, summary_json='{"status": "failed", "error": {}}'), "summary.json: 'error' is no text"),
+        (lambda path: write(path, summary_json='{"status": "' + "x" * 10**6 + '"}'), "has no status 'done' or 'failed': 'xxx"),
+    ],
+)
+def test_one_stranger_s_folder_is_left_out_with_a_short_reason(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    good, bad = write(tmp_path / "good"), tmp_path / "bad" / "seed-0"
+    bad.parent.mkdir()
+    make(bad)
+    runs, [skipped] = scan(tmp_path)
+    assert [run.path for run in runs] == [good]
+    assert reason in skipped.reason
+    assert len(skipped.reason) < 500
+
+
+def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
+    path = write(tmp_path, summary_json='{"status": "done", "metrics": {"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}}')
+    found = read(path).metrics
+    assert found.pop("d") == 1e308
+    assert all(map(math.isnan, found.values()))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x01b"])
+def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
+    """The fast reader takes no such names."""
+    rows = "".join(json.dumps({"step": step, f"weight.{name}": step / 4}) + "\n" for step in range(4))
+    columns = read(write(tmp_path, steps_jsonl=rows)).columns([f"weight.{name}"])
+    np.testing.assert_array_equal(columns[f"weight.{name}"], [0, 0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1e999", math.nan), ("9" * 400, math.nan), ("9" * 4000, math.nan), ("[[1, [2]], 3]", 3.0), ("[1, 1e999]", 1.0),
+        ("[" * 200 + "5" + "]" * 200, 5.0), ("{}", math.nan), ("[]", math.nan), ("1e308", 1e308), ('["a", 2]', 2.0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_odd_values_in_rows_are_numbers_or_none(tmp_path: Path, value: str, expected: float, everywhere: bool) -> None:
+    rows = [f'{{"step": {step}, "gap": {value if everywhere or step == 1 else 0.5}}}' for step in range(3)]
+    column = read(write(tmp_path, steps_jsonl="\n".join(rows) + "\n")).columns(["gap"])["gap"]
+    assert column.dtype == float
+    np.testing.assert_array_equal(column, [expected] * 3 if everywhere else [0.5, expected, 0.5])
+
+
+def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
+    rows = "".join(f'{{"step": {step}, "outcome": "{step}"}}\n' for step in range(3))
+    assert read(write(tmp_path, steps_jsonl=rows)).columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
+
+
+def lines(name: str, *values: object) -> str:
+    return "".join(json.dumps({"step": step, name: value}) + "\n" for step, value in enumerate(values))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"steps_jsonl": lines("gap", 1, 2, 3) * 2},
+            "line 4 of steps.jsonl: step 0 follows step 2, as if two runs were written",
+        ),
+        ({"steps_jsonl": '{"step": 0}\n{"step": 0}\n'}, "line 2 of steps.jsonl: step 0 follows step 0"),
+        ({"steps_jsonl": '{"step": 0}\n{"gap": 0}\n'}, "line 2 of steps.jsonl has no number of a step"),
+        ({"steps_jsonl": '{"step": 0}\n{"step": 1.5}\n'}, "line 2 of steps.jsonl has no number of a step"),
+        ({"steps_jsonl": '{"step": -1}\n{"step": 1}\n'}, "line 1 of steps.jsonl has no number of a step"),
+        ({"steps_jsonl": '{"step": "0"}\n{"step": "1"}\n'}, "line 1 of steps.jsonl has no number of a step"),
+        ({"steps_jsonl": lines("oracle_calls", 0, 5, 4)}, "steps.jsonl: the oracle calls of later steps are fewer"),
+        ({"timings_jsonl": lines("seconds", 0, 5, 4, 6)}, "timings.jsonl: the seconds of later steps are fewer"),
+        ({"timings_jsonl": lines("seconds", 0, 1, "2", 3)}, "timings.jsonl holds words where seconds belong"),
+        ({"timings_jsonl": lines("seconds", 0, "1")}, "timings.jsonl holds words where seconds belong"),
+        ({"steps_jsonl": '{"step": 0}\n' + DEEP + "\n"}, "line 2 of steps.jsonl is not valid JSON"),
+    ],
+)
+def test_rows_that_no_run_wrote_are_refused(tmp_path: Path, files: dict[str, str], reason: str) -> None:
+    run = read(write(tmp_path, **files))
+    with pytest.raises(CheckpointError) as caught:
+        run.columns(["seconds", "oracle_calls"])
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("last", ['"x"', "[]", "9" * 400, "null", "1e999"])
+def test_a_clock_that_is_none(tmp_path: Path, last: str) -> None:
+    assert math.isnan(read(write(tmp_path, timings_jsonl=f'{{"step": 0, "seconds": {last}}}\n')).seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"trials": 3}', '{"trials": [3]}', '{"trials": [{"values": [1]}]}', '{"trials": [{"loss": "x"}]}', "[" * 10**5]
+)
+def test_a_sweep_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "sweep.json").write_text(text)
+    found, [skipped] = sweeps(tmp_path)
+    assert found == []
+    assert "sweep.json" in skipped.reason
+
+
+def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
+    hostile = "a\x1b]0;owned\x07\x9b31mb\r\u202ec\udc80\n\td"
+    assert printable(hostile) == "a\\x1b]0;owned\\x07\\x9b31mb\\r\\u202ec\\udc80\n\td"
+    assert printable("±θ – é 重") == "±θ – é 重"
