@@ -59,7 +59,7 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
-        match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*([a-z ]+?)\s*", text.casefold())
+        match = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?) ?([a-z ]+)", " ".join(text.casefold().split()))
         unit = _UNITS.get(match[2]) if match else None
         try:
             amount = float(match[1]) if match else None
@@ -88,4 +88,5 @@ class Budget:
     def __str__(self) -> str:
         if self.seconds is not None:
             return f"{self.seconds:g} s"
-        return f"{self.outer_steps} outer steps" if self.outer_steps is not None else f"{self.oracle_calls} oracle calls"
+        count, unit = (self.outer_steps, "outer step") if self.oracle_calls is None else (self.oracle_calls, "oracle call")
+        return f"{count} {unit}{'s' * (count != 1)}"

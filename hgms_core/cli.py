@@ -1,6 +1,6 @@
 """The command line: parses, calls, prints. Every table is also there as ``--json``.
 
-Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C.
+Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C (143 on SIGTERM).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import importlib
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ class _Commands(click.Group):
             raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
-            ctx.exit(130)
+            ctx.exit(128 + getattr(error, "number", signal.SIGINT))
         finally:
             logger.removeHandler(handler)
 

@@ -5,6 +5,7 @@ Carrying out is resuming: a cell is run only where its folder holds no result ye
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,9 @@ from hgms_core.errors import CheckpointError, ConfigError, HgmsError
 from hgms_core.folder import RunFolder
 from hgms_core.grid import Cell, Grid, SweepSettings
 from hgms_core.grid_file import load
-from hgms_core.launch import holds
 from hgms_core.progress import Board
 from hgms_core.results import StoredRun
-from hgms_core.runner import Interrupted
+from hgms_core.runner import Interrupted, stoppable
 from hgms_core.structure import plain
 from hgms_core.table import Table, table
 
@@ -35,7 +35,8 @@ ALIKE = "equal candidates"
 
 @frozen(kw_only=True)
 class Failure:
-    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched."""
+    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched; ``begun`` and
+    ``new`` ones go on when the comparison is asked for again."""
 
     task: str
     method: str
@@ -127,7 +128,7 @@ def state_of(cell: Cell) -> tuple[str, str | None]:
     """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
     folder = RunFolder(cell.path)
     try:
-        if folder.config.exists() and not holds(folder, cell.config.to_toml()):
+        if folder.config.exists() and not folder.holds(cell.config.to_toml()):
             return "damaged", "it holds a run of another configuration"
         summary = folder.read_summary()
         if summary is None:
@@ -171,7 +172,7 @@ def run_grid(
     known = plugins.host().infos.values()
     loaded = [info.module for info in known if info.distribution is None and info.status in ("loaded", "incomplete")]
     try:
-        with workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
+        with stoppable(), workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
 
             def carry_out(cells: list[Cell]) -> None:
                 wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
@@ -192,8 +193,9 @@ def run_grid(
             chosen = sweeps.carry_out(planned, carry_out)
             cells = grid.cells(chosen)
             carry_out(cells)
-    except KeyboardInterrupt:  # wherever it came, also between two runs
-        raise Interrupted("interrupted; run the same command again to go on") from None
+    except KeyboardInterrupt as error:  # wherever it came, also between two runs
+        number = getattr(error, "number", signal.SIGINT)
+        raise Interrupted("interrupted; run the same command again to go on", number) from None
     return _gather(grid, cells, planned, ended)
 
 
@@ -224,6 +226,8 @@ def _gather(
         ending = ended.get(cell.path)
         if ending is not None and ending.status == "refused":
             status, reason = "damaged", ending.error
+        elif ending is not None and ending.status == "stopped":
+            reason = ending.error
         failures.append(
             Failure(
                 task=cell.task, method=cell.method, seed=cell.config.seed, path=cell.path, status=status,

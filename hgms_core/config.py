@@ -20,6 +20,7 @@ alone. ``"none"`` stands for Python's None.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -41,6 +42,12 @@ from hgms_core.registry import Registry
 from hgms_core.structure import Invalid, Place, plain, show, structured, traits_of
 
 SCHEMA = 1
+
+DEEPEST = 32
+"""Levels of tables and lists in a file, at most."""
+
+LARGEST = 1 << 20
+"""Bytes of a file, at most: those that people write have thousands."""
 
 LATER = ("sample", "finetune", "evaluate")
 """The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
@@ -72,7 +79,7 @@ class RunSettings:
     out: str = field(default="runs", validator=validators.min_len(1))
     device: str = field(default="cpu", validator=_device)
     dtype: Literal["float32", "float64"] = field(default="float32", validator=validators.in_(["float32", "float64"]))
-    threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    threads: int | None = field(default=None, validator=validators.optional([validators.ge(1), validators.le(1024)]))
     evaluate_every: int = field(default=1, validator=validators.ge(1))
     evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     clock: Literal["wall", "cpu"] = field(default="wall", validator=validators.in_(["wall", "cpu"]))
@@ -156,11 +163,7 @@ def load(
 ) -> RunConfig:
     """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
-    table = read_toml(text, path.name)
+    table = read_file(path, "configuration")
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
@@ -171,12 +174,49 @@ def load(
     return RunConfig.from_dict(table, source=path.name, registry=registry, sets=places)
 
 
+def read_file(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
+    return read_toml(text, path.name)
+
+
 def read_toml(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply; nothing here needs more than {DEEPEST} levels") from None
+    except ValueError as error:  # TOMLDecodeError, and an integer of thousands of digits
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    _ensure_plain(table, source)
+    return table
+
+
+def _ensure_plain(table: Mapping[str, Any], source: str) -> None:
+    """No deeper than anything needs to be, no integer beyond TOML's own 64 bits, and no dates, which no setting has."""
+    level: list[tuple[str, Any]] = [(source, table)]
+    for _ in range(DEEPEST + 1):
+        for place, value in level:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ConfigError(f"an integer of {len(str(abs(value)))} digits does not fit into 64 bits @ {place}")
+            if isinstance(value, datetime.date | datetime.time):
+                raise ConfigError(f"no setting is a date or a time: {value.isoformat()} @ {place}")
+        level = [
+            (f"{place}.{key}", inner)
+            for place, value in level
+            if isinstance(value, dict | list)
+            for key, inner in (value.items() if isinstance(value, dict) else enumerate(value))
+        ]
+        if not level:
+            return
+    raise ConfigError(f"{source} is nested too deeply; nothing here needs more than {DEEPEST} levels")
 
 
 def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Place:
@@ -188,9 +228,12 @@ def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Pla
         raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
     try:
         value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     try:
+        if len(path) > DEEPEST:
+            raise ConfigError(f"nothing here needs more than {DEEPEST} levels")
+        _ensure_plain({path[-1]: value}, "value")
         put(table, path, value)
     except ConfigError as error:
         raise ConfigError(f"--set {given or assignment}: {error}") from None

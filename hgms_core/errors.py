@@ -12,11 +12,35 @@ import os
 from collections.abc import Iterable
 from decimal import Decimal
 
+LINE = 2000
+"""Characters of a message's line, at most: a file may hold a key of megabytes."""
+
+LINES = 200
+"""Lines of a message, at most."""
+
 
 class HgmsError(Exception):
-    """Base of all errors meant for the person at the keyboard."""
+    """Base of all errors meant for the person at the keyboard. What is too long to be read is shortened."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
+
+def shortened(text: str) -> str:
+    """The text with the middle of its long lines left out, and at most LINES of them.
+
+    >>> len(shortened("a" * 10_000_000)) < LINE
+    True
+    """
+    lines = text.split("\n", LINES)
+    if len(lines) > LINES:
+        lines[LINES:] = ["  … and more"]
+    return "\n".join(
+        line if len(line) <= LINE else f"{line[: LINE // 2]} … ({len(line):,} characters) … {line[-LINE // 4 :]}"
+        for line in lines
+    )
 
 
 class ConfigError(HgmsError):
@@ -139,6 +163,8 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
 
     .. versionadded:: 0.2
     """
+    if len(word) > 100:
+        return None  # nothing is called so, and it would be compared letter by letter with every choice
     folded = {choice.casefold(): choice for choice in choices}
     match = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[match[0]] if match else None
@@ -153,7 +179,7 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 
     .. versionadded:: 0.2
     """
-    names = sorted(choices)
+    names, word = sorted(choices), shortened(word)
     near = closest(word, names)
     hint = f"did you mean {near!r}?" if near else "no close match."
     return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) if names else '(none)'}"

@@ -5,12 +5,13 @@
     config.toml                  the resolved configuration
     env.json                     versions, plugins, device, git commit
     steps.jsonl                  one line per outer step, flushed; the same for every run of one seed, resumed or not
-    timings.jsonl                the clock beside it (kept apart, since no two runs share it)
-    checkpoint.json              the state without its tensors, and the name and sha256 of the file that holds them
+    timings.jsonl                the clock beside it (kept apart, since no two runs share it), each line with its crc32
+    checkpoint.json              the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
     checkpoint-<step>.safetensors
-    summary.json                 written last
+    summary.json                 written last, with its checksum
 
-Nothing here is ever unpickled. A file that cannot be read is named, never guessed around.
+Nothing here is ever unpickled. A file that cannot be read is named, never guessed around. What a run goes on from is checked
+byte by byte before anything is changed. Nothing is written through a symbolic link.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ import hashlib
 import json
 import math
 import os
+import stat
+import tomllib
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors
 import safetensors.torch
 import torch
-from attrs import field, frozen
+from attrs import define, field, frozen
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from hgms_core.errors import CheckpointError
@@ -43,24 +48,41 @@ class DiskError(CheckpointError):
     exit_code = 1
 
 
+class FolderInUse(CheckpointError):
+    """Another process writes to the folder."""
+
+
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        advice = "free some space" if full else f"see to it that {path.parent} is there and may be written to"
         raise DiskError(
             f"cannot write {path}: {what}\n"
-            "  the last complete checkpoint is untouched; free some space, then run the same command with --resume"
+            f"  what was complete before is untouched; {advice}, then run the same command again (hgms run: with --resume)"
         ) from error
 
 
+def _opened(path: Path, flags: int, mode: str) -> IO[bytes]:
+    """The file itself, open for writing: never what a symbolic link of its name points to."""
+    return os.fdopen(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666), mode)
+
+
+def appending(path: Path) -> IO[bytes]:
+    """The file, opened to write at its end; OSError where it is a symbolic link."""
+    return _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
+
+
 def replace_file(path: Path, data: bytes) -> None:
-    """The whole file or the old one: written aside, flushed to the disk, renamed."""
+    """The whole file or the old one: written aside, flushed to the disk, renamed. A symbolic link is replaced, not followed."""
     aside = path.with_name(path.name + ".part")
     with _writing(path):
         try:
-            with aside.open("wb") as stream:
+            aside.unlink(missing_ok=True)  # of a write that was killed
+            with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "wb") as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -69,6 +91,32 @@ def replace_file(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
             raise
+
+
+def _flush(path: Path) -> None:
+    """What was written to a file, or which files a folder has, survives a loss of power from here on."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no such call for folders
+    with _writing(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        CheckpointError: it is a pipe or a device, from which one could read for ever, or it cannot be read.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(_damaged(path, "it is no regular file"))
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(_damaged(path, f"it cannot be read ({error.strerror or error})")) from None
 
 
 def plain(value: Any) -> Any:
@@ -148,20 +196,62 @@ def load_state(path: str | Path) -> State:
     try:
         with safetensors.safe_open(path, "pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dictionary
-            structure = json.loads((stored.metadata() or {})["state"])
+            state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise CheckpointError(_damaged(Path(path), f"{type(error).__name__}: {error}")) from None
-    state: State = unpack(structure, tensors)
     return state
+
+
+@define
+class _Rows:
+    """How long ``steps.jsonl`` is and its sha256, kept while it grows: no checkpoint has to read it again."""
+
+    size: int
+    digest: Any
+
+    @classmethod
+    def of(cls, data: bytes) -> _Rows:
+        return cls(len(data), hashlib.sha256(data))
+
+    def add(self, line: bytes) -> None:
+        self.size += len(line)
+        self.digest.update(line)
 
 
 @frozen
 class RunFolder:
-    """The files of one run: what is written when, and how a killed run is found again (docs/reference/run-folder.md)."""
+    """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or :meth:`create` does.
+
+    ``config``, ``steps``, ``timings``, ``checkpoint``, ``summary`` and ``traceback`` are the paths of its files; ``begun`` says
+    whether any of them is there. Of a run that has begun, :meth:`records` gives the rows with their ``seconds``,
+    :meth:`read_summary` the result (None while there is none), :meth:`load` the state and step of the last checkpoint.
+
+    Errors: CheckpointError, naming the file, where one is damaged or the folder holds another run, or where a file cannot be
+    written; what was there before is intact.
+
+    >>> import tempfile
+    >>> from hgms_core import Budget, Pipeline, Problem
+    >>> from hgms_core.running import run
+    >>> from hgms_branches import Branches
+    >>> from hgms_cg import CG
+    >>> from hgms_hypergradients import Implicit
+    >>> from hgms_outer import Sgd
+    >>> from hgms_selectors import BestOfN
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
+    >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),
+    ...                   hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.2))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = RunFolder(f"{place}/mine")
+    ...     _ = run(method, problem, Budget(outer_steps=3), folder=folder)
+    ...     len(folder.records()), folder.read_summary()["status"], folder.load()[1]
+    (4, 'done', 3)
+    """
 
     path: Path = field(converter=Path)
+    _rows: list[_Rows] = field(factory=list, init=False, eq=False, repr=False)
 
     @property
     def config(self) -> Path:
@@ -187,43 +277,126 @@ class RunFolder:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run has written anything here."""
+        return any(map(os.path.lexists, (self.config, self.steps, self.timings, self.checkpoint, self.summary)))
+
+    @contextlib.contextmanager
+    def claimed(self, config: str, *, resume: bool = False, patience: float = 0.0) -> Iterator[None]:
+        """The folder for this process alone, for the run of this configuration; another process is waited for ``patience``
+        seconds. It may be new, or hold this very run and be resumed.
+
+        Raises:
+            CheckpointError: it holds a run of another configuration, or one that is not to be resumed, or lost its
+                ``config.toml``, or another process writes to it. Nothing was changed.
+        """
+        if self.begun and not self.config.exists():
+            raise CheckpointError(
+                f"{self.path} holds a run whose config.toml is missing, so nothing says which run it is\n"
+                "  restore that file, choose another folder, or remove this one"
+            )
+        if self.begun and not self.holds(config):
+            raise CheckpointError(
+                f"{self.path} holds a run of another configuration\n"
+                f"  compare {self.config} with yours; choose another --out, or remove the folder"
+            )
+        if self.begun and not resume:
+            state = "finished" if self.summary.exists() else "begun"
+            raise CheckpointError(
+                f"{self.path} holds this run already ({state})\n"
+                "  add --resume to go on from its checkpoint, choose another --out or --seed, or remove the folder"
+            )
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=patience)
+            if (self.path / ".lock").is_symlink():
+                (self.path / ".lock").unlink()
+            try:
+                lock.acquire()
+            except Timeout:
+                raise FolderInUse(f"another process is writing to {self.path}; wait for it, or choose another --out") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def holds(self, config: str) -> bool:
+        """Whether the folder was made for this configuration. It may have moved or have got a label: ``run.out`` and the labels
+        are not looked at."""
+
+        def compared(text: str) -> dict[str, Any]:
+            table = tomllib.loads(text)
+            settings = {key: value for key, value in table.get("run", {}).items() if key not in ("out", "label", "task_label")}
+            return {**table, "run": settings}
+
+        text = read_file(self.config).decode(errors="replace")
+        try:
+            return text == config or compared(text) == compared(config)
+        except (ValueError, AttributeError, RecursionError):  # no TOML, or nothing like a configuration
+            return False
+
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        self._rows.clear()
         replace_file(self.config, config.encode())
-        self.write_environment(environment)
-
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
         replace_file(self.path / "env.json", _json(environment, indent=2))
 
+    def read_environment(self) -> dict[str, Any]:
+        """``env.json``, empty where there is none that can be read: nothing is computed from it."""
+        with contextlib.suppress(CheckpointError):
+            return _object(self.path / "env.json")
+        return {}
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        replace_file(self.summary, _json(summary, indent=2))
+        replace_file(self.summary, _sealed(plain(summary), indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary, or None while the run is not finished."""
-        if not self.summary.exists():
+        """What ``summary.json`` says, None while the run is not finished."""
+        if not os.path.lexists(self.summary):
             return None
-        return dict(_load(self.summary))
+        table = _unsealed(self.summary)
+        table.pop("checksum", None)
+        return table
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
-        for path, row in ((self.steps, record), (self.timings, timing)):
-            with _writing(path), path.open("ab") as stream:
-                stream.write(_json(row) + b"\n")
+        rows, line = self._written(), _json(record) + b"\n"
+        for path, data in ((self.steps, line), (self.timings, _json({**timing, "crc32": _crc(timing)}) + b"\n")):
+            with _writing(path), appending(path) as stream:
+                stream.write(data)
+        rows.add(line)
+
+    def _written(self) -> _Rows:
+        """The length and digest of ``steps.jsonl``, which is read once."""
+        if not self._rows:
+            self._rows.append(_Rows.of(read_file(self.steps) if self.steps.exists() else b""))
+        return self._rows[0]
 
     def records(self) -> list[dict[str, Any]]:
         """All complete lines of ``steps.jsonl``, each with its ``seconds``."""
-        seconds = {row["step"]: row["seconds"] for row in _lines(self.timings)}
+        seconds = {row["step"]: row.get("seconds") for row in _lines(self.timings)}
         return [{**row, "seconds": seconds.get(row["step"])} for row in _lines(self.steps)]
 
     def save(self, state: State, step: int) -> None:
-        """A checkpoint: first the tensors under a new name, then the file that points to them, then the old ones go."""
+        """A checkpoint: first the rows and the tensors under a new name, then the file that points to them, then the old ones
+        go. Each is on the disk before the next."""
         structure, tensors = pack(state)
         name = f"checkpoint-{step}.safetensors"
         data = safetensors.torch.save(tensors)
+        rows = self._written()
+        for path in (self.steps, self.timings):
+            if path.exists():
+                _flush(path)
         replace_file(self.path / name, data)
-        pointer = {"step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(), "state": structure}
-        replace_file(self.checkpoint, json.dumps(pointer, indent=1).encode())
+        _flush(self.path)
+        pointer = {
+            "step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(),
+            "steps_bytes": rows.size, "steps_sha256": rows.digest.hexdigest(), "state": structure,
+        }  # fmt: skip
+        replace_file(self.checkpoint, _sealed(pointer, indent=1))
+        _flush(self.path)
         self._remove_others(name)
 
     def _remove_others(self, name: str) -> None:
@@ -234,55 +407,111 @@ class RunFolder:
                     old.unlink()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
-        """(state, step) of the checkpoint, None where there is none yet; a damaged one raises and is left as it is."""
-        if not self.checkpoint.exists():
+        """(state, step) of the checkpoint, None where there is none yet. All files that it goes on from are checked; a damaged
+        one raises, and everything is left as it is."""
+        if not os.path.lexists(self.checkpoint):
             return None
-        pointer = _load(self.checkpoint)
+        pointer = _unsealed(self.checkpoint)
+        if "checksum" not in pointer:
+            raise CheckpointError(
+                _damaged(self.checkpoint, "it has no checksum (hgms 0.2 wrote none; finish its runs with it)")
+            )
         try:
-            path = self.path / pointer["tensors"]
-            structure, step, expected = pointer["state"], pointer["step"], pointer["sha256"]
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(_damaged(self.checkpoint, f"it lacks {error}")) from None
-        if not path.exists():
-            raise CheckpointError(_damaged(path, "it is missing"))
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != expected:
-            raise CheckpointError(_damaged(path, "its contents do not match the recorded sha256 (truncated or changed)"))
-        tensors = {key: value.to(device) for key, value in safetensors.torch.load(data).items()}
-        return unpack(structure, tensors), step
+            step, size, path = int(pointer["step"]), int(pointer["steps_bytes"]), self.path / Path(pointer["tensors"]).name
+            data = read_file(path)
+            if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
+                raise CheckpointError(_damaged(path, "its contents do not match the recorded sha256 (truncated or changed)"))
+            rows = read_file(self.steps) if size or self.steps.exists() else b""
+            if len(rows) < size:
+                raise CheckpointError(_damaged(self.steps, f"it ends before step {step} of the checkpoint"))
+            if hashlib.sha256(rows[:size]).hexdigest() != pointer["steps_sha256"]:
+                raise CheckpointError(_damaged(self.steps, "its contents do not match the recorded sha256 (changed)"))
+            if size:
+                self._check_timings(step)
+            tensors = {key: value.to(device) for key, value in safetensors.torch.load(data).items()}
+            return unpack(pointer["state"], tensors), step
+        except (KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            raise CheckpointError(_damaged(self.checkpoint, f"it holds no state ({type(error).__name__}: {error})")) from None
+
+    def _check_timings(self, step: int) -> None:
+        """Every step up to this one has its line, as it was written."""
+        expected = 0
+        for row in _lines(self.timings):
+            if expected > step:
+                return
+            if row.get("crc32") != _crc({key: value for key, value in row.items() if key != "crc32"}):
+                raise CheckpointError(_damaged(self.timings, f"line {expected + 1} does not match its crc32 (changed)"))
+            if row["step"] != expected:
+                break
+            expected += 1
+        if expected <= step:
+            raise CheckpointError(_damaged(self.timings, f"it lacks step {expected}"))
 
     def rewind(self, step: int) -> float:
         """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that step's; returns the seconds
         spent up to it."""
+        kept = {}
         for path in (self.steps, self.timings):
-            kept = [row for row in _lines(path) if row["step"] <= step]
-            replace_file(path, b"".join(_json(row) + b"\n" for row in kept))
+            data = read_file(path) if path.exists() else b""
+            kept[path] = b"".join(line + b"\n" for line in data.split(b"\n")[: step + 1])
+            if kept[path] != data or path.is_symlink():
+                replace_file(path, kept[path])
+        self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
-        rows = list(_lines(self.timings))
-        return float(rows[-1]["seconds"]) if rows else 0.0
+        lines = kept[self.timings].split(b"\n")
+        return float(json.loads(lines[-2])["seconds"]) if len(lines) > 1 else 0.0
 
 
 def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
-    return json.dumps(plain(value), indent=indent, allow_nan=False, ensure_ascii=False).encode()
+    return json.dumps(plain(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def _load(path: Path) -> Any:
+def _crc(row: Mapping[str, Any]) -> int:
+    return zlib.crc32(_json(row))
+
+
+def _sealed(table: Mapping[str, Any], indent: int) -> bytes:
+    """The table as JSON, with the sha256 of all the rest as its last entry."""
+    table = {**table, "checksum": _checksum(table)}
+    return json.dumps(table, indent=indent, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """What :func:`_sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no checksum."""
+    table = _object(path)
+    if "checksum" in table and table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
+        raise CheckpointError(_damaged(path, "its contents do not match its checksum (changed)"))
+    return table
+
+
+def _checksum(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
+        table = json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(_damaged(path, f"it is not valid JSON ({error})")) from None
+    if not isinstance(table, dict):
+        raise CheckpointError(_damaged(path, "it holds no JSON object"))
+    return table
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines. Only the last line may be half-written (a kill while appending); any other damage is named."""
     if not path.exists():
         return
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
         try:
-            yield json.loads(line)
-        except ValueError:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise TypeError
+        except (ValueError, RecursionError):
             raise CheckpointError(_damaged(path, f"line {number} is not valid JSON")) from None
+        except (TypeError, KeyError, IndexError):
+            raise CheckpointError(_damaged(path, f"line {number} is no row of a step")) from None
+        yield row
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -25,13 +25,19 @@ UNIFORM = "uniform"
 """The method that does nothing: what differences are taken to where it is among the methods."""
 
 
+MOST_SEEDS = 100_000
+"""More runs of one pair than anybody carries out."""
+
+
 def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Seeds: a count, or the numbers themselves."""
+    """Seeds: a count, or the numbers themselves; at most MOST_SEEDS."""
     numbers = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
     if isinstance(value, int) and value < 1:
         raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
     if not numbers:
         raise ValueError(f"{attribute.name!r} must not be empty")
+    if (value if isinstance(value, int) else len(numbers)) > MOST_SEEDS:
+        raise ValueError(f"{attribute.name!r} must be at most {MOST_SEEDS:,} of them")
     if any(number < 0 for number in numbers):
         raise ValueError(f"{attribute.name!r} must be >= 0: {numbers}")
     if len(set(numbers)) < len(numbers):
@@ -137,4 +143,4 @@ class Grid:
         return attrs.evolve(base, method=made, method_name=entry.name)
 
 
-__all__ = ["UNIFORM", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]
+__all__ = ["MOST_SEEDS", "UNIFORM", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import attrs
+import tomlkit
 import torch
 from attrs import define, field, frozen
 
+from hgms_core import structure
 from hgms_core.budget import Budget
-from hgms_core.errors import CheckpointError, ConfigError, NumericalError, OutOfMemory, once_differentiable, out_of_memory
+from hgms_core.code import digests, environment
+from hgms_core.errors import (
+    CheckpointError,
+    ConfigError,
+    HgmsError,
+    NumericalError,
+    OutOfMemory,
+    once_differentiable,
+    out_of_memory,
+)
 from hgms_core.folder import RunFolder, plain
 from hgms_core.hookspecs import RunInfo
+from hgms_core.plugins import LOG
 from hgms_core.problem import Data, Problem
 from hgms_core.protocols import Method, State
 from hgms_core.records import Record, to_numbers
@@ -42,11 +58,15 @@ class RunResult:
 
 
 Watcher = Callable[[RunInfo, Record, float], None]
-"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock."""
+"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock; its result is ignored."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: the state is saved; the message says how to go on."""
+    """Ctrl-C, or the signal ``number``: the state is saved; the message says how to go on."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 class _Clock:
@@ -67,26 +87,61 @@ class _Clock:
         self.seconds += self._now() - self._started
 
 
+STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is closed."""
+
+
 class Interrupts:
-    """Lets the running step finish on the first Ctrl-C, so that what is written is whole; a second one stops at once."""
+    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole; a second one stops
+    at once. ``number`` is the signal that came (None: none so far)."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.number: int | None = None
+        self._before: list[tuple[int, Any]] = []
+
+    @property
+    def asked(self) -> bool:
+        return self.number is not None
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._hear)
+        self._before = _heard_by(self._hear, STOPS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before:
+            signal.signal(number, handler)
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+            raise Interrupted("interrupted", number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is inside as Ctrl-C does."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted("interrupted", number)
+
+    before = _heard_by(stop, STOPS[1:])
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _heard_by(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> list[tuple[int, Any]]:
+    """Sets the handler of these signals, which only the main thread may do; returns those before. What nohup told the process
+    to ignore stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    kept = [(number, old) for number, old in before if number == signal.SIGINT or old is not signal.SIG_IGN]
+    for number, _ in kept:
+        signal.signal(number, handler)
+    return [(number, signal.SIG_DFL if old is None else old) for number, old in kept]
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -100,7 +155,7 @@ def run(
     *,
     seed: int = 0,
     info: RunInfo | None = None,
-    folder: RunFolder | None = None,
+    folder: RunFolder | str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
     evaluations: int | None = None,
@@ -111,16 +166,23 @@ def run(
 ) -> RunResult:
     """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
 
-    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up. With a
-    ``folder`` every step is appended to it and a checkpoint is written every ``checkpoint_seconds``, at the end, on Ctrl-C and
-    before an error leaves; ``resume`` goes on from there, and on the CPU ends with the very bytes an uninterrupted run under a
-    budget of steps or calls would have written.
+    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
+    ``watch(info, record, share)`` is called after every step, outside the clock, with the newest row and the share of the
+    budget spent; what it returns is ignored, and what it raises ends the run.
+
+    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
+    to read. Every step is appended, and a checkpoint is written every ``checkpoint_seconds``, at the end, on Ctrl-C, SIGTERM
+    and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
+    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
+    folder must hold no run. ``info`` names task and method in records and reports; by default they are "problem" and the
+    method's name.
 
     Raises:
-        NumericalError: all candidates or the hypergradient were not finite; the last good state is on disk.
+        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
+            state is on disk.
         OutOfMemory: with what to lower; the last good state is on disk.
         ConfigError: the hypergradient asks for a second derivative of a loss that has none.
-        CheckpointError: the folder is damaged, or holds another run.
+        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
 
     >>> from hgms_core import Budget, Problem
     >>> class Halve:                                   # anything with init, step and result is a Method
@@ -133,65 +195,60 @@ def run(
     >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
     ([1.0, 0.5, 0.25], tensor([0.1250]))
     """
+    device = next(iter(problem.x0.values())).device
     info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
-    current = _Run(method, problem, budget, info, folder, evaluate_every, evaluations, clock, checkpoint_seconds, watch, notify)
-    try:
-        current.begin(seed, resume)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        raise OutOfMemory(current.memory_short(error)) from error
-    summary: dict[str, Any] | None = None
-    failure: BaseException | None = None
-    try:
-        current.loop()
-        summary = current.end("done")
-    except KeyboardInterrupt as error:
-        failure = error
-        raise Interrupted(f"interrupted{current.how_to_resume()}") from None
-    except NumericalError as error:
-        failure = error
-        current.save()
-        summary = current.end("failed", str(error))
-        raise
-    except ConfigError as error:
-        failure = error
-        current.save()
-        summary = current.end("failed", str(error), validate=False)
-        raise
-    except BaseException as error:
-        failure = error
-        if once_differentiable(error):
-            failure = ConfigError(current.no_second_derivative(error))
-            summary = current.end("failed", str(failure), validate=False)
-            raise failure from error
-        if not out_of_memory(error):
-            raise
-        current.save()
-        failure = OutOfMemory(current.memory_short(error))
-        summary = current.end("failed", str(failure), validate=False)
-        raise failure from error
-    finally:
-        notify("hgms_run_finished", run=current.info, summary=summary, error=failure)
-    theta, x = method.result(current.state)
-    return RunResult(info=current.info, theta=theta, x=x, summary=summary, records=current.records)
+    settings = {
+        "device": str(device),
+        "evaluate_every": evaluate_every,
+        "evaluations": structure.plain(evaluations),
+        "clock": clock,
+    }
+    if folder is not None:
+        folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        info = attrs.evolve(
+            info, folder=folder.path, config=info.config or _described(info, method, {**settings, "clock": clock})
+        )
+    return Run(
+        method=method, make=lambda: problem, budget=budget, info=info, device=device, folder=folder, resume=resume, seed=seed,
+        evaluate_every=evaluate_every, evaluations=evaluations, clock_kind=clock, checkpoint_seconds=checkpoint_seconds,
+        watch=watch, notify=notify,
+    ).carry_out()  # fmt: skip
 
 
-@define(eq=False)
-class _Run:
-    """A run under way: its state, its rows, its clock."""
+def _described(info: RunInfo, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config.toml`` can say of a run from Python: of its method all fields, if each has a word in TOML."""
+    fields = {}
+    with contextlib.suppress(ConfigError):
+        fields = structure.plain(method)
+    return {
+        "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
+        "budget": structure.plain(info.budget), "run": dict(settings),
+    }  # fmt: skip
+
+
+@define(eq=False, kw_only=True)
+class Run:
+    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, ``about`` says what else
+    ``env.json`` is to hold."""
 
     method: Method
-    problem: Problem
+    make: Callable[[], Problem]
     budget: Budget
     info: RunInfo
-    folder: RunFolder | None
-    evaluate_every: int
-    evaluations: int | None
-    clock_kind: str
-    checkpoint_seconds: float
-    watch: Watcher
-    notify: Callable[..., None]
+    device: torch.device
+    folder: RunFolder | None = None
+    resume: bool = False
+    seed: int = 0
+    patience: float = 0.0
+    about: Callable[[], Mapping[str, Any]] = dict
+    evaluate_every: int = 1
+    evaluations: int | None = None
+    clock_kind: str = "wall"
+    checkpoint_seconds: float = 30.0
+    watch: Watcher = ignore
+    notify: Callable[..., None] = ignore
+    problem: Problem = field(init=False)
+    text: str = field(init=False)
     state: State = field(factory=dict)
     step: int = 0
     calls: int = 0
@@ -201,27 +258,125 @@ class _Run:
     saved_at: float = field(factory=time.monotonic)
     saved_step: int = -1
 
-    def begin(self, seed: int, resume: bool) -> None:
-        """The first state, or the checkpoint's, with the rows and the clock that belong to it."""
-        device = next(iter(self.problem.x0.values())).device
-        self.clock = _Clock(0.0, device, self.clock_kind)
-        found = self.folder.load(device) if self.folder is not None and resume else None
-        if self.folder is None or found is None:
-            self.state = self.method.init(self.problem, seed)
-            if self.folder is not None and resume:
-                self.folder.rewind(-1)  # killed before its first checkpoint: start again
-        else:
-            self.state, self.step = found
+    def carry_out(self) -> RunResult:
+        """The whole run, or what is left of it, in its folder if it has one."""
+        if self.folder is None:
+            return self.ended()
+        self.text = tomlkit.dumps(self.info.config)
+        with self.folder.claimed(self.text, resume=self.resume, patience=self.patience):
+            return (self.read_back() if self.resume else None) or self.ended()
+
+    def read_back(self) -> RunResult | None:
+        """The run as its folder holds it, if it is finished."""
+        assert self.folder is not None
+        summary = self.folder.read_summary()
+        if summary is None or summary.get("status") != "done":
+            return None
+        loaded = self.folder.load(self.device)
+        if loaded is None:
+            raise CheckpointError(f"{self.folder.path} has a summary but no checkpoint; remove the folder and run again")
+        theta, x = self.result_of(loaded[0])
+        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.folder.records())
+
+    def ended(self) -> RunResult:
+        """Runs until the budget is spent or something ends the run; a summary says how, unless it is to go on."""
+        try:
+            self.begin()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemory(self.memory_short(error)) from error
+        summary: dict[str, Any] | None = None
+        failure: BaseException | None = None
+        try:
+            self.loop()
+            summary = self.end("done")
+        except KeyboardInterrupt as error:
+            failure = error
+            raise Interrupted(f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)) from None
+        except BaseException as error:
+            failure = self.explained(error)
+            if failure is None:
+                failure = error
+                raise
+            self.save()
+            summary = self.end("failed", str(failure), validate=isinstance(failure, NumericalError))
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self.notify("hgms_run_finished", run=self.info, summary=summary, error=failure)
+        theta, x = self.method.result(self.state)
+        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.records)
+
+    def explained(self, error: BaseException) -> HgmsError | None:
+        """The error that a run ends with on record; None for one that it can be resumed after, or that nobody expected."""
+        if isinstance(error, NumericalError | ConfigError):
+            return error
+        if once_differentiable(error):
+            return ConfigError(self.no_second_derivative(error))
+        return OutOfMemory(self.memory_short(error)) if out_of_memory(error) else None
+
+    def begin(self) -> None:
+        """The first state, or the checkpoint's, with the rows and the clock that belong to it. Everything is checked before
+        anything is changed."""
+        self.clock = _Clock(0.0, self.device, self.clock_kind)
+        loaded = self.folder.load(self.device) if self.folder is not None and self.resume else None
+        self.problem = self.make()
+        if loaded is not None and self.folder is not None:
+            self.state, self.step = loaded
             self.saved_step = self.step
-            self.clock.seconds = self.folder.rewind(self.step)
-            self.records = self.folder.records()
-            if not self.records or self.records[-1]["step"] != self.step:
-                raise CheckpointError(
-                    f"damaged run file {self.folder.steps}: it ends before step {self.step} of the checkpoint"
-                )
-            self.calls = int(self.records[-1].get("oracle_calls", 0))
+            self.ensure_of_problem(self.folder)
             self.info = attrs.evolve(self.info, resumed_from=self.step)
+        if self.folder is not None:
+            self.folder.create(self.text, self.environment(self.folder))
+            if self.resume:  # killed before its first checkpoint, it starts again
+                self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)
+                self.records = self.folder.records()
+                self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
+        if loaded is None:
+            self.state = self.method.init(self.problem, self.seed)
         self.notify("hgms_run_started", run=self.info)
+
+    def environment(self, folder: RunFolder) -> dict[str, Any]:
+        """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
+        now = {**environment(self.device), "code": digests(self.method), **self.about()}
+        before = folder.read_environment() if self.resume else {}
+        earlier = before.pop("before", [])
+        if not before or before == json.loads(json.dumps(now)):
+            return now | ({"before": earlier} if earlier else {})
+        then, today = ({"versions": {}, **table} for table in (before, now))
+        keys = ("python", "device", "threads")
+        flat = [{**{key: table.get(key) for key in keys}, **dict(table["versions"])} for table in (then, today)]
+        changes = [f"{key} {flat[0].get(key)} → {value}" for key, value in flat[1].items() if flat[0].get(key) != value]
+        if changes:
+            LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
+        return now | {"before": [*earlier, before]}
+
+    def result_of(self, state: State) -> tuple[Tree, Tree]:
+        """(θ, x) of a state that was read from the folder."""
+        assert self.folder is not None
+        try:
+            theta, x = self.method.result(state)
+            _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(
+                f"{self.folder.checkpoint} holds no state of {self.info.method} ({type(error).__name__}: {error})\n"
+                f"  nothing was changed; remove the folder {self.folder.path}, or choose another"
+            ) from None
+        return theta, x
+
+    def ensure_of_problem(self, folder: RunFolder) -> None:
+        """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
+        theta, x = self.result_of(self.state)
+        starts = {**self.problem.theta0, **self.problem.x0}
+        wrong = [name for name, leaf in {**theta, **x}.items() if name in starts and leaf.shape != starts[name].shape]
+        wrong = wrong or sorted(set(x) ^ set(self.problem.x0))
+        if wrong:
+            raise CheckpointError(
+                f"{folder.checkpoint} is of a problem with another {', '.join(wrong)}\n"
+                f"  nothing was changed; remove the folder {folder.path}, or choose another"
+            )
 
     @property
     def share(self) -> float:
@@ -237,9 +392,9 @@ class _Run:
                 self.method.step(self.problem, self.state, self.share)
             while self.share < 1 and not self.finished():
                 self.advance()
-                if interrupts.asked and self.share < 1:
+                if interrupts.number is not None and self.share < 1:
                     self.save()
-                    raise KeyboardInterrupt
+                    raise Interrupted("interrupted", interrupts.number)
                 if self.share < 1 and time.monotonic() - self.saved_at >= self.checkpoint_seconds:
                     self.save()
             self.save()
@@ -260,7 +415,10 @@ class _Run:
         with self.clock:
             following, raw = self.method.step(self.problem, self.state, self.share)
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
-        record = to_numbers({**raw, **grown, **self.weights(following)})
+        theta, x = self.method.result(following)
+        record = to_numbers({**raw, **grown, **self.weights(following), "finite": _finite([theta, x])})
+        if not record.pop("finite"):
+            record["broken"] = [name for name, leaf in {**theta, **x}.items() if not torch.isfinite(leaf).all()]
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
         calls = int(record.get("oracle_calls", self.calls))
@@ -315,7 +473,15 @@ class _Run:
         summary = summarise(self.info, status, self.step, self.records, error)
         if why := getattr(self.method, "untrained", ""):
             summary["untrained"] = why
-        summary["validation_loss"] = plain(self.validation_loss()) if validate else None
+        loss = self.validation_loss() if validate else None
+        losses = [row["upper_loss"] for row in self.records if "upper_loss" in row]
+        unsound = _broken(loss) or (bool(losses) and all(value is None for value in losses))
+        if status == "done" and unsound:
+            what = f"the upper loss at the result is {loss}" if _broken(loss) else "the upper loss was not finite in any step"
+            raise NumericalError(
+                f"step {self.step}: {what}\n  look for rows that are empty or hold numbers that are not finite"
+            )
+        summary["validation_loss"] = plain(loss)
         if self.folder is not None:
             self.folder.write_summary(summary)
         return summary
@@ -343,19 +509,42 @@ class _Run:
         return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add --resume to go on"
 
 
+def _finite(trees: Iterable[Tree]) -> bool | torch.Tensor:
+    """Whether all numbers are finite: one pass, and nothing waits for the GPU."""
+    leaves = [leaf for tree in trees for leaf in tree.values() if leaf.is_floating_point() and leaf.numel()]
+    largest = torch._foreach_norm(leaves, float("inf")) if leaves else []
+    return torch.stack([size.isfinite() for size in largest]).all() if largest else True
+
+
 def _check(record: Record, step: int) -> None:
     """Stops a run whose numbers broke down, before the broken state replaces the good one."""
+    kept = f"the state after step {step - 1} is kept"
     if record.get("finite_candidates", 1) == 0:
         raise NumericalError(
             f"step {step}: none of the candidates is finite (scores: {record.get('scores')})\n"
-            f"  the state after step {step - 1} is kept; lower the generator's lr, or set its clip"
+            f"  {kept}; lower the generator's lr, or set its clip"
         )
-    size = record.get("hypergradient_norm")
-    if size is not None and not abs(size) < float("inf"):
+    if _broken(record.get("hypergradient_norm")):
         raise NumericalError(
-            f"step {step}: the hypergradient is not finite (norm {size}, linear solve: {record.get('outcome', 'none')})\n"
-            f"  the state after step {step - 1} is kept; raise the solver's ridge, or lower the generator's lr"
+            f"step {step}: the hypergradient is not finite "
+            f"(norm {record['hypergradient_norm']}, linear solve: {record.get('outcome', 'none')})\n"
+            f"  {kept}; raise the solver's ridge, or lower the generator's lr"
         )
+    if _broken(record.get("upper_loss")):
+        raise NumericalError(
+            f"step {step}: the upper loss is {record['upper_loss']}\n"
+            f"  {kept}; look for upper rows that are empty or not finite, or lower the learning rates"
+        )
+    if _broken(record.get("update_norm")) or "broken" in record:
+        names = ", ".join(record.get("broken", ["θ"])[:8])
+        raise NumericalError(
+            f"step {step}: {names} stopped being finite (θ moved by {record.get('update_norm', 'an unknown distance')})\n"
+            f"  {kept}; lower the outer optimiser's lr, or the lower level's"
+        )
+
+
+def _broken(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _memory_knobs(config: Mapping[str, Any]) -> list[str]:
@@ -408,4 +597,4 @@ def summarise(info: RunInfo, status: str, step: int, records: list[Record], erro
     }
 
 
-__all__ = ["Interrupted", "Interrupts", "RunResult", "Watcher", "ignore", "run", "summarise"]
+__all__ = ["Interrupted", "Interrupts", "Run", "RunResult", "Watcher", "ignore", "run", "stoppable", "summarise"]

@@ -13,11 +13,12 @@ shows what came of them needs it, and nothing else. Listed in ``__all__``; kept 
 
 from __future__ import annotations
 
+from hgms_core.code import environment
 from hgms_core.compare import Comparison, compare
 from hgms_core.composition import overlay
 from hgms_core.config import RunConfig, RunSettings, lay, load, read_toml
-from hgms_core.folder import DiskError, RunFolder, replace_file
-from hgms_core.launch import device_called, environment, run_config
+from hgms_core.folder import DiskError, RunFolder, appending, replace_file
+from hgms_core.launch import device_called, run_config
 from hgms_core.plots import COLOURS
 from hgms_core.plugins import host
 from hgms_core.progress import Progress
@@ -45,6 +46,7 @@ __all__ = [
     "Skipped",
     "StoredRun",
     "Table",
+    "appending",
     "compare",
     "device_called",
     "environment",

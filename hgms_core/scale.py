@@ -48,10 +48,14 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     return overlay(base, over)
 
 
-def _entries(given: Any, changes: Mapping[str, Any], kind: str, place: str) -> list[Any]:
+def _entries(given: Any, changes: Any, kind: str, place: str) -> list[Any]:
     """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
+    if not isinstance(changes, Mapping) or not all(isinstance(one, Mapping) for one in changes.values()):
+        raise ConfigError(f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ {place}.{kind}")
     listed = given if isinstance(given, list) else [given]
     tables = [{"name": one} if isinstance(one, str) else one for one in listed]
+    if not all(isinstance(one, Mapping) for one in tables):
+        return listed  # which the grid says
     labels = [str(one.get("label", one.get("name"))) for one in tables]
     for label in changes:
         if label != ALL and label not in labels:

@@ -7,6 +7,7 @@ registry by the ``name`` in its table. :func:`plain` goes back; :func:`spell` sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import types
 import typing
@@ -70,7 +71,8 @@ def show(value: object) -> str:
         return "a table"
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, list)) else repr(value)
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (str, list)) else repr(value)
+    return text if len(text) <= 200 else f"{text[:100]} … ({len(text):,} characters)"
 
 
 # --- types in words ----------------------------------------------------------------------------------------------------
@@ -173,7 +175,8 @@ def _scalar(value: object, wanted: type) -> Any:
     if type(value) is wanted:
         return value
     if wanted is float and type(value) is int:
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     fail(f"expected {_SCALARS[wanted]}, got {show(value)}")
 
 

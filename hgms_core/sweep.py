@@ -96,7 +96,7 @@ class Sweep:
             summary: Mapping[str, Any] | None = None
             with contextlib.suppress(CheckpointError):
                 summary = RunFolder(cell.path).read_summary()
-            done = summary is not None and summary["status"] == "done"
+            done = summary is not None and summary.get("status") == "done"
             trial.losses[cell.config.seed] = summary.get("validation_loss") if summary is not None and done else None
 
     def identity(self) -> dict[str, Any]:

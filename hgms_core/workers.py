@@ -30,10 +30,10 @@ from attrs import define, field, frozen
 
 from hgms_core.config import RunConfig
 from hgms_core.errors import CheckpointError, HgmsError
-from hgms_core.folder import RunFolder
+from hgms_core.folder import DiskError, FolderInUse, RunFolder, replace_file
 from hgms_core.launch import record_failure, run_config
 from hgms_core.resources import measured
-from hgms_core.runner import Interrupted, ignore
+from hgms_core.runner import Interrupted, ignore, stoppable
 
 PATIENCE = 20.0
 """Seconds a worker waits for a folder that another process holds: the orphan of a killed comparison ends by itself."""
@@ -53,8 +53,9 @@ class Job:
 
 @frozen(kw_only=True)
 class Ending:
-    """How a job ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is damaged or held; nothing was
-    written) or ``interrupted``."""
+    """How a job ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is damaged; nothing was
+    written), ``stopped`` (the disk is full, or another process has the folder: it goes on when it is asked for again) or
+    ``interrupted``."""
 
     job: Job
     status: str
@@ -152,8 +153,9 @@ class Crew:
         )
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
         # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
+        # The working directory is no place to import from (-P) before any other that this process knows.
         process = subprocess.Popen(
-            [sys.executable, "-m", "hgms_core.workers", share, *self.plugins],
+            [sys.executable, "-P", "-m", "hgms_core.workers", share, json.dumps(sys.path), *self.plugins],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
         )  # fmt: skip
         worker = _Worker(process, errors)
@@ -188,7 +190,7 @@ def _ending(job: Job, worker: _Worker, event: Mapping[str, Any]) -> Ending:
     with contextlib.suppress(HgmsError, OSError):
         summary = RunFolder(job.path).read_summary()
         if summary is not None:  # it died between the end of its run and telling us
-            return Ending(job=job, status=str(summary["status"]), error=summary.get("error"))
+            return Ending(job=job, status=str(summary.get("status")), error=summary.get("error"))
     return _failed(job, error)
 
 
@@ -197,7 +199,8 @@ def _failed(job: Job, error: str) -> Ending:
         job.path.mkdir(parents=True, exist_ok=True)
         record_failure(RunFolder(job.path), job.config, error)
     except (HgmsError, OSError) as why:
-        return Ending(job=job, status="refused", error=f"{error}; and the failure could not be recorded: {why}")
+        status = "stopped" if isinstance(why, DiskError) else "refused"
+        return Ending(job=job, status=status, error=f"{error}; and the failure could not be recorded: {why}")
     return Ending(job=job, status="failed", error=error)
 
 
@@ -222,6 +225,8 @@ def _in_process(job: Job, report: Report) -> Ending:
             run_config(job.config, resume=True, watch=watch, path=job.path, patience=PATIENCE)
     except (KeyboardInterrupt, Interrupted):
         raise
+    except (DiskError, FolderInUse) as error:
+        return Ending(job=job, status="stopped", error=str(error))
     except CheckpointError as error:
         return Ending(job=job, status="refused", error=str(error))
     except MemoryError as error:
@@ -229,8 +234,9 @@ def _in_process(job: Job, report: Report) -> Ending:
     except BaseException as error:
         if isinstance(error, HgmsError):
             return _failed(job, str(error))
-        with contextlib.suppress(OSError):
-            RunFolder(job.path).traceback.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        with contextlib.suppress(DiskError):
+            text = "".join(traceback.format_exception(error))
+            replace_file(RunFolder(job.path).traceback, text.encode(errors="backslashreplace"))
         return _failed(job, f"{type(error).__name__}: {error}{_place(error)}")
     return Ending(job=job, status="done")
 
@@ -301,7 +307,8 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=listen, daemon=True).start()
     from hgms_core import plugins
 
-    threads, files = int(arguments[0]), arguments[1:]
+    threads, places, files = int(arguments[0]), json.loads(arguments[1]), arguments[2:]
+    sys.path += [place for place in places if place not in sys.path]
     plugins.host(files)
     gc.collect()
     gc.freeze()  # what is imported stays: collecting between two runs need not look at it
@@ -309,17 +316,21 @@ def main(arguments: Sequence[str]) -> None:
     def tell(**event: Any) -> None:
         out.write(json.dumps(event) + "\n")
 
-    while True:
-        message = json.loads(asked.get())
-        torch.set_num_threads(threads)
-        try:
-            config = RunConfig.from_dict(message["config"])
-            job = Job(config=config, path=Path(message["path"]), title=message["title"])
-            ending = _in_process(job, lambda _job, share, record: tell(event="step", share=share, record=_numbers(record)))
-        except KeyboardInterrupt:
-            tell(event="ended", status="interrupted", error=None)
-            continue
-        tell(event="ended", status=ending.status, error=ending.error)
+    with stoppable():
+        while True:
+            try:
+                message = json.loads(asked.get())
+            except KeyboardInterrupt:
+                return
+            torch.set_num_threads(threads)
+            try:
+                config = RunConfig.from_dict(message["config"])
+                job = Job(config=config, path=Path(message["path"]), title=message["title"])
+                ending = _in_process(job, lambda _job, share, record: tell(event="step", share=share, record=_numbers(record)))
+            except KeyboardInterrupt:
+                tell(event="ended", status="interrupted", error=None)
+                continue
+            tell(event="ended", status=ending.status, error=ending.error)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:

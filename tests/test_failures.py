@@ -227,8 +227,7 @@ def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -
     )
     generator, estimator = Branches(count=1, steps=1, lr=0.1), Implicit(solver=CG())
     method = Pipeline(generator=generator, selector=First(), hypergradient=estimator, outer=Adam())
-    folder = RunFolder(tmp_path)
-    folder.create("", {})
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
         run(method, problem, Budget(outer_steps=2), folder=folder)
     first, *rest = str(caught.value).splitlines()

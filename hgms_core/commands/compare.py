@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,6 +20,8 @@ def _words(_context: click.Context, _option: click.Parameter, value: Sequence[st
 
 def _seeds(_context: click.Context, _option: click.Parameter, value: str | None) -> int | list[int] | None:
     """A count (``5``), a list (``0,1,7``) or a range (``10-14``)."""
+    from hgms_core.grid import MOST_SEEDS
+
     if value is None:
         return None
     try:
@@ -32,19 +33,12 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
             numbers = range(int(first), int(last if dash else first) + 1)
             if not numbers:
                 raise ValueError
+            if len(found) + numbers.stop - numbers.start > MOST_SEEDS:
+                raise click.BadParameter(f"at most {MOST_SEEDS:,} seeds, not {value!r}")
             found += numbers
     except ValueError:
         raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
     return found
-
-
-def _read(grid: Path) -> dict[str, Any]:
-    from hgms_core.config import read_toml
-
-    try:
-        return read_toml(grid.read_text(encoding="utf-8"), grid.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the grid {grid}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @click.command()
@@ -91,12 +85,13 @@ def compare(
 
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
+    from hgms_core.config import read_file
     from hgms_core.grid_file import FLAGS, load
     from hgms_core.scale import scaled
 
     over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
     # the file, then its scale, then the flags, which have the last word
-    table = {"task": tasks, "method": methods} if grid is None else scaled(_read(grid), scale, grid.name)
+    table = {"task": tasks, "method": methods} if grid is None else scaled(read_file(grid, "grid"), scale, grid.name)
     table |= {key: value for key, value in over.items() if value is not None}
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]

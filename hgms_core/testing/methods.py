@@ -194,7 +194,6 @@ def check_failure(method: Any) -> None:
 
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
-        folder.create("", {})
         try:
             run(method, evolve(problem, g=broken), Budget(outer_steps=20), seed=3, folder=folder, checkpoint_seconds=0.0)
             expected = "done"

@@ -135,7 +135,7 @@ class Search:
         }
         record: Record = {
             "step": state["step"] + 1,
-            "upper_loss": value,
+            "upper_loss": value if math.isfinite(value) else None,  # such a trial is worse than any, and the search goes on
             "stop_loss": following["best"],
             "lower_loss": candidates.losses[selection.index] if candidates.losses is not None else None,
             "selected": selection.index,

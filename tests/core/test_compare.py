@@ -19,13 +19,15 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
+from filelock import FileLock
 from scipy import stats
 
-from hgms_core import ConfigError, RunInfo
+from hgms_core import ConfigError, RunInfo, workers
 from hgms_core.budget import Budget
 from hgms_core.cli import main
 from hgms_core.compare import Comparison, compare, run_grid
 from hgms_core.demo import draw
+from hgms_core.folder import DiskError, RunFolder
 from hgms_core.grid_file import load
 from hgms_core.plots import accuracy, weights
 from hgms_core.progress import Board, Progress
@@ -211,7 +213,7 @@ def test_objects_of_registered_classes_are_accepted_and_others_named(tmp_path: P
 def test_finished_cells_are_kept_and_broken_ones_go_on(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     run(tmp_path / "broken", seeds=2)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("broken/bowl/*/seed-*/steps.jsonl")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("broken/bowl/*/seed-*/env.json")}
     [first, _] = sorted(before)
     (first.parent / "summary.json").unlink()  # killed after its last checkpoint
     found = run(tmp_path / "broken")
@@ -247,11 +249,11 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
     ("damage", "reason"),
     [
         (lambda folder: (folder / "summary.json").write_text("{"), "summary.json"),
-        (lambda folder: (folder / "summary.json").write_text("[]"), "'done'"),
+        (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json"),
         (lambda folder: (folder / "summary.json").write_text('{"status": "dnoe"}'), "'dnoe'"),
         (lambda folder: (folder / "config.toml").write_text("seed = 7"), "another configuration"),
         (lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00["), "another configuration"),
-        (lambda folder: ((folder / "summary.json").unlink(), (folder / "steps.jsonl").write_text("x\n")), "line 1"),
+        (lambda folder: ((folder / "summary.json").unlink(), (folder / "steps.jsonl").write_text("x\n")), "steps.jsonl"),
     ],
 )
 def test_damaged_folders_are_named_and_left_alone(tmp_path: Path, damage: Callable[[Path], Any], reason: str) -> None:
@@ -265,6 +267,43 @@ def test_damaged_folders_are_named_and_left_alone(tmp_path: Path, damage: Callab
     assert reason in failure.reason
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "resources.json"} == before
     assert found.tables[0].rows[0].metrics["distance"].count == 1
+
+
+@pytest.mark.usefixtures("bowl")
+def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is sound: the cell goes on when there is space again."""
+    append = RunFolder.append
+
+    def full(folder: RunFolder, record: Any, timing: Any) -> None:
+        if folder.path.name == "seed-1" and record["step"] == 2:
+            raise DiskError("cannot write steps.jsonl: the disk is full")
+        append(folder, record, timing)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", full)
+        [failure] = run(tmp_path, seeds=2).failures
+    assert (failure.status, failure.reason) == ("begun", "cannot write steps.jsonl: the disk is full")
+    assert run(tmp_path, seeds=2).complete
+
+
+@pytest.mark.usefixtures("bowl")
+def test_a_folder_in_use_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PATIENCE", 0.0)
+    run(tmp_path, seeds=2)
+    [folder] = tmp_path.glob("bowl/*/seed-1")
+    (folder / "summary.json").unlink()
+    with FileLock(folder / ".lock"):
+        [failure] = run(tmp_path, seeds=2).failures
+    assert (failure.status, "another process is writing to" in failure.reason) == ("begun", True)
+
+
+@pytest.mark.usefixtures("bowl")
+def test_a_worker_imports_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose it may be: a stranger's attrs.py would run in every worker."""
+    monkeypatch.chdir(tmp_path)
+    Path("attrs.py").write_text("import pathlib\npathlib.Path('executed').touch()\nraise SystemExit")
+    assert run(tmp_path / "runs", seeds=1, jobs=1).complete
+    assert not Path("executed").exists()
 
 
 @pytest.mark.usefixtures("bowl")
@@ -414,6 +453,25 @@ def test_killed_again_and_again_it_equals_the_one_left_alone(tmp_path: Path, ser
     server.start(folder, "--jobs", "0")
     assert server.end() == 0
     assert contents(folder / "runs") == whole
+
+
+def test_sigterm_saves_every_running_cell(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
+    """As a batch system ends a job whose time is up: checkpoints are written, and nothing is recorded as a failure."""
+    folder = prepared(tmp_path / "ended", GRID.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0"))
+    (folder / "hold-0-12").touch()
+    process = server.start(folder, "--jobs", "2")
+    strike(process, folder, 2 * 13, signal.SIGTERM, 0.03)
+    assert server.end() == 128 + signal.SIGTERM
+    assert len(list(folder.rglob("checkpoint.json"))) == 2
+    assert not list(folder.rglob("summary.json"))
+    (folder / "hold-0-12").unlink()
+    server.start(folder, "--jobs", "0")
+    assert server.end() == 0
+    left, went_on = (
+        sorted(data for name, data in made.items() if name.endswith("steps.jsonl"))
+        for made in (whole, contents(folder / "runs"))
+    )
+    assert went_on == left
 
 
 def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
-from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, State
+from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
 from hgms_core.launch import device_called
 from hgms_core.resources import cuda_for
+from hgms_core.results import read, scan
 from hgms_core.runner import Interrupted, _Clock, run
 
 
@@ -29,9 +32,10 @@ class Descent:
     """Gradient descent on f with noise and momentum: a Method whose state has tensors, numbers, lists and None."""
 
     name = "descent"
-    seconds: float = 0.0
-    breaks_at: int | None = None
-    interrupts_at: int | None = None
+    # how a test disturbs it is no part of what it computes, so no part of its configuration
+    seconds: float = field(default=0.0, metadata={"toml": False})
+    breaks_at: int | None = field(default=None, metadata={"toml": False})
+    interrupts_at: int | None = field(default=None, metadata={"toml": False})
 
     def init(self, problem: Problem, seed: int) -> State:
         return {"seed": seed, "step": 0, "x": dict(problem.x0), "memory": {"m": torch.zeros(2)}, "best": None, "list": [1, 2.5]}
@@ -71,9 +75,7 @@ def problem(evaluate_seconds: float = 0.0) -> Problem:
 
 
 def folder(path: Path) -> RunFolder:
-    made = RunFolder(path)
-    made.create("seed = 0\n", {"torch": torch.__version__})
-    return made
+    return RunFolder(path)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -161,8 +163,9 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None
     whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole, checkpoint_seconds=0)
     with pytest.raises(Interrupted, match="state after step 4 is saved"):
-        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=10), folder=broken)
-    (tmp_path / "broken/checkpoint.json").unlink()  # its lines, from a longer schedule, must go too
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=broken)
+    (tmp_path / "broken/checkpoint.json").unlink()
+    broken.steps.write_bytes(broken.steps.read_bytes().replace(b"0.", b"1."))  # lines that no checkpoint speaks for go too
     run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
     assert contents(whole.path) == contents(broken.path)
 
@@ -211,6 +214,7 @@ def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Pa
     """Killed while it wrote tensors, or before it removed the older ones; also where nothing is saved any more."""
     made = folder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=9), folder=made)
+    made.summary.unlink()
     before = contents(made.path)
     left = ["checkpoint-4.safetensors", "checkpoint-11.safetensors.part"]
     for name in left:
@@ -219,6 +223,7 @@ def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Pa
         made.save(*(made.load() or ({}, -1)))
     else:
         run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+        made.summary.unlink()
     assert contents(made.path) == before
 
 
@@ -258,12 +263,302 @@ def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> 
     named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(damage, tensors.name)
     before = contents(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"):
-        run(Descent(), problem(), Budget(outer_steps=8), folder=made, resume=True)
+        run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "checkpoint-6.safetensors", "steps.jsonl", "timings.jsonl", "config.toml"])
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
+    """A run that stopped after 6 of 9 steps: either it ends as if nothing had been, or nothing in its folder is touched."""
+    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
+    sound = {path.name: path.read_bytes() for path in broken.path.iterdir()}
+    chance, refused = random.Random(name), 0
+    for _ in range(60):
+        for path in broken.path.iterdir():
+            path.unlink()
+        data = bytearray(sound[name])
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        damaged = {**sound, name: bytes(data)}
+        for key, content in damaged.items():
+            (broken.path / key).write_bytes(content)
+        try:
+            result = run(Descent(), problem(), Budget(outer_steps=9), folder=RunFolder(broken.path), resume=True)
+        except CheckpointError:
+            refused += 1
+            assert {path.name: path.read_bytes() for path in broken.path.iterdir()} == damaged
+        else:
+            assert contents(broken.path) == contents(whole.path)
+            assert [row["seconds"] for row in result.records][:7] == sound_seconds(sound)
+    assert refused > 50
+
+
+def sound_seconds(files: dict[str, bytes]) -> list[float]:
+    return [json.loads(line)["seconds"] for line in files["timings.jsonl"].split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "longer than it was", "other rows after it"])
+def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
+    made = folder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=made)
+    (tmp_path / "run/checkpoint-3.safetensors").write_bytes(b"old")
+    data = made.steps.read_bytes()
+    if damage == "missing":
+        made.steps.unlink()
+    elif damage == "short":
+        made.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+    else:
+        made.steps.write_bytes(data + (b'{"step": 3}\n' if damage == "other rows after it" else b'{"step": 7}\n{"st'))
+    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+    if damage in ("missing", "short"):
+        with pytest.raises(CheckpointError, match=r"damaged run file .*steps\.jsonl"):
+            run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+        assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+    else:
+        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+        assert [row["step"] for row in made.records()] == list(range(10))
+        assert made.steps.read_bytes().startswith(data)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"checksum": []}']
+)
+@pytest.mark.parametrize("name", ["checkpoint.json", "summary.json", "steps.jsonl", "timings.jsonl"])
+def test_json_of_the_wrong_shape_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    made = folder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
+    (tmp_path / "run" / name).write_text(text + "\n")
+    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+    if name == "summary.json" and text == "{}":
+        return  # no status: the run goes on from its checkpoint
+    with pytest.raises(CheckpointError, match=name):
+        run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True)
+    assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+
+
+def test_a_sealed_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+    """Not damage but another program: the checksum is right."""
+    made = folder(tmp_path / "run")
+    made.path.mkdir()
+    for state in ({}, {"x": 3}, {"x": {"x": torch.ones(7)}}, {"x": {"y": torch.ones(2)}}):
+        made.create("", {})
+        made.save(state, 0)
+        made.config.unlink()
+        info = RunInfo(task="problem", method="descent", seed=0, budget=Budget(outer_steps=2), config={"seed": 0})
+        made.config.write_text("seed = 0\n")
+        with pytest.raises(CheckpointError, match=r"checkpoint\.json"):
+            run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True, info=info)
+
+
+def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, tensors and their name in the folder, then the file that points to them, then its name, then the old ones go."""
+    made = folder(tmp_path / "run")
+    made.path.mkdir()
+    made.append({"step": 0}, {"step": 0, "seconds": 0.0})
+    made.save({"x": torch.ones(2)}, 0)
+    made.append({"step": 1}, {"step": 1, "seconds": 0.0})
+    calls: list[str] = []
+    synced, renamed, removed = os.fsync, Path.replace, Path.unlink
+    names = lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")).name  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(f"sync {names(handle)}"), synced(handle)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (calls.append(f"name {to.name}"), renamed(path, to)))
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **_: (calls.append(f"remove {path.name}") if path.exists() else None, removed(path, **_))
+    )
+    made.save({"x": torch.ones(2)}, 1)
+    assert calls == [
+        "sync steps.jsonl", "sync timings.jsonl",
+        "sync checkpoint-1.safetensors.part", "name checkpoint-1.safetensors", "sync run",
+        "sync checkpoint.json.part", "name checkpoint.json", "sync run", "remove checkpoint-0.safetensors",
+    ]  # fmt: skip
+
+
+def test_rows_are_not_read_again_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, read = folder(tmp_path / "run"), []
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
+    run(Descent(), problem(), Budget(outer_steps=6), folder=made, checkpoint_seconds=0)
+    assert read.count("steps.jsonl") == 0
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path) -> None:
+    """Of a stranger's run folder: whatever its files point to stays as it is."""
+    made, other = folder(tmp_path / "run"), tmp_path / "other"
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
+    other.mkdir()
+    names = [path.name for path in made.path.iterdir()]
+    for name in names:
+        (made.path / name).rename(other / name)
+        (made.path / name).symlink_to(other / name)
+        victim = other / f"{name}.part"
+        victim.write_bytes(b"mine")
+        (made.path / f"{name}.part").symlink_to(victim)
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    whole = folder(tmp_path / "whole")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
+    assert contents(whole.path) == {name: data for name, data in contents(made.path).items() if not name.endswith(".part")}
+
+
+@pytest.mark.parametrize("name", ["config.toml", "checkpoint.json", "steps.jsonl", "summary.json"])
+def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, name: str) -> None:
+    made = folder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
+    (made.path / name).unlink()
+    os.mkfifo(made.path / name)
+    with pytest.raises(CheckpointError, match=name):
+        run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True)
+
+
+def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
+    made = folder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
+    made.config.unlink()
+    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match=r"holds a run whose config\.toml is missing"):
+            run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=resume)
+    assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+
+
+# --- a folder from Python ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [str, Path, RunFolder])
+def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> None:
+    place = tmp_path / "new" / "mine"
+    seen: list[Path | None] = []
+    result = run(
+        Descent(), problem(), Budget(outer_steps=3), folder=kind(place), notify=lambda _hook, run, **_: seen.append(run.folder)
+    )
+    assert result.info.folder == place
+    assert set(seen) == {place}, "observers see it"
+    stored = read(place)
+    assert (stored.task_name, stored.label, stored.seed, stored.status) == ("problem", "descent", 0, "done")
+    assert stored.environment["versions"]["torch"] == torch.__version__
+    assert scan(place)[0][0].metrics == stored.metrics == {"size": result.records[-1]["metric.size"]}
+
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    with pytest.raises(CheckpointError, match=r"holds this run already \(finished\)\n  add --resume"):
+        run(Descent(), problem(), Budget(outer_steps=3), folder=kind(place))
+    with pytest.raises(CheckpointError, match="holds a run of another configuration"):
+        run(Descent(), problem(), Budget(outer_steps=4), folder=kind(place), resume=True)
+    again = run(Descent(), problem(), Budget(outer_steps=3), folder=kind(place), resume=True)
+    assert (again.summary, again.records) == (result.summary, result.records)
+    assert before == {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = folder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
+    table = json.loads((made.path / "env.json").read_bytes())
+    older = {**table, "versions": {**table["versions"], "torch": "1.0"}}
+    (made.path / "env.json").write_text(json.dumps(older))
+    run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
+    assert f"torch 1.0 → {torch.__version__}" in caplog.text
+    assert json.loads((made.path / "env.json").read_bytes()) == {**table, "before": [older]}
+
+
+# --- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal.Signals) -> None:
+    class Ended(Descent):
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            if state["step"] == 2:
+                os.kill(os.getpid(), number)
+            return super().step(problem, state, progress)
+
+    made, before = folder(tmp_path / "run"), signal.getsignal(number)
+    with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*--resume") as caught:
+        run(Ended(), problem(), Budget(outer_steps=9), folder=made)
+    assert caught.value.number == number
+    assert (made.load() or ({}, -1))[1] == 3
+    assert made.read_summary() is None
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(Descent(), problem(), Budget(outer_steps=1), watch=lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- numbers that break down -------------------------------------------------------------------------------------------
+
+
+def turned(changes: dict[str, Any], at: int = 3) -> Any:
+    """Descent whose record, or whose θ or x, has other values from step ``at`` on."""
+
+    class Turned(Descent):
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            following, record = super().step(problem, state, progress)
+            if following["step"] < at:
+                return following, record
+            return {**following, **changes.get("state", {})}, {**record, **changes.get("record", {})}
+
+        def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            return state.get("theta", {}), state["x"]
+
+    return Turned()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"record": {"upper_loss": 0.0}}, "the upper loss is"),
+        ({"record": {"hypergradient_norm": 0.0}}, "the hypergradient is not finite"),
+        ({"record": {"update_norm": 0.0}}, "θ stopped being finite"),
+        ({"state": {"theta": {"t": torch.zeros(2, dtype=torch.float16)}}}, "t stopped being finite"),
+        ({"state": {"x": {"x": torch.zeros(2)}}}, "x stopped being finite"),
+    ],
+    ids=["upper_loss", "hypergradient_norm", "update_norm", "theta", "x"],
+)
+def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str, Any], said: str, value: float) -> None:
+    made = folder(tmp_path / "run")
+    spoilt = {
+        part: {
+            key: torch.tensor(value)
+            if part == "record"
+            else {name: leaf.index_fill(0, torch.tensor([1]), value) for name, leaf in entry.items()}
+            for key, entry in table.items()
+        }
+        for part, table in what.items()
+    }
+    with pytest.raises(NumericalError, match=rf"step 3: {said}(?s:.*)the state after step 2 is kept"):
+        run(turned(spoilt), problem(), Budget(outer_steps=6), folder=made)
+    state, step = made.load() or ({}, -1)
+    assert step == 2
+    assert torch.isfinite(state["x"]["x"]).all()
+    assert [row["step"] for row in made.records()] == [0, 1, 2]
+    assert (made.read_summary() or {})["status"] == "failed"
+
+
+def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path) -> None:
+    """Whatever the method recorded: a mean over no rows is NaN."""
+    empty = attrs.evolve(problem(), f=lambda t, x, b: x["x"][:0].mean())
+    made = folder(tmp_path / "run")
+    with pytest.raises(NumericalError, match="step 3: the upper loss at the result is nan"):
+        run(Descent(), empty, Budget(outer_steps=3), folder=made)
+    assert (made.read_summary() or {})["status"] == "failed"
+    never = turned({"record": {"upper_loss": None}}, at=0)
+    with pytest.raises(NumericalError, match="step 2: the upper loss was not finite in any step"):
+        run(never, problem(), Budget(outer_steps=2))
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = folder(tmp_path / "run")
+    made.path.mkdir()
     made.save({"x": torch.ones(3)}, 1)
     before = contents(tmp_path / "run")
 
@@ -272,7 +567,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        DiskError, match=r"cannot write .*: the disk is full\n.*last complete checkpoint is untouched.*--resume"
+        DiskError, match=r"cannot write .*: the disk is full\n.*what was complete before is untouched.*--resume"
     ):
         made.save({"x": torch.zeros(3)}, 2)
     monkeypatch.undo()
