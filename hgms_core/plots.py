@@ -72,7 +72,8 @@ def accuracy(runs: Runs, path: Path, metric: str = "metric.test_accuracy", label
             grid, mean, half = band
             shown += [*(100 * mean)]
             axis.plot(grid, 100 * mean, color=colour, label=method, linewidth=1.8)
-            axis.fill_between(grid, 100 * (mean - half), 100 * (mean + half), color=colour, alpha=0.18, linewidth=0)
+            low, high = (100 * np.clip(mean + side * half, 0, 1) for side in (-1, 1))
+            axis.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
         axis.set_xlabel(name)
     if shown:
         # The axis follows the curves: with few seeds an early band can be wider than any share can be.

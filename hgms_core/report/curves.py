@@ -29,9 +29,11 @@ class Curve:
     high: np.ndarray | None = None
     runs: int = 1
 
-    def scaled(self, factor: float) -> Curve:
-        low, high = (None if side is None else side * factor for side in (self.low, self.high))
-        return Curve(self.x, self.y * factor, low, high, self.runs)
+    @property
+    def percent(self) -> Curve:
+        """Of a share: its band ends where shares do."""
+        low, high = (None if side is None else 100 * np.clip(side, 0, 1) for side in (self.low, self.high))
+        return Curve(self.x, 100 * self.y, low, high, self.runs)
 
 
 def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Curve | None:

@@ -1,12 +1,15 @@
 """The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
 
-A method has one colour and one dash on the whole page. Colours come in a light and a dark set (after Okabe and Ito's, which
-colour-blind readers can tell apart), so a trace holds the *number* of its colour and the page puts it in.
+A method has one colour and one dash on the whole page, by its name. Colours come in a light and a dark set (after Okabe and
+Ito's, which colour-blind readers can tell apart), so a trace holds the *number* of its colour and the page puts it in.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import zlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,15 +25,28 @@ LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#625
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STEPS = "outer steps"
+_BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}  # a legend above would lie under the buttons of a plot
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 
 def styles(study: Study) -> dict[str, dict[str, Any]]:
-    """Colour number and dash of every method; 8 × 5 of them differ."""
-    return {
-        label: {"colour": number % len(LIGHT), "dash": DASHES[number % len(DASHES)]}
-        for number, label in enumerate(study.labels)
-    }
+    """Colour number and dash of every method; 8 × 5 of them differ. A method has the colour of its name in every report, or the
+    next one where that is taken."""
+    found: dict[str, dict[str, Any]] = {}
+    colours, dashes, looks = (Counter[Any]() for _ in range(3))
+    for label in study.labels:
+        own = zlib.crc32(label.encode(errors="backslashreplace"))
+
+        def order(look: tuple[int, int], own: int = own) -> tuple[int, ...]:
+            colour, dash = look
+            free = looks[look], colours[colour]
+            return *free, (colour - own) % len(LIGHT), dashes[dash], (dash - own // len(LIGHT)) % len(DASHES)
+
+        colour, dash = min(itertools.product(range(len(LIGHT)), range(len(DASHES))), key=order)
+        for taken, key in ((colours, colour), (dashes, dash), (looks, (colour, dash))):
+            taken[key] += 1
+        found[label] = {"colour": colour, "dash": DASHES[dash]}
+    return found
 
 
 def figures(
@@ -45,7 +61,7 @@ def figures(
             if curves and by_method:
                 title = f"{metric[:1].upper()}{metric[1:]} against {axis}".replace("_", " ")
                 if is_share(metric):
-                    curves = {label: curve.scaled(100) for label, curve in curves.items()}
+                    curves = {label: curve.percent for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
                 zoom = _range(curves, share=is_share(metric))
@@ -149,7 +165,7 @@ def _mixtures(section: Section, colours: Mapping[tuple[str, ...], Mapping[str, i
         figure = _figure(f"Mixture over time: {label}", text, traces, AXES[section.axis], "weight", zoom=[0, 1])
         figure["spec"]["layout"] |= {
             "showlegend": True,
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+            "legend": {**_BELOW, "traceorder": "normal"},
         }
         found.append(figure)
     return found
@@ -246,7 +262,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         "xaxis": {"title": {"text": "% of solves"}, "range": [0, 100]},
         "yaxis": {"automargin": True, "ticksuffix": "  "},
         "showlegend": True,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "legend": _BELOW,
         "hovermode": "closest",
     }
     return figure

@@ -30,8 +30,9 @@ def draw(study: Study, path: Path) -> Path:
     panels = figure.subplots(count, len(_AXES), squeeze=False)
     for row, section in zip(panels, study.sections, strict=True):
         for axis, (name, label) in zip(row, _AXES.items(), strict=True):
-            factor = 100 if is_share(section.metric) else 1
-            curves = {method: curve.scaled(factor) for method, curve in section.curves[name][section.metric].items()}
+            curves = section.curves[name][section.metric]
+            if is_share(section.metric):
+                curves = {method: curve.percent for method, curve in curves.items()}
             for method, curve in curves.items():
                 look = style[method]
                 colour = LIGHT[look["colour"]]

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -404,10 +403,34 @@ def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
 def test_a_method_looks_the_same_everywhere_and_unlike_any_other() -> None:
     assert len(LIGHT) == len(DARK)
 
-    labels = [f"method-{number:02}" for number in range(30)]
-    looks = styles(SimpleNamespace(labels=labels))  # type: ignore[arg-type]
-    assert len({(look["colour"], look["dash"]) for look in looks.values()}) == 30
-    assert all(one["dash"] != other["dash"] for one, other in pairwise(looks.values()))
+    def looks(*labels: str) -> dict[str, Any]:
+        return styles(SimpleNamespace(labels=sorted(labels)))  # type: ignore[arg-type]
+
+    many = looks(*(f"method-{number:02}" for number in range(40)))
+    assert len({(look["colour"], look["dash"]) for look in many.values()}) == 40
+    first = looks(*list(many)[:5])
+    assert len({look["dash"] for look in first.values()}) == len({look["colour"] for look in first.values()}) == 5
+    # in another report, beside others, a method has its own colour, if no other method has the same one
+    own = {label: looks(label)[label]["colour"] for label in many}
+    apart = list({colour: label for label, colour in own.items()}.values())
+    assert len(apart) == 8
+    for count in range(1, 9):
+        assert {label: look["colour"] for label, look in looks(*apart[:count]).items()} == {
+            label: own[label] for label in apart[:count]
+        }
+
+
+def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.1, 0.45)):
+        write_run(tmp_path, seed=seed, value=value, metric="test_accuracy")
+    study = report.build([tmp_path])
+    curve = study.sections[0].curves["seconds"]["test_accuracy"]["halve"]
+    assert curve.high is not None
+    assert curve.high.max() > 1
+    drawn = [figure["spec"] for figure in figures(study.sections[0], styles(study), {}) if "accuracy" in figure["title"]]
+    assert drawn
+    for spec in drawn:
+        assert all(0 <= y <= 100 for trace in spec["data"] for y in trace["y"])
 
 
 def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
