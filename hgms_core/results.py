@@ -258,6 +258,8 @@ def read(path: Path) -> StoredRun:
             steps = read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
             raise CheckpointError(f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far")
         summary = _object(path / "summary.json")
+        if "checksum" in summary:
+            summary = RunFolder(path).read_summary() or {}  # compares it
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(f"summary.json has no status 'done' or 'failed': {str(summary.get('status'))[:40]!r}")
         if "steps.jsonl" not in names and summary["status"] == "done":

@@ -14,6 +14,7 @@ import pytest
 from made_runs import CONFIG, write_run
 
 from hgms_core.errors import CheckpointError, ConfigError
+from hgms_core.folder import RunFolder
 from hgms_core.results import difference, names, read, scan, sweeps
 from hgms_core.untrusted import printable
 
@@ -314,6 +315,15 @@ def test_one_stranger_s_folder_is_left_out_with_a_short_reason(
     assert [run.path for run in runs] == [good]
     assert reason in skipped.reason
     assert len(skipped.reason) < 500
+
+
+def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    RunFolder(path).write_summary({"status": "done", "metrics": {"value": 0.25}})
+    assert read(path).metrics == {"value": 0.25}
+    (path / "summary.json").write_text((path / "summary.json").read_text().replace("0.25", "0.35"))
+    _, [skipped] = scan(tmp_path)
+    assert "do not match its checksum" in skipped.reason
 
 
 def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
