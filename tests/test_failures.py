@@ -160,7 +160,7 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
     done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "6", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [row["method"] for row in found["methods"]] == ["hg-ms", "hg-baseline", "uniform"]
+    assert [row["method"] for row in found["methods"]] == ["hg-ms", "hg-baseline", "uniform", "validation-only"]
     assert all(row["seconds"]["n"] == 2 for row in found["methods"])
     assert found["methods"][2]["difference"] is None
     assert {Path(path).name for path in found["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
