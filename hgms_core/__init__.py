@@ -19,6 +19,7 @@ from hgms_core.errors import (
     PluginError,
     UnknownComponent,
     check_memory,
+    choice,
     closest,
     out_of_memory,
     unknown,
@@ -57,7 +58,7 @@ from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome
 from hgms_core.seeding import Key
 from hgms_core.solution import lower_solution
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack
+from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack, trainable
 
 __version__ = "0.2.0"
 
@@ -112,6 +113,7 @@ __all__ = [
     "Tree",
     "UnknownComponent",
     "check_memory",
+    "choice",
     "clone",
     "closest",
     "cross_product",
@@ -134,6 +136,7 @@ __all__ = [
     "roles",
     "save_state",
     "stack",
+    "trainable",
     "twice_differentiable_attention",
     "unknown",
     "upper_gradients",

@@ -6,11 +6,13 @@ and leaves with its ``exit_code`` (2: the input was wrong; 1: the run itself fai
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from decimal import Decimal
+from typing import Any
 
 LINE = 2000
 """Characters of a message's line, at most: a file may hold a key of megabytes."""
@@ -153,6 +155,48 @@ def once_differentiable(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (missing or again or any(each in text for each in said))
 
 
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Inside, what torch says of a loss that is not a pure function of its arguments, or whose compiled code cannot be
+    differentiated again, becomes a :class:`ConfigError` with the way out.
+
+    >>> with explained():
+    ...     raise RuntimeError("vmap: called random operation while in randomness error mode")
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: a loss draws random numbers, as dropout does in training mode
+      put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        for sign, message in _UNSOUND:
+            if sign in str(error):
+                raise ConfigError(message) from error
+        raise
+
+
+DRAWS = (
+    "a loss draws random numbers, as dropout does in training mode\n"
+    "  put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch"
+)
+_CHANGES = (
+    "a loss changes tensors that it holds, as batch normalisation in training mode changes its running statistics\n"
+    "  put the module into evaluation mode (`module.eval()`), or build its normalisation with `track_running_stats=False`"
+)
+_COMPILED = (
+    "a loss goes through torch.compile, and compiled code cannot be differentiated twice backward\n"
+    '  take `strategy = "jvp"` or "difference", or the module as it was before torch.compile'
+)
+_UNSOUND = (
+    ("randomness error mode", DRAWS),
+    ("would mutate a captured Tensor", _CHANGES),
+    ("Batch norm got a batched tensor as input while the running_mean", _CHANGES),
+    ("compiled with non-empty donated buffers", _COMPILED),
+    ("aot_autograd does not currently support double backward", _COMPILED),
+)
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like ``word``, ignoring case, or ``None``.
 
@@ -183,3 +227,40 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     near = closest(word, names)
     hint = f"did you mean {near!r}?" if near else "no close match."
     return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) if names else '(none)'}"
+
+
+def one_of(what: str, value: object, choices: Collection[str]) -> None:
+    """Nothing where ``value`` is one of ``choices``, else a :class:`ConfigError` with the nearest and the whole list.
+
+    >>> one_of("strategy", "vpj", ["vjp", "jvp", "difference"])
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: unknown strategy 'vpj'; did you mean 'vjp'?
+      available: difference, jvp, vjp
+    """
+    if value not in choices:
+        raise ConfigError(unknown(what, str(value), choices))
+
+
+def choice(*choices: str) -> Callable[[object, Any, object], None]:
+    """The attrs validator of a field that takes one of some words.
+
+    >>> from attrs import field, frozen
+    >>> @frozen
+    ... class Step:
+    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
+    >>> Step("adam")
+    Traceback (most recent call last):
+        ...
+    ValueError: 'rule' must be in ['sgd', 'adamw']: 'adam'; did you mean 'adamw'?
+
+    .. versionadded:: 0.3
+    """
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        if value not in choices:
+            near = closest(str(value), choices)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"{attribute.name!r} must be in {list(choices)}: {value!r}{hint}")
+
+    return check

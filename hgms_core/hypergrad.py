@@ -11,15 +11,18 @@ All products are matrix-free. This file is the only one that builds them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hgms_core.errors import DRAWS, ConfigError, explained, once_differentiable, one_of
+from hgms_core.problem import check_floating
 from hgms_core.records import Cost, Hypergradient, Outcome, Solution
+from hgms_core.seeding import global_states
 from hgms_core.trees import Ravel, Tree, detach, require_grad
 
 Strategy = Literal["vjp", "jvp", "difference"]
@@ -31,11 +34,12 @@ Lower = Callable[[Tree], Tensor]
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
     """Inside, scaled dot-product attention has a second derivative: the math kernel has one, the flash and memory-efficient
-    kernels have none.
+    kernels have none. A loss that has none at all (batch normalisation in training mode, a compiled module) is refused with
+    what to do.
 
     .. versionadded:: 0.2
     """
-    with sdpa_kernel(SDPBackend.MATH):
+    with explained(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -75,6 +79,7 @@ def curvature(
     >>> at.matvec(torch.tensor([1.0, 0.0]))
     tensor([2., 1.])
     """
+    one_of("strategy", strategy, get_args(Strategy))
     spec = Ravel.of(x, batch_dims=1 if stacked else 0)
 
     def gradient_at(point: Tree, create_graph: bool = False) -> tuple[list[Tensor], list[Tensor]]:
@@ -170,6 +175,7 @@ def cross_product(
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
     {'t': tensor([6.])}
     """
+    one_of("strategy", strategy, get_args(Strategy))
     leaves = require_grad(theta)
     names = list(leaves)
     if strategy == "difference":
@@ -389,7 +395,8 @@ def hypergradient(
 
     Arguments:
         f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
-        theta, x: a tensor or a dictionary of tensors each; the losses get back what was given.
+        theta, x: a tensor or a dictionary of tensors each; the losses get back what was given. Of a module,
+            :func:`trainable` gives x.
         solver: a LinearSolver (``hgms_cg.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
@@ -398,6 +405,9 @@ def hypergradient(
         a :class:`Hypergradient`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good
         it is: ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula
         assumes 0).
+
+    Errors: ConfigError for a loss that is no pure function (dropout or batch normalisation in training mode), for one without
+    the second derivative that ``strategy`` takes, for a θ that neither loss uses, and for leaves that are not floating-point.
 
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. The solver never raises for
     non-convergence; read ``outcome``.
@@ -415,11 +425,60 @@ def hypergradient(
     def bound(loss: Callable[..., Tensor]) -> Callable[[Tree, Tree], Tensor]:
         return lambda a, b: loss(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
-    return implicit(bound(f), bound(g), upper, lower, solver, strategy, v0)
+    losses = bound(f), bound(g)
+    try:
+        estimate = implicit(_pure(losses[0]), _pure(losses[1]), upper, lower, solver, strategy, v0)
+    except RuntimeError as error:
+        if once_differentiable(error):
+            raise ConfigError(
+                f"a loss has no second derivative here: {str(error).splitlines()[0]}\n"
+                '  take `strategy = "difference"`, which needs first derivatives alone'
+            ) from error
+        raise
+    if not any(bool(leaf.any()) for leaf in estimate.value.values()):
+        check_used(losses, upper, lower)
+    return estimate
+
+
+def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x: Tree) -> None:
+    """ConfigError where no loss depends on θ. Cost: a value and a first-order gradient of each loss until one does; to be asked
+    where h is zero, which alone says nothing: at an optimum it is zero too."""
+    for loss in losses:
+        leaves = require_grad(theta)
+        with torch.enable_grad():
+            value = loss(leaves, detach(x))
+            if value.requires_grad and any(
+                grad is not None for grad in torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            ):
+                return
+    raise ConfigError(
+        f"neither loss depends on θ ({', '.join(theta)}), so there is nothing to learn\n"
+        "  use its leaves in g or f; a copy of θ that was made before (`.detach()`, `.item()`) is no longer θ"
+    )
+
+
+def _pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
+    """The loss, refused where its first call draws from torch's global generators."""
+    called = False
+
+    def watched(theta: Tree, x: Tree) -> Tensor:
+        nonlocal called
+        if called:
+            return loss(theta, x)
+        called, device = True, next(iter(x.values())).device
+        before = global_states(device)
+        value = loss(theta, x)
+        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
+            raise ConfigError(DRAWS)
+        return value
+
+    return watched
 
 
 def _named(value: Tree | Tensor, name: str) -> Tree:
-    return dict(value) if isinstance(value, Mapping) else {name: value}
+    tree = dict(value) if isinstance(value, Mapping) else {name: value}
+    check_floating(f"'{name}'", tree)
+    return tree
 
 
 __all__ = [

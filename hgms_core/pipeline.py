@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import evolve, field, frozen, validators
 
-from hgms_core.errors import ConfigError
-from hgms_core.problem import Problem, without_start
+from hgms_core.errors import DRAWS, ConfigError, choice
+from hgms_core.hypergrad import check_used
+from hgms_core.problem import Batch, Loss, Problem, without_start
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
-from hgms_core.seeding import Key
+from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, norm, take
 
 
@@ -32,6 +33,8 @@ class Pipeline:
     ``tilt`` = ε > 0 lets the lower level minimise g + εf, so that candidates are drawn from the minimisers of g that validation
     favours (:meth:`Problem.tilted`); the hypergradient is that of the tilted problem, and every oracle call counts for both
     losses.
+
+    The first step refuses losses that draw random numbers (:class:`ConfigError`), and losses neither of which depends on θ.
 
     >>> import torch
     >>> from hgms_core import Pipeline, Problem
@@ -61,9 +64,9 @@ class Pipeline:
     outer: OuterOptimizer
     reference: str | None = None
     mixture: Mapping[str, float] | None = field(default=None, hash=False)
-    keep: Literal["last", "best"] = field(default="last", validator=validators.in_(["last", "best"]))
+    keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
     learn_start: bool = field(default=False)
-    answer: Literal["selected", "last"] = field(default="selected", validator=validators.in_(["selected", "last"]))
+    answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
 
     tilt: float = field(default=0.0, validator=validators.ge(0))
 
@@ -109,6 +112,8 @@ class Pipeline:
         problem = self._seen(problem)
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
+        device = next(iter(state["x"].values())).device
+        drawn = global_states(device) if state["step"] == 0 else None
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
@@ -129,10 +134,15 @@ class Pipeline:
         estimate, memory = self.hypergradient.estimate(
             problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
         )
+        spent = candidates.cost + estimate.cost
+        if drawn is not None:  # once, at the start: what is wrong with the losses themselves
+            if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
+                raise ConfigError(DRAWS)
+            if theta and spent.upper_gradients and not any(bool(leaf.any()) for leaf in estimate.value.values()):
+                check_used(_on_a_few_rows(problem, key), theta, x)
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
-        spent = candidates.cost + estimate.cost
         cost = Cost(**state["cost"]) + selection.cost + (_of_both(spent) if self.tilt else spent)
         record: Record = {
             "step": state["step"] + 1,
@@ -199,6 +209,18 @@ class Pipeline:
         if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
             best = {"loss": loss, "theta": theta, "x": x}
         return best, loss, data.count(None)
+
+
+def _on_a_few_rows(problem: Problem, key: Key) -> list[Callable[[Tree, Tree], torch.Tensor]]:
+    losses: list[Callable[[Tree, Tree], torch.Tensor]] = []
+    for loss, data in ((problem.f, problem.upper_data["differentiate"]), (problem.g, problem.lower_data)):
+        index = data.draw(key.fold("few"), 8, 1)
+        losses.append(functools.partial(_on, loss, data.batch(None if index is None else index[0])))
+    return losses
+
+
+def _on(loss: Loss, batch: Batch, theta: Tree, x: Tree) -> torch.Tensor:
+    return loss(theta, x, batch)
 
 
 def _difference(a: Tree, b: Tree) -> Tree:

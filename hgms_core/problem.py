@@ -65,7 +65,21 @@ class Data:
 
     @classmethod
     def of(cls, table: Mapping[str, Tensor]) -> Data:
-        """Rows of tensors that share their first axis; the batch also holds each row's number as ``index``."""
+        """Rows of tensors that share their first axis; the batch also holds each row's number as ``index``.
+
+        Errors: ConfigError where they do not share it, where something is no tensor, and where there is none.
+        """
+        for name, leaf in table.items():
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                shown = "a tensor without rows" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+                raise ConfigError(f"a table's columns are tensors whose first axis counts the rows, and {name!r} is {shown}")
+        counts = {name: leaf.shape[0] for name, leaf in table.items()}
+        if len(set(counts.values())) != 1:
+            known = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+            raise ConfigError(
+                f"a table's columns must have the same number of rows: {known}"
+                + ("" if counts else "\n  a loss without data takes `Data.none()`")
+            )
         first = next(iter(table.values()))
         size, device = first.shape[0], first.device
         whole = {**table, "index": torch.arange(size, device=device)}
@@ -121,6 +135,24 @@ class Data:
         own = self.size if whole or batch_size is None else batch_size
         beside = 0 if self.companion is None else self.companion.size if whole else own * (self.companion.size > 0)
         return max(1, own + beside)
+
+
+def check_floating(what: str, tree: object) -> None:
+    """ConfigError where ``tree`` is not a dictionary of floating-point tensors, which alone have derivatives."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}")
+    for name, leaf in tree.items():
+        if not isinstance(leaf, Tensor):
+            raise ConfigError(f"{what} must hold tensors by name, and {name!r} is a {type(leaf).__name__}")
+        if not leaf.is_floating_point():
+            raise ConfigError(
+                f"{what} must hold floating-point tensors, and {name!r} is {str(leaf.dtype).removeprefix('torch.')}\n"
+                "  of a module take its parameters, `trainable(module)`; its state_dict has counters and other buffers"
+            )
+
+
+def _floating(instance: object, attribute: Attribute[Any], value: object) -> None:
+    check_floating(f"'{attribute.name}'", value)
 
 
 def _same(theta: Tree) -> Tree:
@@ -237,8 +269,8 @@ class Problem:
     in float32 on a base in bfloat16): finite differences are then taken over a length that fits it.
     """
 
-    theta0: Tree
-    x0: Tree
+    theta0: Tree = field(validator=_floating)
+    x0: Tree = field(validator=_floating)
     g: Loss
     f: Loss
     lower_data: Data = Factory(Data.none)

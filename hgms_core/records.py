@@ -27,9 +27,7 @@ class Outcome(enum.Enum):
         "tolerance is too tight; raise the ridge, loosen the tolerance, or use float64"
     )
     DIVERGED = "the iteration grew instead of shrinking; lower the step size or use cg"
-    NONFINITE = (
-        "the operator or right-hand side is not finite; the last finite iterate is returned (check the losses for overflow)"
-    )
+    NONFINITE = "a derivative of a loss is not finite; a solver returns its last finite iterate (check the losses for overflow)"
     NOT_SOLVED = "no system was solved: this estimator does not use one"
 
     @property
@@ -214,7 +212,16 @@ class Hypergradient:
 
     @property
     def outcome(self) -> Outcome:
-        return self.solution.outcome if self.solution is not None else Outcome.NOT_SOLVED
+        """How the linear solve behind it ended; NONFINITE too where the solve is sound and something else is not finite: the
+        mixed term, the direct one, or ∇_x g."""
+        if self.solution is None:
+            return Outcome.NOT_SOLVED
+        numbers = [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in self.value.values()]
+        numbers += [] if self.lower_gradient_norm is None else [self.lower_gradient_norm]
+        code = self.solution.codes.max()
+        for number in numbers:
+            code = code.masked_fill(~torch.isfinite(number), Outcome.NONFINITE.code)
+        return list(Outcome)[int(code)]  # one number, so that a GPU is waited for once
 
     @property
     def residual(self) -> Tensor | None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core.errors import ConfigError
+from hgms_core.errors import ConfigError, one_of
 from hgms_core.hypergrad import Strategy, as_solver, cross_product, curvature
 from hgms_core.records import Solution
 from hgms_core.trees import Ravel, Tree, detach
 
 Lower = TypeVar("Lower", bound=Tree | Tensor)
+
+ONCE = (
+    "lower_solution can be differentiated once, and this is the second derivative of it\n"
+    '  inside another level\'s loss give that level `strategy = "difference"`; elsewhere leave create_graph out,\n'
+    "  or unroll the lower level's steps in the graph instead"
+)
 
 
 def lower_solution(
@@ -34,8 +40,9 @@ def lower_solution(
 
         ∂L/∂θ = −∇²_θx g(θ, x)·v,      (∇²_xx g(θ, x) + γI) v = ∂L/∂x
 
-    Use when x* is one part of a larger graph: several uses, other parameters, a module among modules, one lower level inside
-    another. Where f and g are all there is, :func:`hypergradient` gives the same numbers with a report of their quality. Avoid
+    Use when x* is one part of a larger graph: several uses, other parameters, a module among modules, θ that another lower
+    level gave. Inside another level's loss it nests where that level takes ``strategy="difference"``, which differentiates
+    once. Where f and g are all there is, :func:`hypergradient` gives the same numbers with a report of their quality. Avoid
     where x is far from a minimiser: the formula assumes ∇_x g = 0, and differentiating through the steps does not.
 
     Arguments:
@@ -56,8 +63,8 @@ def lower_solution(
         is an error, as for everything that autograd has saved.
 
     Errors: ConfigError where the gradient itself is differentiated (it can be made with ``create_graph=True``, but its own
-    derivative is not known here). The transforms of ``torch.func`` do not see through it; ``backward`` and ``torch.autograd``
-    do.
+    derivative is not known here), and within the transforms of ``torch.func``, which do not see through it as ``backward`` and
+    ``torch.autograd`` do.
 
     Cost: nothing forward; a backward pass takes one lower gradient, one Hessian product an iteration and one cross product.
 
@@ -72,6 +79,7 @@ def lower_solution(
 
     .. versionadded:: 0.2
     """
+    one_of("strategy", strategy, get_args(Strategy))
     upper = dict(theta) if isinstance(theta, Mapping) else {"theta": theta}
     lower = dict(x) if isinstance(x, Mapping) else {"x": x}
 
@@ -79,7 +87,12 @@ def lower_solution(
         return g(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
     level = _Level(loss, tuple(upper), detach(lower), as_solver(solver), strategy, v0, report)
-    values: tuple[Tensor, ...] = _Minimiser.apply(level, *upper.values())  # type: ignore[no-untyped-call]
+    try:
+        values: tuple[Tensor, ...] = _Minimiser.apply(level, *upper.values())  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "setup_context" in str(error):  # within torch.func, as in a level around this one with strategy = "jvp"
+            raise ConfigError(ONCE) from error
+        raise
     return cast("Lower", dict(zip(lower, values, strict=True)) if isinstance(x, Mapping) else values[0])
 
 
@@ -137,10 +150,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        raise ConfigError(
-            "lower_solution can be differentiated once, and this is the second derivative of it\n"
-            "  take the first without create_graph, or unroll the lower level's steps in the graph instead"
-        )
+        raise ConfigError(ONCE)
 
 
 __all__ = ["lower_solution"]

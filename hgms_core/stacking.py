@@ -11,12 +11,13 @@ otherwise.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.errors import explained, one_of
 from hgms_core.problem import Batch, Loss
 from hgms_core.trees import Tree
 
@@ -66,6 +67,7 @@ def groups(
     one candidate's batch; ``chunk`` bounds how many stacked candidates are in one group, and so the memory of their
     activations. A group's ``x`` are views: changing them in place changes the candidates.
     """
+    one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
         # On a CPU one candidate of a model that is worth a form of its own keeps the cores busy.
@@ -81,7 +83,13 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
     stacked = getattr(loss, "stacked", None)
     if stacked is not None:
         return lambda theta, x, batch: stacked(theta, x, batch, own_batch)
-    return torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
+    mapped = torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
+
+    def evaluated(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        with explained():
+            return mapped(theta, x, batch)
+
+    return evaluated
 
 
 def values(

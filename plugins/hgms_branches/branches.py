@@ -31,6 +31,7 @@ from hgms_core import (
     Replay,
     State,
     Tree,
+    choice,
     detach,
     groups,
     recorded,
@@ -107,32 +108,30 @@ class Branches:
 
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=validators.optional(whole))
-    batches: Literal["independent", "shared"] = field(
-        default="independent", validator=validators.in_(["independent", "shared"])
-    )
+    batches: Literal["independent", "shared"] = field(default="independent", validator=choice("independent", "shared"))
     noise: float = field(default=0.0, validator=not_negative)
-    noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=validators.in_(["absolute", "relative"]))
+    noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=choice("absolute", "relative"))
     lr_spread: tuple[float, float] | None = field(default=None, validator=_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=_spread)
     clip: float | None = field(default=None, validator=validators.optional(positive))
     schedule: Literal["constant", "cosine", "cosine-restarts"] = field(
-        default="constant", validator=validators.in_(["constant", "cosine", "cosine-restarts"])
+        default="constant", validator=choice("constant", "cosine", "cosine-restarts")
     )
     floor: float = field(default=0.0, validator=[not_negative, validators.le(1)])
     period: int = field(default=20, validator=whole)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
-        default="selected", validator=validators.in_(["selected", "base", "per-branch", "restart"])
+        default="selected", validator=choice("selected", "base", "per-branch", "restart")
     )
     restart_every: int | None = field(default=None, validator=validators.optional(positive))
-    moments: Literal["carry", "fresh"] = field(default="carry", validator=validators.in_(["carry", "fresh"]))
-    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    moments: Literal["carry", "fresh"] = field(default="carry", validator=choice("carry", "fresh"))
+    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=validators.optional(whole))
     keep_graph: bool = False
     cuda_graphs: bool = False

@@ -9,7 +9,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_branches.update import Hyper, advance, differentiated, holds_values_of, iterates, stood_in, unrolled
-from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, detach, learned_start, repeat
+from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, learned_start, repeat
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -61,7 +61,7 @@ class Trajectory:
 
     steps: int = field(default=20, validator=whole)
     every: int = field(default=1, validator=whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
@@ -70,7 +70,7 @@ class Trajectory:
     clip: float | None = field(default=None, validator=validators.optional(positive))
     batch_size: int | None = field(default=None, validator=validators.optional(whole))
     carry_rule: Literal["selected", "last", "restart"] = field(
-        default="selected", validator=validators.in_(["selected", "last", "restart"])
+        default="selected", validator=choice("selected", "last", "restart")
     )
     keep_graph: bool = False
 

@@ -19,9 +19,10 @@ class CG:
     Stops at ‖r‖ ≤ max(rtol·‖b‖, atol). In exact arithmetic v_k minimises ½vᵀ(H + γI)v − bᵀv over the Krylov space
     v_0 + span{r_0, …, (H + γI)^(k−1) r_0}.
 
-    Use when the lower Hessian plus ridge is positive definite, or nearly so: at a direction of non-positive curvature the
-    iterate reached so far is returned, which is still a descent step. Avoid when H is far from positive definite and no ridge
-    that makes it so is acceptable (use ``minres``).
+    Use when the lower Hessian plus ridge is positive definite, or nearly so: at a direction of negative curvature the iterate
+    reached so far is returned, for which bᵀv > 0; v = 0 where it is the very first direction, so that a hypergradient keeps its
+    direct part ∇_θ f alone (``residual`` is then 1). Avoid when H is far from positive definite and no ridge that makes it so
+    is acceptable (use ``minres``).
 
     Arguments:
         ridge: γ ≥ 0, in the units of H.

@@ -70,13 +70,16 @@ class NystromCG:
     def _sketch(self, system: LinearSystem) -> tuple[Precondition, Tensor]:
         """The preconditioner, and the largest eigenvalue of Ĥ + γI."""
         rhs = system.rhs
-        dimension, dtype, eps = rhs.shape[-1], rhs.dtype, torch.finfo(rhs.dtype).eps
+        dimension, eps = rhs.shape[-1], torch.finfo(rhs.dtype).eps
+        # Half precision has no factorisations.
+        dtype = torch.promote_types(rhs.dtype, torch.float32)
         # Drawn on the CPU, so that a GPU run uses the same test matrix.
         gaussian = torch.randn(
             dimension, min(self.rank, dimension), generator=Key(self.seed).fold("nystrom").generator(), dtype=dtype
         )
         test = torch.linalg.qr(gaussian.to(rhs.device)).Q  # [d, l]
-        sketch = torch.stack([system.apply(column.expand_as(rhs).contiguous()) for column in test.T], dim=-1)  # [.., d, l]
+        columns = test.T.to(rhs.dtype)
+        sketch = torch.stack([system.apply(column.expand_as(rhs).contiguous()) for column in columns], dim=-1).to(dtype)
         usable = torch.isfinite(sketch).flatten(-2).all(-1)[..., None, None]
         sketch = torch.where(usable, sketch, torch.zeros_like(sketch)) - self.ridge * test
 
@@ -94,7 +97,7 @@ class NystromCG:
         weight = torch.where(used, (least + self.ridge) / (eigenvalues + self.ridge), torch.ones_like(eigenvalues)) - 1
 
         def precondition(r: Tensor) -> Tensor:
-            inside = (u.mT @ r[..., None]).squeeze(-1)
-            return r + (u @ (weight * inside)[..., None]).squeeze(-1)
+            inside = (u.mT @ r[..., None].to(dtype)).squeeze(-1)
+            return r + (u @ (weight * inside)[..., None]).squeeze(-1).to(r)
 
-        return precondition, (eigenvalues * used).amax(-1) + self.ridge
+        return precondition, ((eigenvalues * used).amax(-1) + self.ridge).to(rhs)

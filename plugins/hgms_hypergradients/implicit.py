@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Branch, Hypergradient, Key, LinearSolver, Problem, State, Strategy, Tree, implicit, recorded
+from hgms_core import Branch, Hypergradient, Key, LinearSolver, Problem, State, Strategy, Tree, choice, implicit, recorded
 from hgms_hypergradients.recorded import Recorded
 
 
@@ -61,12 +61,12 @@ class Implicit:
     name: ClassVar[str] = "implicit"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
-    strategy: Strategy = field(default="vjp", validator=validators.in_(["vjp", "jvp", "difference"]))
+    strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     upper_batch_size: int | None = field(
         default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
     )
-    batches: Literal["one", "fresh"] = field(default="one", validator=validators.in_(["one", "fresh"]))
+    batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
     warm_start: bool = False
     cuda_graphs: bool = field(default=False)
 

@@ -7,7 +7,20 @@ from typing import ClassVar, Literal, final
 
 from attrs import field, frozen, validators
 
-from hgms_core import Branch, Cost, Hypergradient, Key, Problem, State, Tree, cross_product, gradient, norm, upper_gradients
+from hgms_core import (
+    Branch,
+    Cost,
+    Hypergradient,
+    Key,
+    Problem,
+    State,
+    Tree,
+    choice,
+    cross_product,
+    gradient,
+    norm,
+    upper_gradients,
+)
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -48,7 +61,7 @@ class OneStep:
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
     lr: float = field(default=0.1, validator=validators.gt(0))
-    derivative: Literal["exact", "difference"] = field(default="exact", validator=validators.in_(["exact", "difference"]))
+    derivative: Literal["exact", "difference"] = field(default="exact", validator=choice("exact", "difference"))
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     upper_batch_size: int | None = field(
         default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])

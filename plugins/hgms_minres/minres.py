@@ -25,8 +25,8 @@ class MINRES:
     least-squares problem as it grows. The residual norm never increases.
 
     Use when H + γI is indefinite (a lower state that is not a minimiser yet) or singular. Avoid when it is positive definite:
-    ``cg`` gives smaller errors for the same products. At a saddle the exact solution is not a descent step; ``cg``'s
-    truncation may be the safer hypergradient.
+    ``cg`` gives smaller errors for the same products. At a saddle bᵀv may be negative; ``cg``, which stops
+    before that, may give the safer hypergradient.
 
     Arguments:
         ridge: γ ≥ 0, in the units of H.

@@ -63,6 +63,7 @@ def richardson(system: LinearSystem, x0: Tensor | None, lr: float, steps: int, u
     codes = codes.masked_fill(rising, Outcome.DIVERGED.code)
     failed = (codes == Outcome.DIVERGED.code) | (codes == Outcome.STAGNATED.code)
     x, size = pick(failed, best, x), torch.where(failed, smallest, size)
-    reached = (left | (codes == Outcome.STAGNATED.code)) & (size <= system.target)
+    # What is small enough is a solution, also where it then grew again: an operator by differences has a noise of its own.
+    reached = (left | failed) & (size <= system.target)
     codes = codes.masked_fill(reached, Outcome.CONVERGED.code)
     return system.solution(x, size, codes, count, curvature)

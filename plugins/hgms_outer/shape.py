@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Tree, norm
+from hgms_core import Tree, choice, norm
 
 
 @final
@@ -27,7 +27,7 @@ class Schedule:
     """
 
     kind: Literal["constant", "cosine", "inverse"] = field(
-        default="constant", validator=validators.in_(["constant", "cosine", "inverse"])
+        default="constant", validator=choice("constant", "cosine", "inverse")
     )
     final: float = field(default=0.0, validator=[validators.ge(0), validators.le(1)])
     decay_steps: int = field(default=50, validator=validators.gt(0))
@@ -53,9 +53,7 @@ class Projection:
     tensor([0., 1.])
     """
 
-    kind: Literal["none", "box", "ball", "simplex"] = field(
-        default="none", validator=validators.in_(["none", "box", "ball", "simplex"])
-    )
+    kind: Literal["none", "box", "ball", "simplex"] = field(default="none", validator=choice("none", "box", "ball", "simplex"))
     low: float = -1.0
     high: float = field(default=1.0)
     radius: float = field(default=1.0, validator=validators.gt(0))

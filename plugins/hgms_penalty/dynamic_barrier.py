@@ -109,4 +109,4 @@ class DynamicBarrier:
 
 
 def _dot(a: Tree, b: Tree) -> Tensor:
-    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()
+    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum() if a else torch.zeros(())

@@ -9,7 +9,20 @@ import torch
 from attrs import Attribute, asdict, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import CandidateGenerator, ConfigError, Cost, Key, MissingExtra, Problem, Ravel, Record, Selector, State, Tree
+from hgms_core import (
+    CandidateGenerator,
+    ConfigError,
+    Cost,
+    Key,
+    MissingExtra,
+    Problem,
+    Ravel,
+    Record,
+    Selector,
+    State,
+    Tree,
+    choice,
+)
 
 MOST_VARIABLES = 1000
 """Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the whole history at every step."""
@@ -69,7 +82,7 @@ class Search:
 
     generator: CandidateGenerator
     selector: Selector
-    sampler: Literal["random", "tpe"] = field(default="random", validator=validators.in_(["random", "tpe"]))
+    sampler: Literal["random", "tpe"] = field(default="random", validator=choice("random", "tpe"))
     low: float = -3.0
     high: float = field(default=3.0)
     startup: int = field(default=10, validator=[validators.instance_of(int), validators.ge(1)])

@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, values
 
 
 def _score(
@@ -51,7 +51,7 @@ class BestOfN:
 
     name: ClassVar[str] = "best-of-n"
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
-    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
@@ -75,7 +75,7 @@ class Worst:
 
     name: ClassVar[str] = "worst"
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
-    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
+    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:

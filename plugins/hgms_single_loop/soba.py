@@ -79,9 +79,8 @@ class Soba:
         curved = [(slope, part) for slope, part in zip(slopes, v.values(), strict=True) if slope.requires_grad]
         products = _gradients([slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved])
         direct = _gradients([f] if f.requires_grad else [], [*upper, *lower])
-        d_theta, d_v = (
-            torch._foreach_add(direct[part], products[part]) for part in (slice(len(upper)), slice(len(upper), None))
-        )
+        both = torch._foreach_add(direct, products)
+        d_theta, d_v = both[: len(upper)], both[len(upper) :]
 
         rate, v_rate = (lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr))
         moved = torch._foreach_add(list(x.values()), [slope.detach() for slope in slopes], alpha=-rate)

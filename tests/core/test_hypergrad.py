@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms_core import (
     CallableSolver,
+    ConfigError,
     Cost,
     Outcome,
     Ravel,
@@ -21,6 +22,7 @@ from hgms_core import (
     cross_product,
     curvature,
     hypergradient,
+    lower_solution,
     stack,
     twice_differentiable_attention,
     upper_gradients,
@@ -342,6 +344,43 @@ def test_the_cost_is_what_was_called() -> None:
     # five columns and one product to check the answer
     expected = Cost(upper_gradients=1, lower_gradients=1, products=6, cross_products=1, rows=7 + 11 * 8)
     assert found.cost == expected
+
+
+def test_an_unknown_strategy_names_the_nearest() -> None:
+    theta, x = {"t": normal(3)}, {"x": normal(5)}
+
+    def g(t: Tree, p: Tree) -> Tensor:
+        return quadratic_lower(t["t"], p["x"])
+
+    calls: list[Callable[[], object]] = [
+        lambda: curvature(lambda p: g(theta, p), x, "vpj"),  # type: ignore[arg-type]
+        lambda: cross_product(g, theta, x, x, "vpj"),  # type: ignore[arg-type]
+        lambda: hypergradient(g, g, theta, x, solver=dense, strategy="vpj"),  # type: ignore[arg-type]
+        lambda: lower_solution(g, theta, x, solver=dense, strategy="vpj"),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(
+            ConfigError, match=r"unknown strategy 'vpj'; did you mean 'vjp'\?\n  available: difference, jvp, vjp"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("broken", ["mixed", "direct", "slope"])
+def test_a_hypergradient_that_is_not_finite_says_so_whatever_the_solve_did(broken: str) -> None:
+    """Where the linear system is sound: √ has no derivative at 0."""
+    zero, x = torch.zeros(2, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64)
+
+    def g(t: Tensor, p: Tensor) -> Tensor:
+        term = {"mixed": (p[0] * t.sqrt()).sum(), "slope": p[0] * t.sum() + (p[0] - 1).abs().sqrt(), "direct": p[0] * t.sum()}
+        return 0.5 * p.square().sum() + term[broken]
+
+    def f(t: Tensor, p: Tensor) -> Tensor:
+        return p[0] + (t.sqrt().sum() if broken == "direct" else 0.0)
+
+    strategy: Any = "difference" if broken == "slope" else "vjp"  # which looks beside the kink
+    found = hypergradient(f, g, zero, x, solver=CallableSolver(lambda matvec, b: b), strategy=strategy)
+    assert found.outcome is Outcome.NONFINITE
+    assert not (torch.isfinite(found.value["theta"]).all() and torch.isfinite(found.lower_gradient_norm or torch.tensor(0.0)))
 
 
 def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:

@@ -183,6 +183,37 @@ def test_one_lower_level_in_another() -> None:
     assert torch.autograd.gradcheck(both, normal(3, seed=11).requires_grad_())
 
 
+@pytest.mark.parametrize("strategy", ["vjp", "jvp"])
+def test_one_lower_level_inside_anothers_loss_takes_differences(strategy: Any) -> None:
+    """g(θ, y) = ½‖z*(y) − θ‖² + 0.05‖y‖² with z*(y) = sin y from a level of its own: F against differences of Newton's y*."""
+
+    def innermost(y: Tensor, z: Tensor) -> Tensor:
+        return 0.5 * (z - y.sin()).square().sum()
+
+    def middle(theta: Tensor, y: Tensor) -> Tensor:
+        z = lower_solution(innermost, y, y.detach().sin(), solver=dense(2))
+        return 0.5 * (z - theta).square().sum() + 0.05 * y.square().sum()
+
+    def written_out(theta: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (y.sin() - theta).square().sum() + 0.05 * y.square().sum()
+
+    def value(theta: Tensor) -> Tensor:
+        y = newton(lambda at: written_out(theta.detach(), at), torch.zeros(2, dtype=F64))
+        return (y - 1).square().sum()
+
+    theta = torch.tensor([0.3, -0.4], dtype=F64, requires_grad=True)
+    at = newton(lambda y: written_out(theta.detach(), y), torch.zeros(2, dtype=F64))
+    for how in (strategy, "difference"):
+        y = lower_solution(middle, theta, at, solver=dense(2), strategy=how)
+        if how != "difference":
+            with pytest.raises(ConfigError, match=r'differentiated once.*\n.*`strategy = "difference"`'):
+                (y - 1).square().sum().backward()
+            continue
+        (found,) = torch.autograd.grad((y - 1).square().sum(), theta)
+        expected = finite_differences(lambda tree: value(tree["t"]), {"t": theta.detach()})["t"]
+        assert_same(found, expected, rtol=1e-7)
+
+
 class TestWhatNeedsNoGradient:
     calls: int
 

@@ -319,6 +319,21 @@ class TestSingularAndIndefinite:
         solution = FixedPoint(lr=1e-3).solve(lambda v: vector(1, -0.01) * v, vector(1e-6, 1))
         assert solution.outcome is Outcome.DIVERGED
 
+    def test_a_solution_within_the_tolerance_has_not_diverged_whatever_noise_the_operator_has(self):
+        scale, noise = torch.linspace(0.5, 1.5, 6, dtype=torch.float64), 1e-9 * normal(6, seed=2)
+
+        def noisy(v: Tensor) -> Tensor:  # as an operator by differences: its noise does not shrink with v's last digits
+            nonlocal noise
+            noise = noise.roll(1) * -1
+            return scale * v + noise
+
+        solution = Neumann(lr=0.8, steps=60).solve(noisy, torch.ones(6, dtype=torch.float64))
+        assert solution.outcome is Outcome.CONVERGED
+        assert solution.residual <= 1e-6
+        torch.testing.assert_close(solution.value, 1 / scale, rtol=1e-6, atol=0)
+        tight = Neumann(lr=0.8, steps=60, rtol=1e-12).solve(noisy, torch.ones(6, dtype=torch.float64))
+        assert tight.outcome is not Outcome.CONVERGED
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_ill_conditioned_singular_systems_do_not_blow_up(self, dtype):
         spectrum = torch.logspace(-4, 0, 60, dtype=torch.float64)
@@ -592,6 +607,14 @@ class TestNystrom:
             torch.testing.assert_close(solution.value, b / (spectrum + 1e-3), rtol=1e-3, atol=1e-3)
             counts[solver.name] = solution.products
         assert counts["nystrom"] <= counts["cg"] / 2
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_solved_too(self, dtype):
+        scale = torch.linspace(0.5, 2.0, 30, dtype=dtype)
+        solution = NystromCG(rank=5, rtol=2e-2).solve(lambda v: scale * v, torch.ones(30, dtype=dtype))
+        assert solution.outcome is Outcome.CONVERGED
+        assert solution.value.dtype == dtype
+        torch.testing.assert_close(solution.value.double(), 1 / scale.double(), rtol=0.1, atol=0.05)
 
     def test_full_rank_takes_one_step(self):
         matrix, b = symmetric(torch.logspace(-1, 2, 15, dtype=torch.float64), 0), normal(15, seed=1)

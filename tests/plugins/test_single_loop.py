@@ -19,7 +19,7 @@ from hgms_core import Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_outer import Schedule, Sgd
-from hgms_penalty import GradientNorm
+from hgms_penalty import DynamicBarrier, GradientNorm
 from hgms_selectors import BestOfN, First
 from hgms_single_loop import Soba
 
@@ -143,6 +143,20 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
     assert (cost.calls, cost.rows) == (1, 6)
     unrolled = pipeline(generator, First(), Unrolled(), Sgd())
     unrolled.step(PROBLEM, unrolled.init(PROBLEM, 0))
+
+
+def test_without_upper_variables_the_lower_level_goes_on() -> None:
+    x0 = {"x": torch.ones(2, dtype=F64)}
+    problem = Problem(
+        theta0={}, x0=x0, g=lambda t, x, _: x["x"].square().sum() / 2, f=lambda t, x, _: (x["x"] - 3).square().sum() / 2
+    )
+    for generator in (Soba(lr=0.25, v_lr=0.5), DynamicBarrier(lr=0.25, inner_lr=0.5, steps=2)):
+        moved = generator.propose(problem, {}, generator.init(problem, KEY), KEY)
+        assert float(moved.losses[0]) == 1.0
+        assert not any(name.startswith("theta.") for name in moved.aux)
+        if isinstance(generator, Soba):
+            assert_same(moved.at(0), {"x": 0.75 * x0["x"]})
+            assert_same(moved.aux["v.x"][0], torch.ones(2, dtype=F64))  # −½∇f
 
 
 def test_the_ball_bounds_v() -> None:

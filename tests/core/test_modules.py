@@ -1,0 +1,201 @@
+"""Losses on modules: what is no function of its arguments is refused with the way out, what is frozen stays what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import F64, KEY, assert_same, counted, network_problem, normal
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hgms_branches import Branches
+from hgms_cg import CG
+from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, trainable, values
+from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms_outer import Sgd
+from hgms_selectors import BestOfN, First
+
+pytestmark = pytest.mark.plugins
+
+ROWS, TARGET, ABOVE = normal(12, 3), normal(12, seed=1), normal(9, 3, seed=2)
+
+
+def network(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def losses(module: nn.Module) -> tuple[Callable[[Tensor, Tree], Tensor], Callable[[Tensor, Tree], Tensor]]:
+    def lower(theta: Tensor, x: Tree) -> Tensor:
+        found = (functional_call(module, x, (ROWS,)).squeeze(1) - TARGET).square()
+        return (theta.sigmoid() * found).mean() + 0.5 * torch.stack([leaf.square().sum() for leaf in x.values()]).sum()
+
+    def upper(theta: Tensor, x: Tree) -> Tensor:
+        return (functional_call(module, x, (ABOVE,)).squeeze(1) - 1).square().mean()
+
+    return upper, lower
+
+
+def problem(module: nn.Module) -> Problem:
+    upper, lower = losses(module)
+    return Problem(
+        theta0={"t": torch.zeros(12, dtype=F64)},
+        x0=trainable(module),
+        g=lambda theta, x, _: lower(theta["t"], x),
+        f=lambda theta, x, _: upper(theta["t"], x),
+    )
+
+
+def at(module: nn.Module, **options: Any) -> Any:
+    return hypergradient(
+        *losses(module), torch.zeros(12, dtype=F64), trainable(module), solver=CG(ridge=1.0, rtol=1e-10), **options
+    )
+
+
+def first_step(problem: Problem, **parts: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "generator": Branches(count=1, steps=3),
+        "selector": First(),
+        "hypergradient": Implicit(solver=CG(ridge=1.0)),
+        "outer": Sgd(),
+    }
+    method = Pipeline(**{**defaults, **parts})
+    return method.step(problem, method.init(problem, 0))
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+def test_dropout_in_training_mode_is_refused_and_in_evaluation_mode_gone(strategy: Any) -> None:
+    module = network(nn.Dropout())
+    with pytest.raises(ConfigError, match=r"a loss draws random numbers, .*\n.*module.eval\(\)"):
+        at(module, strategy=strategy)
+    assert_same(at(module.eval(), strategy=strategy).value, at(network(), strategy=strategy).value)
+
+
+@pytest.mark.parametrize("hypergradient", [Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()], ids=lambda each: each.name)
+def test_the_first_step_of_a_pipeline_refuses_dropout(hypergradient: Any) -> None:
+    with pytest.raises(ConfigError, match="a loss draws random numbers"):
+        first_step(problem(network(nn.Dropout())), hypergradient=hypergradient)
+
+
+def test_stacked_candidates_refuse_dropout_and_running_statistics_in_the_same_words() -> None:
+    branches = Branches(count=2, steps=1, mode="stacked")
+    for middle, message in ((nn.Dropout(), "a loss draws random numbers"), (nn.BatchNorm1d(4), "a loss changes tensors that")):
+        made = problem(network(middle))
+        with pytest.raises(ConfigError, match=message):
+            branches.propose(made, made.theta0, branches.init(made, KEY), KEY)
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp"])
+def test_batch_normalisation_is_refused_where_it_learns_its_statistics(strategy: Any) -> None:
+    with pytest.raises(ConfigError, match=r"running statistics\n.*track_running_stats=False"):
+        at(network(nn.BatchNorm1d(4)), strategy=strategy)
+    still = network(nn.BatchNorm1d(4)).eval()
+    assert_same(at(still, strategy=strategy).value, at(still, strategy="difference").value, rtol=1e-5, atol=1e-9)
+    without = network(nn.BatchNorm1d(4, track_running_stats=False))
+    assert_same(at(without, strategy=strategy).value, at(without, strategy="difference").value, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_told_the_strategies_that_work() -> None:
+    compiled: Any = torch.compile(network(), backend="aot_eager")
+    with pytest.raises(ConfigError, match=r"goes through torch\.compile"):
+        at(compiled, strategy="vjp")
+
+
+def test_a_kernel_with_a_first_derivative_alone_is_told_the_strategy_that_works() -> None:
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 1)).double()
+    with pytest.raises(ConfigError, match=r'no second derivative here: .*\n.*strategy = "difference"'):
+        at(module)
+    assert at(module, strategy="difference").outcome.label == "converged"
+
+
+def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_come_once() -> None:
+    module = network(nn.BatchNorm1d(4))
+    module[0].requires_grad_(False)
+    module.append(nn.Linear(1, 1))
+    module[-1].weight = module[1].bias  # tied
+    x = trainable(module)
+    assert sorted(x) == ["1.bias", "1.weight", "3.bias", "3.weight", "4.bias"]
+    assert not any(leaf.requires_grad for leaf in x.values())
+    before = module[3].weight.detach().clone()
+    x["3.weight"].add_(1.0)
+    assert_same(module[3].weight.detach(), before)
+
+
+def test_a_state_dict_with_counters_is_refused_where_it_comes_in() -> None:
+    module = network(nn.BatchNorm1d(4))
+    with pytest.raises(ConfigError, match=r"'x' must hold floating-point tensors, and '1.num_batches_tracked' is int64\n"):
+        hypergradient(*losses(module), torch.zeros(12), module.state_dict(), solver=CG())
+    with pytest.raises(ConfigError, match="'x0' must hold floating-point tensors"):
+        Problem(theta0={}, x0=module.state_dict(), g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"])
+    with pytest.raises(ConfigError, match="'theta0' must be a dictionary of tensors by name, not a Tensor"):
+        Problem(theta0=torch.zeros(2), x0={}, g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"])
+    with pytest.raises(ConfigError, match="'theta0' must hold tensors by name, and 'a' is a list"):
+        Problem(theta0={"a": [1.0]}, x0={}, g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"a": torch.zeros(40), "y": torch.zeros(30)}, "the same number of rows: a 40, y 30"),
+        ({}, r"the same number of rows: none\n.*Data.none\(\)"),
+        ({"a": torch.zeros(4), "y": [1, 2, 3, 4]}, "'y' is a list"),
+        ({"a": torch.zeros(())}, "'a' is a tensor without rows"),
+    ],
+)
+def test_columns_that_are_no_table_are_refused(table: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Data.of(table)
+
+
+def test_losses_without_theta_are_refused_and_a_zero_hypergradient_is_not() -> None:
+    theta, x = torch.ones(2, dtype=F64), normal(3)
+    with pytest.raises(ConfigError, match=r"neither loss depends on θ \(theta\), so there is nothing to learn"):
+        hypergradient(lambda t, p: p.sum(), lambda t, p: p.square().sum(), theta, x, solver=CG())
+    with pytest.raises(ConfigError, match="neither loss depends on θ"):  # a copy is another tensor
+        hypergradient(lambda t, p: p.sum(), lambda t, p: (p * t.detach().sum()).square().sum(), theta, x, solver=CG())
+    found = hypergradient(lambda t, p: p.sum(), lambda t, p: (p**2).sum() + (t - 1).square().sum(), theta, x, solver=CG())
+    assert_same(found.value["theta"], torch.zeros(2, dtype=F64))
+    half = hypergradient(
+        lambda t, p: (p["a"] * t["used"]).sum(),
+        lambda t, p: p["a"].square().sum(),
+        {"used": theta[:1], "unused": theta},
+        {"a": x},
+        solver=CG(),
+    )
+    assert_same(half.value["unused"], torch.zeros(2, dtype=F64))
+
+
+def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
+    plain = network_problem()
+    empty = {name: leaf.detach() for name, leaf in plain.theta0.items()}
+    deaf = Problem(
+        theta0=plain.theta0,
+        x0=plain.x0,
+        g=lambda theta, x, batch: plain.g(empty, x, batch),
+        f=lambda theta, x, batch: plain.f(empty, x, batch),
+        lower_data=plain.lower_data,
+        upper_data=plain.upper_data,
+    )
+    for estimator in (Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()):
+        with pytest.raises(ConfigError, match=r"neither loss depends on θ \(weights, scale\)"):
+            first_step(deaf, hypergradient=estimator)
+    first_step(deaf, hypergradient=Fixed())  # which learns nothing anyway
+    seen_problem, seen = counted(plain)
+    _, record = first_step(seen_problem)
+    assert seen["f"] == record["cost_upper_gradients"]  # no call more where h is not zero
+
+
+def test_misspelt_modes_and_strategies_are_refused() -> None:
+    square: Any = lambda t, x, b: x["x"].square().sum()  # noqa: E731
+    for call in (
+        lambda: groups(square, {"x": torch.zeros(2, 1)}, mode="stakced"),  # type: ignore[arg-type]
+        lambda: values(square, {}, {"x": torch.zeros(2, 1)}, {}, mode="stakced"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match="unknown mode 'stakced'; did you mean 'stacked'"):
+            call()
+    with pytest.raises(ValueError, match=r"'mode' must be in .*: 'looop'; did you mean 'loop'"):
+        BestOfN(mode="looop")  # type: ignore[arg-type]
