@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -216,12 +217,11 @@ class Hypergradient:
         mixed term, the direct one, or ∇_x g."""
         if self.solution is None:
             return Outcome.NOT_SOLVED
-        numbers = [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in self.value.values()]
-        numbers += [] if self.lower_gradient_norm is None else [self.lower_gradient_norm]
-        code = self.solution.codes.max()
-        for number in numbers:
-            code = code.masked_fill(~torch.isfinite(number), Outcome.NONFINITE.code)
-        return list(Outcome)[int(code)]  # one number, so that a GPU is waited for once
+        code = total = self.solution.codes.max().to(torch.float32)
+        for number in (*self.value.values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
+            total = total + number.sum(dtype=torch.promote_types(number.dtype, torch.float32))
+        worst, total = torch.stack([code.to(total), total]).tolist()  # at once, so that a GPU is waited for once
+        return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 
     @property
     def residual(self) -> Tensor | None:
