@@ -75,6 +75,8 @@ def component_keys() -> str:
                 shown.append(f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n")
             if "parts" in told:
                 shown.append(f"```toml\n{_toml(told['name'], told['parts'])}```\n")
+                for trait, parts in told["on"].items():
+                    shown.append(f"On a task with the trait `{trait}`:\n\n```toml\n{_toml(told['name'], parts)}```\n")
             elif told["fields"]:
                 shown.append(_table(told["fields"]))
     return "\n".join(shown)

@@ -168,6 +168,9 @@ def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
         import tomlkit
 
         click.echo(tomlkit.dumps({"method": {"name": found.name, **description["parts"]}}))
+        for trait, parts in description["on"].items():
+            click.echo(f"On a task with the trait {trait!r} its defaults are\n")
+            click.echo(tomlkit.dumps({"method": {"name": found.name, **parts}}))
     elif description["fields"]:
         for row in description["fields"]:
             row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
@@ -184,7 +187,9 @@ def _description(found: registry.Component) -> dict[str, Any]:
     row = found.row() | {"class": found.where}
     target = found.target
     if isinstance(target, Composition):
-        return row | {"doc": f"{target.summary}\n\nSource: {target.source}", "parts": structure.plain(target.parts)}
+        on = {trait: structure.plain(target.with_overrides({}, [trait])) for trait in target.on}
+        doc = f"{target.summary}\n\nSource: {target.source}"
+        return row | {"doc": doc, "parts": structure.plain(target.parts), "on": on}
     hints = structure.type_hints(target)
     fields = []
     for key, one in structure.init_fields(target).items():
@@ -293,6 +298,8 @@ def run(
     click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
     for name, value in (summary.get("metrics") or {}).items():
         click.echo(f"  {name}: {value:.6g}")
+    for remark in summary.get("remarks") or []:
+        click.echo(f"  note: {remark}")
     calls = summary.get("oracle_calls")
     click.echo(f"  {summary['outer_steps']} outer steps, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
     click.echo(f"  {summary['folder']}")

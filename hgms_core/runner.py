@@ -33,9 +33,10 @@ from hgms_core.errors import (
 from hgms_core.folder import RunFolder, plain
 from hgms_core.hookspecs import RunInfo
 from hgms_core.plugins import LOG
-from hgms_core.problem import Data, Problem
+from hgms_core.problem import Problem
 from hgms_core.protocols import Method, State
 from hgms_core.records import Record, to_numbers
+from hgms_core.remarks import remarks, validation_loss
 from hgms_core.trees import Tree
 
 IDLE_STEPS = 1000
@@ -448,14 +449,6 @@ class Run:
         metrics = self.problem.evaluate(*self.method.result(self.state))
         return {f"metric.{name}": float(value) for name, value in metrics.items()}
 
-    def validation_loss(self) -> float:
-        """f at the returned (θ, x) on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what
-        settings may be chosen by, since it sees no test row."""
-        parts = [self.problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
-        rows = next((part for part in parts if part.size), parts[-1])
-        with torch.no_grad():
-            return float(self.problem.f(*self.method.result(self.state), rows.batch(None)))
-
     def commit(self, record: Record) -> None:
         record = plain(record)
         if self.folder is not None:
@@ -473,7 +466,8 @@ class Run:
         summary = summarise(self.info, status, self.step, self.records, error)
         if why := getattr(self.method, "untrained", ""):
             summary["untrained"] = why
-        loss = self.validation_loss() if validate else None
+        theta, x = self.method.result(self.state) if validate else ({}, {})
+        loss = validation_loss(self.problem, theta, x) if validate else None
         losses = [row["upper_loss"] for row in self.records if "upper_loss" in row]
         unsound = _broken(loss) or (bool(losses) and all(value is None for value in losses))
         if status == "done" and unsound:
@@ -481,6 +475,8 @@ class Run:
             raise NumericalError(
                 f"step {self.step}: {what}\n  look for rows that are empty or hold numbers that are not finite"
             )
+        if loss is not None and not why and (said := remarks(self.problem, x, loss)):
+            summary["remarks"] = said
         summary["validation_loss"] = plain(loss)
         if self.folder is not None:
             self.folder.write_summary(summary)

@@ -94,6 +94,8 @@ class Mix:
             _copy(learned, stage.path)
         result = run_config(config, resume=True, view=self.view, path=stage.path, ready=self._tell_memory)
         self._tell_tokens(result.records)
+        for remark in result.summary.get("remarks") or []:
+            self.say(f"  note: {remark}")
         last = result.records[-1]
         weights = {key.removeprefix("weight."): value for key, value in last.items() if key.startswith("weight.")}
         facts = {

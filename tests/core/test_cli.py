@@ -183,14 +183,21 @@ def test_describe_a_composition(site: Site) -> None:
         parts = {"generator": {"name": "g", "count": 4}, "selector": "s", "hypergradient": "h", "outer": "o"}
         @hookimpl
         def hgms_register_methods():
-            return [Composition(name="mix", summary="A mix.", source="a cookbook", parts=parts)]
+            on = {"sources": {"generator": {"count": 2}, "selector": {"name": "first", "batch_size": 3}}}
+            return [Composition(name="mix", summary="A mix.", source="a cookbook", parts=parts, on=on)]
         """,
     )
     site.install("hgms-recipes", {"recipes": "recipes"})
     found = json_of("describe", "method", "mix")
     assert found["parts"]["generator"] == {"name": "g", "count": 4}
     assert "Source: a cookbook" in call("describe", "method", "mix").stdout
-    assert '[method.generator]\nname = "g"\ncount = 4' in call("describe", "method", "mix").stdout
+    assert found["on"]["sources"]["generator"] == {"name": "g", "count": 2}
+    text = call("describe", "method", "mix").stdout
+    usual, sources = text.split("On a task with the trait 'sources' its defaults are\n")
+    assert '[method.generator]\nname = "g"\ncount = 4' in usual
+    assert 'hypergradient = "h"' in sources
+    assert '[method.generator]\nname = "g"\ncount = 2' in sources
+    assert '[method.selector]\nname = "first"\nbatch_size = 3' in sources
 
 
 def test_plugins_works_whatever_is_broken(fake: Site) -> None:

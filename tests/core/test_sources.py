@@ -16,9 +16,13 @@ from helpers import F64, assert_same
 from source_problems import convex_sources
 from test_runs import contents, folder
 
+from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
 from hgms_core.runner import Interrupted, run
+from hgms_hypergradients import Fixed
+from hgms_outer import Sgd
+from hgms_selectors import First
 
 # --- stratified draws --------------------------------------------------------------------------------------------------
 
@@ -292,3 +296,30 @@ def test_a_mixture_of_a_problem_without_sources_or_of_unknown_ones_is_refused() 
         pipeline({"a": 0.5, "bees": 0.5}).init(PROBLEM, 0)
     with pytest.raises(ConfigError, match="or none at all"):
         pipeline({}).init(PROBLEM, 0)
+
+
+# --- what is said of a run whose lower level did not learn -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lr", "words"),
+    [
+        (0.3, None),
+        (1e-5, "the validation loss hardly changed, from {start:.4g} to {end:.4g} (x moved by {moved:.2g} of its length)"),
+        (2.2, "the validation loss rose from {start:.4g} to {end:.4g} (x moved by {moved:.2g} of its length)"),
+    ],
+)
+def test_a_run_says_where_x_did_not_learn(lr: float, words: str | None) -> None:
+    problem = evolve(convex_sources({"a": 0.9, "b": 0.1}), x0={"x": torch.tensor([-1.0, 0.5], dtype=F64)})
+    method = Pipeline(generator=Branches(count=1, steps=1, lr=lr), selector=First(), hypergradient=Fixed(), outer=Sgd(lr=1.0))
+    result = run(method, problem, Budget(outer_steps=20))
+    data = problem.upper_data["stop"].whole["a"]
+    start, end = (float(0.5 * (x["x"] - data).square().sum(-1).mean()) for x in (problem.x0, result.x))
+    assert result.summary["validation_loss"] == pytest.approx(end)
+    if words is None:
+        assert end < 0.5 * start
+        assert "remarks" not in result.summary
+    else:
+        moved = float((result.x["x"] - problem.x0["x"]).norm() / problem.x0["x"].norm())
+        (said,) = result.summary["remarks"]
+        assert said.startswith(words.format(start=start, end=end, moved=moved))
