@@ -84,6 +84,7 @@ class Demo:
         if self.picture is not None:
             click.echo(f"  {self.picture}")
         click.echo(f"  {self.folder}")
+        click.echo(f"next: put your own files and model into a copy of {self.folder / 'demo.toml'}, then run hgms mix on it")
 
 
 def configs(out: Path, seeds: int) -> list[MixConfig]:

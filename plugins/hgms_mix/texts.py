@@ -10,7 +10,7 @@ from pathlib import Path
 
 NAMES = ("Mia", "Tom", "Lena", "Ravi", "Noor", "Paul", "Ines", "Jun", "Olga", "Sam", "Zoe", "Ali")
 THINGS = ("apples", "marbles", "stamps", "books", "pencils", "shells", "coins", "cards", "plums", "buttons")
-PLACES = ("box", "shelf", "bag", "drawer", "basket", "tin")
+PLACES = {"box": "boxes", "shelf": "shelves", "bag": "bags", "drawer": "drawers", "basket": "baskets", "tin": "tins"}
 DISHES = ("tomato soup", "lentil stew", "apple cake", "fried rice", "onion pie", "bean salad", "pancakes", "fish curry")
 FOODS = ("onions", "carrots", "peppers", "potatoes", "leeks", "mushrooms", "courgettes")
 SPICES = ("salt", "cumin", "thyme", "paprika", "nutmeg", "basil", "ginger")
@@ -23,7 +23,7 @@ Row = tuple[str, str]
 
 def word_problem(random: random.Random) -> Row:
     """A word problem with one operation, and its worked answer."""
-    name, thing, place = random.choice(NAMES), random.choice(THINGS), random.choice(PLACES)
+    name, thing, place = random.choice(NAMES), random.choice(THINGS), random.choice(tuple(PLACES))
     a, b = random.randint(2, 60), random.randint(2, 60)
     kind = random.randrange(4)
     if kind == 0:
@@ -40,7 +40,7 @@ def word_problem(random: random.Random) -> Row:
     a, b = a % 11 + 2, b % 11 + 2
     if kind == 2:
         return (
-            f"{name} fills {a} {place}s with {b} {thing} each. How many {thing} is that?",
+            f"{name} fills {a} {PLACES[place]} with {b} {thing} each. How many {thing} is that?",
             f"We multiply: {a} * {b} = {a * b}. That is {a * b} {thing}. The answer is {a * b}.",
         )
     return (

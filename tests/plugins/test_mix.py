@@ -488,6 +488,24 @@ def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Pa
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
 
 
+def test_no_text_of_the_demo_is_cut_and_its_words_are_words(tmp_path: Path) -> None:
+    """A cut answer loses its end, which says the result: none may be left out or cut."""
+    from hgms_llm.task import left_out
+    from hgms_llm.tokenizers import byte_tokenizer
+    from hgms_mix.demo import configs
+    from hgms_mix.texts import write
+
+    write(tmp_path / "texts")
+    [config, _] = configs(tmp_path, 1)
+    tables = {which: config.task.tables(byte_tokenizer(), which) for which in ("sources", "validation", "test")}
+    assert left_out(tables) == ""
+    assert max(int(table.lengths.max()) for part in tables.values() for table in part.values()) <= config.task.max_length
+    text = "".join(path.read_text() for path in (tmp_path / "texts").iterdir())
+    assert "boxs" not in text
+    assert "shelfs" not in text
+    assert "shelves" in text
+
+
 def test_the_word_problems_are_solved_rightly() -> None:
     import random
     import re
