@@ -630,7 +630,7 @@ def test_carried_wants_a_generator_that_brings_the_gradient() -> None:
 
 
 def test_a_loss_that_lacks_a_variable_gives_zeros() -> None:
-    problem = evolve(SCALAR, f=lambda t, x, _: torch.zeros((), dtype=F64), g=lambda t, x, _: x["x"].sum())
+    problem = evolve(SCALAR, f=lambda t, x, _: 0 * t["t"].sum(), g=lambda t, x, _: x["x"].sum())
     for generator in GENERATORS.values():
         state, _ = advance(method(evolve(generator, count=1)), problem, 1)
         assert_same(state["theta"], problem.theta0)
