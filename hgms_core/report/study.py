@@ -328,7 +328,7 @@ def _section(
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
-    methods = _named([(run.method, run.label, run) for run in sorted(runs, key=lambda run: run.seed)])
+    methods = _methods(sorted(runs, key=lambda run: run.seed))
     entries, pairs = _entries(methods, main, higher, names, reference)
     shown = list(dict.fromkeys([main, *(name for name in metrics if name in names), "upper_loss"]))
     budget = Budget.parse(runs[0].budget)
@@ -366,6 +366,23 @@ def _section(
         tokens={label: found for label, each in own.items() if (found := mixture.tokens(each))},
         environments=_environments(runs),
     )
+
+
+def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
+    """Runs by method. Where a method has several of one seed, which no mean may count twice, they were carried out differently:
+    then each way is a method of its own."""
+    found: dict[str, list[StoredRun]] = {}
+    for label, each in _named([(run.method, run.label, run) for run in runs]).items():
+        if len({run.seed for run in each}) < len(each):
+            found |= _named([({**run.method, "run": carried_out(run)}, label, run) for run in each])
+        else:
+            found[label] = each
+    return found
+
+
+def carried_out(run: StoredRun) -> dict[str, Any]:
+    """The settings of a run that are neither its method's nor names."""
+    return {key: value for key, value in run.settings.items() if key not in ("out", "label", "task_label")}
 
 
 def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
@@ -473,4 +490,4 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 
 
-__all__ = ["Diagnosis", "Entry", "Section", "Study", "build"]
+__all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "carried_out"]

@@ -12,7 +12,7 @@ from hgms_core import results
 from hgms_core.budget import Budget
 from hgms_core.report import mixture as mixtures
 from hgms_core.report.mixture import Mixture
-from hgms_core.report.study import Entry, Section, Study
+from hgms_core.report.study import Entry, Section, Study, carried_out
 from hgms_core.results import StoredRun
 from hgms_core.statistics import Interval, spell
 from hgms_core.table import is_share
@@ -353,8 +353,7 @@ def settings(section: Section) -> Table:
 
 
 def _all_settings(run: StoredRun) -> dict[str, Any]:
-    carried = {key: value for key, value in run.settings.items() if key not in ("out", "label", "task_label")}
-    return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried}
+    return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried_out(run)}
 
 
 def failures(study: Study) -> Table:

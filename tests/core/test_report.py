@@ -157,6 +157,21 @@ def test_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
     assert [[cell.text for cell in row] for row in settings.rows] == [["method.lr", "0.5", "0.1"]]
 
 
+def test_a_seed_is_counted_once(tmp_path: Path) -> None:
+    """Runs of one method and seed that were carried out differently are two methods, not twice as many seeds."""
+    for seed in (0, 1):
+        write_run(tmp_path, seed=seed, value=0.2)
+        path = write_run(tmp_path / "again", seed=seed, value=0.3)
+        (path / "config.toml").write_text((path / "config.toml").read_text().replace("threads = 1", "threads = 2"))
+        write_run(tmp_path, method="uniform", seed=seed)
+    section = report.build([tmp_path]).sections[0]
+    assert {entry.label: entry.seeds for entry in section.entries} == {
+        "halve (run.threads = 1)": [0, 1],
+        "uniform": [0, 1],
+        "halve (run.threads = 2)": [0, 1],
+    }
+
+
 def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
     assert [len(runs) for _, runs in study.sections[0].environments] == [9, 3]
     page = report.WRITERS[".html"](study)
