@@ -54,7 +54,7 @@ def place(benchmark: Benchmark, given: str | None) -> Path:
             f'  [evaluate.paths]\n  {benchmark} = "…/{PLACES[benchmark]}"'
         )
     if not path.exists():
-        raise DataError(f"{benchmark}: there is no {path}")
+        raise DataError(f"{benchmark}: there is no {path if given is None else given}")  # as written: variables stay unsaid
     return path
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import shutil
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import CheckpointError, Key, NumericalError, OutOfMemory, out_of_memory
-from hgms_core.running import DiskError, Interrupted, Interrupts, replace_file
+from hgms_core.running import DiskError, Interrupted, Interrupts, appending, replace_file
 from hgms_llm import BaseModel, Lora
 from hgms_mix.randomness import borrowed
 from hgms_mix.stages import file_digest
@@ -127,7 +128,8 @@ class Finetune:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
             step, steps = trainer.state.global_step, trainer.state.max_steps
         if step < steps:
-            raise Interrupted(f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}")
+            told = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
+            raise Interrupted(told, interrupts.number or signal.SIGINT)
         losses = log.losses()
         kind = "model" if adapter is None else "adapter"
         with _disk(folder):
@@ -271,7 +273,7 @@ class _Log:
                 f"fine-tuning step {row['step']}: the loss is {row['loss']}\n"
                 "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip (1.0, say)"
             )
-        with self.path.open("ab") as stream:
+        with appending(self.path) as stream:
             stream.write(json.dumps(row).encode() + b"\n")
         self.watch(row["step"], steps, row["loss"])
 

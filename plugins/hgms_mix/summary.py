@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,11 @@ def carry_out(
         except KeyboardInterrupt as error:
             reason = str(error).splitlines()[0] if str(error) else "interrupted"
             at = next((stage for stage in STAGES if stage not in mix.done), upto)
-            raise Interrupted(f"{reason}\n  in stage {at}; run the same command again to go on from there") from None
+            told = f"{reason}\n  in stage {at}; run the same command again to go on from there"
+            raise Interrupted(told, getattr(error, "number", signal.SIGINT)) from None
         except DiskError as error:
             # the run's own message names an option that `hgms run` has
-            reason = str(error).splitlines()[0]
-            raise DiskError(f"{reason}\n  what is done is kept; free some space, then run the same command again") from error
+            raise DiskError(str(error).replace(" (hgms run: with --resume)", "")) from error
         return report(mix, name)
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError, DataError, HgmsError, MissingExtra
 from hgms_llm.formats import FORMATS, BadRow, Message, detect
+from hgms_llm.models import BaseModel
 from hgms_llm.sources import Example, Source, check_names, content, read, read_examples
+from hgms_llm.tokenizers import load_tokenizer
 
 real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
 
@@ -521,6 +524,16 @@ def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pyte
             read_examples("s", Source(path=path))
         assert "sk-secret" not in str(caught.value)
         assert path in str(caught.value)
+    from hgms_evaluation.questions import place
+
+    for call in (
+        lambda: place("gsm8k", "$OPENAI_API_KEY/x"),
+        lambda: load_tokenizer("./$OPENAI_API_KEY/x"),
+        lambda: BaseModel(path="./$OPENAI_API_KEY/x", tokenizer="bytes").load(torch.device("cpu")),
+    ):
+        with pytest.raises(HgmsError) as caught:
+            call()
+        assert "sk-secret" not in str(caught.value)
 
 
 # -- the Hub ----------------------------------------------------------------------------------------------------------
