@@ -200,7 +200,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
     def interrupt(self: Any, row: Any, steps: int) -> None:
         keep(self, row, steps)
         if row["step"] == 3:
-            self.interrupts.asked = True
+            self.interrupts.number = signal.SIGINT
 
     monkeypatch.setattr(finetune._Log, "append", interrupt)
     broken = call("mix.toml", "--out", "broken")
