@@ -426,8 +426,18 @@ def hypergradient(
         return lambda a, b: loss(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
     losses = bound(f), bound(g)
+    with differences_named():
+        estimate = implicit(pure(losses[0]), pure(losses[1]), upper, lower, solver, strategy, v0)
+    if not any(bool(leaf.any()) for leaf in estimate.value.values()):
+        check_used(losses, upper, lower)
+    return estimate
+
+
+@contextlib.contextmanager
+def differences_named() -> Iterator[None]:
+    """Inside, a second derivative that torch does not have is a :class:`ConfigError` that names the strategy without one."""
     try:
-        estimate = implicit(_pure(losses[0]), _pure(losses[1]), upper, lower, solver, strategy, v0)
+        yield
     except RuntimeError as error:
         if once_differentiable(error):
             raise ConfigError(
@@ -435,9 +445,6 @@ def hypergradient(
                 '  take `strategy = "difference"`, which needs first derivatives alone'
             ) from error
         raise
-    if not any(bool(leaf.any()) for leaf in estimate.value.values()):
-        check_used(losses, upper, lower)
-    return estimate
 
 
 def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x: Tree) -> None:
@@ -457,7 +464,7 @@ def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x:
     )
 
 
-def _pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
+def pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
     """The loss, refused where its first call draws from torch's global generators."""
     called = False
 

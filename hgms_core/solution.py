@@ -10,7 +10,8 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core.errors import ConfigError, one_of
-from hgms_core.hypergrad import Strategy, as_solver, cross_product, curvature
+from hgms_core.hypergrad import Strategy, as_solver, cross_product, curvature, differences_named, pure
+from hgms_core.problem import check_floating
 from hgms_core.records import Solution
 from hgms_core.trees import Ravel, Tree, detach
 
@@ -64,7 +65,7 @@ def lower_solution(
 
     Errors: ConfigError where the gradient itself is differentiated (it can be made with ``create_graph=True``, but its own
     derivative is not known here), and within the transforms of ``torch.func``, which do not see through it as ``backward`` and
-    ``torch.autograd`` do.
+    ``torch.autograd`` do; for a loss that is no pure function, or without the second derivative that ``strategy`` takes.
 
     Cost: nothing forward; a backward pass takes one lower gradient, one Hessian product an iteration and one cross product.
 
@@ -83,10 +84,12 @@ def lower_solution(
     upper = dict(theta) if isinstance(theta, Mapping) else {"theta": theta}
     lower = dict(x) if isinstance(x, Mapping) else {"x": x}
 
+    check_floating("'x'", lower)
+
     def loss(a: Tree, b: Tree) -> Tensor:
         return g(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
-    level = _Level(loss, tuple(upper), detach(lower), as_solver(solver), strategy, v0, report)
+    level = _Level(pure(loss), tuple(upper), detach(lower), as_solver(solver), strategy, v0, report)
     try:
         values: tuple[Tensor, ...] = _Minimiser.apply(level, *upper.values())  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -127,7 +130,7 @@ class _Minimiser(torch.autograd.Function):
         theta = detach(dict(zip(level.names, leaves, strict=True)))
         wanted = {name: theta[name] for name, needed in zip(level.names, ctx.needs_input_grad[1:], strict=True) if needed}
         spec = Ravel.of(level.x)
-        with torch.no_grad():
+        with torch.no_grad(), differences_named():
             here = curvature(lambda x: level.loss(theta, x), level.x, level.strategy)
             solution = level.solver.solve(here.matvec, spec.ravel_leaves(slopes), level.v0)
             if level.report is not None:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from hgms_branches import Branches
 from hgms_cg import CG
-from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, trainable, values
+from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, lower_solution, trainable, values
 from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
 from hgms_outer import Sgd
 from hgms_selectors import BestOfN, First
@@ -72,6 +72,16 @@ def test_dropout_in_training_mode_is_refused_and_in_evaluation_mode_gone(strateg
     with pytest.raises(ConfigError, match=r"a loss draws random numbers, .*\n.*module.eval\(\)"):
         at(module, strategy=strategy)
     assert_same(at(module.eval(), strategy=strategy).value, at(network(), strategy=strategy).value)
+
+
+def test_a_lower_solution_refuses_dropout_on_the_way_back() -> None:
+    for middle in (nn.Dropout(), nn.BatchNorm1d(4)):
+        module = network(middle)
+        _, lower = losses(module)
+        theta = torch.zeros(12, dtype=F64, requires_grad=True)
+        x = lower_solution(lower, theta, trainable(module), solver=CG(ridge=1.0))
+        with pytest.raises(ConfigError, match=r"a loss (draws random numbers|changes tensors)"):
+            x["0.bias"].sum().backward()
 
 
 @pytest.mark.parametrize("hypergradient", [Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()], ids=lambda each: each.name)
