@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, final
 import torch
 from attrs import evolve, field, frozen, validators
 
-from hgms_core.errors import DRAWS, ConfigError, choice
-from hgms_core.hypergrad import check_used
+from hgms_core.errors import ConfigError, choice
+from hgms_core.hypergrad import check_repeats, check_used
 from hgms_core.problem import Batch, Loss, Problem, without_start
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
@@ -137,7 +137,8 @@ class Pipeline:
         spent = candidates.cost + estimate.cost
         if drawn is not None:  # once, at the start: what is wrong with the losses themselves
             if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
-                raise ConfigError(DRAWS)
+                for loss in _on_a_few_rows(problem, key):
+                    check_repeats(loss, theta, x)
             if theta and spent.upper_gradients and not any(bool(leaf.any()) for leaf in estimate.value.values()):
                 check_used(_on_a_few_rows(problem, key), theta, x)
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)

@@ -9,7 +9,7 @@ import torch
 from attrs import Attribute, Factory, define, field, validators
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, hypergradient, norm
+from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, choice, hypergradient, norm
 from hgms_interop.surroundings import Batches, moved, placed, undisturbed
 
 Loss = Callable[[Any, Tree, Any], Tensor]
@@ -86,7 +86,7 @@ class OuterSteps:
     optimizer: OuterOptimizer | torch.optim.Optimizer = field()
     every: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
     lower: Iterable[Any] | None = None
-    strategy: Strategy = "vjp"
+    strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
     records: list[dict[str, Any]] = field(init=False, factory=list)
     _memory: State | None = field(init=False, default=None)
     _uppers: Batches = field(init=False, default=Factory(lambda self: Batches(self.upper, "upper"), takes_self=True))
