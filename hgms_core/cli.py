@@ -326,7 +326,8 @@ def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
         return
-    click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; mean ± half width of the 95 % interval (more with --json)")
+    what = "mean ± half width of the 95 % interval, of differences by Holm's rule"
+    click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; {what} (more with --json)")
     rows = result.table.columns
     print_table(tuple(rows[0]), rows)
     for path in result.pictures:

@@ -449,7 +449,10 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
     lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
-    assert lines[0] == "3 s a run, 2 seeds; mean ± half width of the 95 % interval (more with --json)"
+    assert (
+        lines[0]
+        == "3 s a run, 2 seeds; mean ± half width of the 95 % interval, of differences by Holm's rule (more with --json)"
+    )
     assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
         "method", "test accuracy (%) ↑", "− uniform", "outer steps", "oracle calls", "seconds",
     ]  # fmt: skip
