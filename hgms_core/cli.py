@@ -8,22 +8,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from hgms_core import PLUGIN_API, __version__, plugins, registry
+from hgms_core.budget import Budget
 from hgms_core.composition import Composition
-from hgms_core.errors import HgmsError, PluginError
+from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
+from hgms_core.folder import RunFolder
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
-from hgms_core.untrusted import printable
+from hgms_core.untrusted import parse_toml, printable, read_file
+
+if TYPE_CHECKING:
+    from hgms_core.config import RunConfig
 
 BESIDES = {
     "compare": "hgms_core.commands.compare:compare",
@@ -57,6 +64,20 @@ class _Commands(click.Group):
             found: click.Command = getattr(importlib.import_module(module), attribute)
             return found
         return self.commands.get(name) or self._foreign().get(name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # closed by whoever started us: nobody reads it
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+            elif isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # ± on a terminal of ASCII is \\xb1, not a traceback
+        return super().main(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         handler = _Warnings(logging.WARNING)
@@ -150,14 +171,19 @@ def list_components(kind: str | None, files: Sequence[str], as_json: bool) -> No
 
 
 @main.command()
-@click.argument("kind")
-@click.argument("name")
+@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
 @plugin_option
 @json_option
-def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
-    """Everything about one component: its fields with types and defaults, and its documentation."""
+def describe(words: Sequence[str], files: Sequence[str], as_json: bool) -> None:
+    """Everything about one component: its fields with types and defaults, and its documentation.
+
+    KIND may be left out where only one component has the NAME.
+    """
     plugins.host(files)
-    found = registry.default().get(registry.kind_called(kind).name, name)
+    if len(words) > 2:
+        raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
+    *kind, name = words
+    found = registry.default().get(registry.kind_called(kind[0]).name, name) if kind else _component(name)
     description = _description(found)
     if as_json:
         print_json(description)
@@ -177,6 +203,18 @@ def describe(kind: str, name: str, files: Sequence[str], as_json: bool) -> None:
         print_table(("name", "type", "default"), description["fields"])
     else:
         click.echo("It has no fields.")
+
+
+def _component(name: str) -> registry.Component:
+    """The one component of that name, whatever its kind."""
+    known = [item for item in registry.default().components() if item.kind.label]
+    hits = [item for item in known if item.name == name]
+    if not hits:
+        raise UnknownComponent(unknown("component", name, {item.name for item in known}))
+    if len(hits) > 1:
+        kinds = " or ".join(f"`hgms describe {item.kind.name} {name}`" for item in hits)
+        raise UnknownComponent(f"{len(hits)} components are called {name!r}\n  write {kinds}")
+    return hits[0]
 
 
 def _description(found: registry.Component) -> dict[str, Any]:
@@ -289,6 +327,8 @@ def run(
     from hgms_core.launch import run_config
     from hgms_core.progress import Progress
 
+    if resume:
+        _say_nothing_to_resume(loaded)
     with Progress(enabled=not as_json) as view:
         result = run_config(loaded, resume=resume, view=view)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
@@ -297,12 +337,30 @@ def run(
         return
     click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
     for name, value in (summary.get("metrics") or {}).items():
-        click.echo(f"  {name}: {value:.6g}")
+        click.echo(f"  {name}: " + ("not finite" if value is None else f"{value:.6g}"))
     for remark in summary.get("remarks") or []:
         click.echo(f"  note: {remark}")
-    calls = summary.get("oracle_calls")
-    click.echo(f"  {summary['outer_steps']} outer steps, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
+    click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
     click.echo(f"  {summary['folder']}")
+
+
+def _say_nothing_to_resume(config: RunConfig) -> None:
+    """A person who asks to go on has a run in mind: if this configuration has none, say so, and which ones there are."""
+    from hgms_core.launch import run_path
+    from hgms_core.results import difference
+
+    folder = RunFolder(run_path(config))
+    if folder.begun:
+        return
+    click.echo(f"warning: there is nothing to resume in {folder.path}; a new run begins", err=True)
+    label = config.run.label or config.method_name
+    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
+        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+            keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
+            keys = [key for key in keys if key not in ("run.out", "run.label", "run.task_label")]
+            what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
+            click.echo(printable(f"  {path.parent} holds a run with {what}"), err=True)
 
 
 @main.command()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 from attrs import field, frozen
 
 from hgms_core import plugins, results, workers
@@ -214,12 +215,15 @@ def _gather(
 ) -> Comparison:
     runs: dict[str, dict[str, list[StoredRun]]] = {}
     failures: list[Failure] = []
+    gaps: dict[tuple[str, str], list[np.ndarray]] = {}
     for cell in cells:
         mine = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
         status, reason = state_of(cell)
         if status == "done":
             try:
-                mine.append(results.read(cell.path))
+                run = results.read(cell.path)
+                gaps.setdefault((cell.task, cell.method), []).append(run.columns(["gap"])["gap"][1:])
+                mine.append(run)
                 continue
             except CheckpointError as error:
                 status, reason = "damaged", str(error)
@@ -238,7 +242,7 @@ def _gather(
     tables = []
     for task, by_method in runs.items():
         metric = grid.metrics[task]
-        notes = {method: [ALIKE] for method in by_method if _alike(by_method[method])}
+        notes = {method: [ALIKE] for method in by_method if _alike(gaps.get((task, method), []))}
         for method in by_method if planned else ():
             if (task, method) not in swept:
                 notes.setdefault(method, []).append("not swept")
@@ -256,10 +260,9 @@ def _gather(
     return Comparison(tables=tables, failures=failures, sweeps=[one.as_dict() for one in planned], grid=grid)
 
 
-def _alike(runs: Sequence[StoredRun]) -> bool:
-    """Whether there were several candidates and never a difference between them: nothing was selected. With one candidate the
-    gap is infinite, and other methods have none: both read as NaN."""
-    gaps = [run.columns(["gap"])["gap"][1:] for run in runs]
+def _alike(gaps: Sequence[np.ndarray]) -> bool:
+    """Whether there were several candidates and never a difference between them in any run: nothing was selected. With one
+    candidate the gap is infinite, and other methods have none: both read as NaN."""
     return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
 
 

@@ -20,11 +20,9 @@ alone. ``"none"`` stands for Python's None.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +34,11 @@ from attrs import Factory, field, frozen, validators
 from hgms_core import registry as registries
 from hgms_core.budget import Budget
 from hgms_core.code import digests
-from hgms_core.errors import ConfigError
+from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry
 from hgms_core.structure import Invalid, Place, plain, show, structured, traits_of
+from hgms_core.untrusted import parse_toml
 
 SCHEMA = 1
 
@@ -190,33 +189,9 @@ def read_file(path: Path, what: str) -> dict[str, Any]:
 def read_toml(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
     try:
-        table = tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{source} is nested too deeply; nothing here needs more than {DEEPEST} levels") from None
-    except ValueError as error:  # TOMLDecodeError, and an integer of thousands of digits
-        raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    _ensure_plain(table, source)
-    return table
-
-
-def _ensure_plain(table: Mapping[str, Any], source: str) -> None:
-    """No deeper than anything needs to be, no integer beyond TOML's own 64 bits, and no dates, which no setting has."""
-    level: list[tuple[str, Any]] = [(source, table)]
-    for _ in range(DEEPEST + 1):
-        for place, value in level:
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ConfigError(f"an integer of {len(str(abs(value)))} digits does not fit into 64 bits @ {place}")
-            if isinstance(value, datetime.date | datetime.time):
-                raise ConfigError(f"no setting is a date or a time: {value.isoformat()} @ {place}")
-        level = [
-            (f"{place}.{key}", inner)
-            for place, value in level
-            if isinstance(value, dict | list)
-            for key, inner in (value.items() if isinstance(value, dict) else enumerate(value))
-        ]
-        if not level:
-            return
-    raise ConfigError(f"{source} is nested too deeply; nothing here needs more than {DEEPEST} levels")
+        return parse_toml(text, source)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
 
 
 def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Place:
@@ -227,13 +202,12 @@ def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Pla
     if not equals or not all(path):
         raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
     try:
-        value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except (ValueError, RecursionError):
+        value = read_toml(f"value = {text}", "the value")["value"] if "\n" not in text else text
+    except ConfigError:
         value = text
     try:
         if len(path) > DEEPEST:
             raise ConfigError(f"nothing here needs more than {DEEPEST} levels")
-        _ensure_plain({path[-1]: value}, "value")
         put(table, path, value)
     except ConfigError as error:
         raise ConfigError(f"--set {given or assignment}: {error}") from None

@@ -22,8 +22,7 @@ import hashlib
 import json
 import math
 import os
-import stat
-import tomllib
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from torch import Tensor
 
 from hgms_core.errors import CheckpointError
 from hgms_core.protocols import State
+from hgms_core.untrusted import ROWS, parse_toml, read_file
 
 TENSOR = "$tensor"
 
@@ -105,18 +105,12 @@ def _flush(path: Path) -> None:
             os.close(handle)
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of a regular file.
-
-    Raises:
-        CheckpointError: it is a pipe or a device, from which one could read for ever, or it cannot be read.
-    """
+def _read(path: Path, most: int = ROWS) -> bytes:
+    """The bytes of a file of a run's folder: a regular one, and no link."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(_damaged(path, "it is no regular file"))
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(_damaged(path, f"it cannot be read ({error.strerror or error})")) from None
+        return read_file(path, most)
+    except CheckpointError as error:
+        raise CheckpointError(_damaged(path, str(error))) from None
 
 
 def plain(value: Any) -> Any:
@@ -326,14 +320,14 @@ class RunFolder:
         are not looked at."""
 
         def compared(text: str) -> dict[str, Any]:
-            table = tomllib.loads(text)
+            table = parse_toml(text, self.config.name)
             settings = {key: value for key, value in table.get("run", {}).items() if key not in ("out", "label", "task_label")}
             return {**table, "run": settings}
 
-        text = read_file(self.config).decode(errors="replace")
+        text = _read(self.config).decode(errors="replace")
         try:
             return text == config or compared(text) == compared(config)
-        except (ValueError, AttributeError, RecursionError):  # no TOML, or nothing like a configuration
+        except (CheckpointError, AttributeError):  # no TOML, or nothing like a configuration
             return False
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
@@ -371,7 +365,7 @@ class RunFolder:
     def _written(self) -> _Rows:
         """The length and digest of ``steps.jsonl``, which is read once."""
         if not self._rows:
-            self._rows.append(_Rows.of(read_file(self.steps) if self.steps.exists() else b""))
+            self._rows.append(_Rows.of(_read(self.steps) if self.steps.exists() else b""))
         return self._rows[0]
 
     def records(self) -> list[dict[str, Any]]:
@@ -418,10 +412,10 @@ class RunFolder:
             )
         try:
             step, size, path = int(pointer["step"]), int(pointer["steps_bytes"]), self.path / Path(pointer["tensors"]).name
-            data = read_file(path)
+            data = _read(path, most=sys.maxsize)
             if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
                 raise CheckpointError(_damaged(path, "its contents do not match the recorded sha256 (truncated or changed)"))
-            rows = read_file(self.steps) if size or self.steps.exists() else b""
+            rows = _read(self.steps) if size or self.steps.exists() else b""
             if len(rows) < size:
                 raise CheckpointError(_damaged(self.steps, f"it ends before step {step} of the checkpoint"))
             if hashlib.sha256(rows[:size]).hexdigest() != pointer["steps_sha256"]:
@@ -452,9 +446,9 @@ class RunFolder:
         spent up to it."""
         kept = {}
         for path in (self.steps, self.timings):
-            data = read_file(path) if path.exists() else b""
+            data = _read(path) if path.exists() else b""
             kept[path] = b"".join(line + b"\n" for line in data.split(b"\n")[: step + 1])
-            if kept[path] != data or path.is_symlink():
+            if kept[path] != data:
                 replace_file(path, kept[path])
         self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
@@ -490,7 +484,7 @@ def _checksum(table: Mapping[str, Any]) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(read_file(path))
+        table = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(_damaged(path, f"it is not valid JSON ({error})")) from None
     if not isinstance(table, dict):
@@ -502,7 +496,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines. Only the last line may be half-written (a kill while appending); any other damage is named."""
     if not path.exists():
         return
-    for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
+    for number, line in enumerate(_read(path).split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
             if not isinstance(row["step"], int):

@@ -60,7 +60,8 @@ def print_json(value: object) -> None:
             return {str(key): clean(inner) for key, inner in item.items()}
         return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
 
-    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+    plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")
+    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
 
 
 def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_core import PLUGIN_API, NumericalError, launch, plugins
+from hgms_core import PLUGIN_API, NumericalError, launch, plugins, registry
 from hgms_core.cli import main
 from hgms_core.runner import Interrupted
 
@@ -165,6 +165,26 @@ def test_describe_says_which_fields_are_required(fake: Site) -> None:
     assert fields["generator"] == {"name": "generator", "type": "a candidate generator", "required": True, "default": None}
     assert fields["keep"]["default"] == "last"
     assert "(required)" in call("describe", "method", "pipeline").stdout
+
+
+def test_describe_needs_a_kind_only_where_two_share_the_name(fake: Site) -> None:
+    assert call("describe", "halve").stdout == call("describe", "method", "halve").stdout
+    unknown = call("describe", "havle")
+    assert (unknown.exit_code, unknown.stderr.splitlines()[0]) == (2, "error: unknown component 'havle'; did you mean 'halve'?")
+    fake.module("second", PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "one"'))
+    fake.install("hgms-second", {"second": "second"}, version="1.0")
+    plugins._current = None
+    registry._default = None
+    both = call("describe", "one")
+    assert both.exit_code == 2
+    assert "`hgms describe task one` or `hgms describe method one`" in both.stderr
+
+
+def test_a_misspelt_command_gets_a_suggestion(fake: Site) -> None:
+    for word, meant in (("compar", "compare"), ("gret", "greet")):
+        done = call(word)
+        assert done.exit_code == 2
+        assert f"unknown command '{word}'; did you mean '{meant}'?" in done.stderr
 
 
 def test_describe_an_unknown_component(fake: Site) -> None:
@@ -391,6 +411,43 @@ def test_run_writes_a_folder_and_prints_the_summary(fake: Site, tmp_path: Path) 
     resumed = call(*arguments, "--resume")
     assert resumed.exit_code == 0
     assert resumed.stdout.splitlines()[:2] == ["one, halve, seed 4: done", "  size: 0.015625"]
+
+
+def test_a_metric_that_is_not_finite_is_shown_as_such(site: Site, tmp_path: Path) -> None:
+    file = site.module("single", PLUGIN.replace('float(x["x"])', 'float("nan")'))
+    done = call("run", config_file(tmp_path), "--out", tmp_path / "runs", "--plugin", file)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "  size: not finite" in done.stdout.splitlines()
+
+
+def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path) -> None:
+    arguments = ("run", config_file(tmp_path), "--out", tmp_path / "runs")
+    first = call(*arguments, "--resume")
+    assert first.exit_code == 0
+    assert "warning: there is nothing to resume in" in first.stderr
+    other = call(*arguments, "--resume", "--set", "run.threads=1", "--set", 'budget="4 steps"')
+    folder = json_of(*arguments, "--resume")["folder"]
+    assert other.stderr.splitlines()[1] == f"  {folder} holds a run with another budget.outer_steps, run.threads"
+    assert call(*arguments, "--resume").stderr == ""
+
+
+@pytest.mark.plugins
+@pytest.mark.parametrize("how", ["ascii", "closed", "full pipe"])
+def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
+    command = f"{sys.executable} -m hgms_core.cli"
+    grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
+    line = {
+        "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
+        "closed": f"{command} list >&-",
+        "full pipe": f"{command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
+    }[how]
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "sys.exit" not in done.stderr
+    assert done.returncode == (0 if how != "full pipe" else done.returncode)
+    if how == "ascii":
+        assert "\\xb1" in done.stdout
+        json.loads(done.stdout[done.stdout.index("\n{\n") :])
 
 
 def test_run_with_a_plugin_from_a_file(site: Site, tmp_path: Path) -> None:

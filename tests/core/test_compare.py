@@ -598,6 +598,9 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
         (["--task", "bowl", "--methods", "needy", "--budget", "2 steps"], "cannot run on task 'bowl'"),
         (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "x"], "write a count"),
         (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "5-3"], "not '5-3'"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "0-99999999999"], "at most 100,000 seeds"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "99999999999"], "at most 100,000 of them"),
+        (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--set", "run.device=mps"], "torch sees no Apple GPU"),
         (["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--scale", "cpu"], "of a GRID file; none is given"),
         (
             ["--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--out", "file"],

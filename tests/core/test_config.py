@@ -420,6 +420,49 @@ def test_files_that_cannot_be_read(registry: Registry, tmp_path: Path) -> None:
         load(write(tmp_path, "seed = \n"), registry=registry)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a = " + "[" * 5000 + "]" * 5000,
+        "a" + ".a" * 5000 + " = 1",
+        '[run."' + "b" * 100_000 + '"]',
+        "seed = " + "9" * 5000,
+        "seed = " + "9" * 400,
+        "seed = 1979-05-27",
+        "run.label = [1979-05-27T07:32:00Z, 07:32:00]",
+        "run.threads = 100000000000000000000000000",
+        "run.threads = 1000000000",
+        "run.checkpoint_seconds = " + "9" * 400,
+        "run = 3",
+        "task = [[[[1]]]]",
+        'task = "' + "w" * 500_000 + '"',
+        "x" * 2_000_000 + " = 1",
+        "\n".join(f"key{number} = 1" for number in range(3000)),
+        "budget = {outer_steps = 3, seconds = 1979-05-27}",
+        'method.name = "\\u001b[31m"',
+    ],
+    ids=lambda line: line[:30],
+)
+def test_a_hostile_file_is_one_message(registry: Registry, tmp_path: Path, line: str) -> None:
+    key = line.partition(" ")[0].partition(".")[0]
+    text = "\n".join(one for one in TEXT.splitlines() if not one.startswith(f"{key} ") and f"[{key}" not in one)
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, f"{line}\n{text}"), registry=registry)
+    assert len(str(caught.value)) < 600_000 / 20
+    if "\n" not in line and len(line) < 6000:
+        with pytest.raises(ConfigError):
+            load(write(tmp_path), [line.replace(" = ", "=")], registry=registry)
+
+
+def test_an_integer_that_no_float_holds_is_told(registry: Registry) -> None:
+    assert "expected a number, got 1000" in error_of(registry, run={"checkpoint_seconds": 10**400})
+
+
+def test_an_endless_file_is_not_read_to_its_end(registry: Registry) -> None:
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        load("/dev/zero", registry=registry)
+
+
 def test_python_needs_no_registry_and_equals_toml(registry: Registry) -> None:
     method = Pipeline(
         generator=Generator(lr=1), selector=Choose(), hypergradient=Estimate(solver=Direct(rtol=1)), outer=Move(lr=1)
@@ -547,6 +590,8 @@ def test_budgets_are_read(text: str, budget: Budget) -> None:
         ("1.2.3 s", "cannot read the budget '1.2.3 s'"),
         ("-3 s", "cannot read the budget '-3 s'"),
         ("5 parsecs", "cannot read the budget '5 parsecs'"),
+        ("1" + 20_000 * " " + "!", "cannot read the budget '1 "),  # not with time in the square of its length
+        ("9" * 20_000 + " steps", "the budget '99"),
         ("2.5 steps", "the budget '2.5 steps' is not a whole number of steps"),
         ("0 steps", "the budget '0 steps' is not usable: 'outer_steps' must be a whole number > 0: 0"),
         ("0 s", "the budget '0 s' is not usable: 'seconds' must be > 0 and finite: 0.0"),
@@ -557,6 +602,11 @@ def test_budgets_that_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Budget.parse(text)
     assert str(caught.value).startswith(message)
+
+
+def test_a_budget_says_how_many_of_what() -> None:
+    told = [str(Budget.parse(text)) for text in ("1 step", "2 steps", "1 call", "1e3 calls", " 2  outer  steps ", "90s")]
+    assert told == ["1 outer step", "2 outer steps", "1 oracle call", "1000 oracle calls", "2 outer steps", "90 s"]
 
 
 def test_spending_a_budget() -> None:

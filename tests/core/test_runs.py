@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from attrs import field, frozen
 
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
+from hgms_core.code import _git
 from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
 from hgms_core.launch import device_called
@@ -384,25 +386,48 @@ def test_rows_are_not_read_again_for_a_checkpoint(tmp_path: Path, monkeypatch: p
     assert read.count("steps.jsonl") == 0
 
 
-def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path) -> None:
-    """Of a stranger's run folder: whatever its files point to stays as it is."""
+@pytest.mark.parametrize("linked", [".part", ""])
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, linked: str) -> None:
+    """Of a stranger's run folder: what its files point to stays as it is. Links in place of its own files are refused."""
     made, other = folder(tmp_path / "run"), tmp_path / "other"
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
     other.mkdir()
-    names = [path.name for path in made.path.iterdir()]
-    for name in names:
-        (made.path / name).rename(other / name)
-        (made.path / name).symlink_to(other / name)
-        victim = other / f"{name}.part"
-        victim.write_bytes(b"mine")
-        (made.path / f"{name}.part").symlink_to(victim)
+    for name in [path.name for path in made.path.iterdir()]:
+        (other / name).write_bytes((made.path / name).read_bytes())
+        if not linked:
+            (made.path / name).unlink()
+        (made.path / f"{name}{linked}").symlink_to(other / name)
+    (made.path / ".lock").unlink()
+    (made.path / ".lock").symlink_to(other / "steps.jsonl")
     before = {path.name: path.read_bytes() for path in other.iterdir()}
-    run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+    if linked:
+        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+        assert (made.read_summary() or {})["status"] == "done"
+    else:
+        with pytest.raises(CheckpointError, match="links out of a folder are not followed"):
+            run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
-    whole = folder(tmp_path / "whole")
-    run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
-    assert contents(whole.path) == {name: data for name, data in contents(made.path).items() if not name.endswith(".part")}
+
+
+def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) -> None:
+    """A stranger's .git/config names programs: a monitor of files, filters."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "file").write_text("a")
+    subprocess.run([*git, "-C", str(tmp_path), "add", "."], check=True)
+    subprocess.run([*git, "-C", str(tmp_path), "commit", "-qm", "a"], check=True)
+    (tmp_path / "hostile").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\ncat\n")
+    (tmp_path / "hostile").chmod(0o755)
+    (tmp_path / ".gitattributes").write_text("* filter=x\n")
+    (tmp_path / "file").write_text("b")
+    for key in ("core.fsmonitor", "filter.x.clean", "filter.x.smudge", "core.sshCommand", "core.pager"):
+        subprocess.run(["git", "-C", str(tmp_path), "config", key, str(tmp_path / "hostile")], check=True)
+    (tmp_path / "executed").unlink(missing_ok=True)
+    commit = _git(tmp_path)
+    assert commit is not None
+    assert len(commit) == 12
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("name", ["config.toml", "checkpoint.json", "steps.jsonl", "summary.json"])

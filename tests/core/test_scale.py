@@ -42,6 +42,13 @@ def test_a_scale_is_laid_over_all_or_over_one() -> None:
     assert GRID["method"][1]["generator"]["count"] == 8, "the given table stays as it is"
 
 
+@pytest.mark.parametrize("wrong", ["…", 3, ["m"], {"m": "…"}, {"*": 3}])
+def test_what_is_no_table_of_settings_is_told(wrong: Any) -> None:
+    for kind in ("task", "method"):
+        with pytest.raises(ConfigError, match=f"'{kind}' of a scale must hold a table"):
+            scaled({**GRID, "scale": {"x": {kind: wrong}}}, "x", "grid.toml")
+
+
 @pytest.mark.plugins
 def test_flags_have_the_last_word(tmp_path: Path) -> None:
     """The file says 60 s, its scale 9 s, the flag 3 steps."""
