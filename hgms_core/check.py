@@ -69,7 +69,8 @@ def _of_an_instance(
     yield Result("construction")
     for question in questions:
         if question.name not in asked:
-            yield Result(question.name, *verdict(question, instance, expected))
+            asked_of = instance_of(target, question) if isinstance(target, Composition) else instance
+            yield Result(question.name, *verdict(question, asked_of, expected))
 
 
 def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:

@@ -35,6 +35,10 @@ FLAT = 1e-7
 """Eigenvalues of H below this share of the largest count as 0: directions along the manifold of minimisers."""
 
 
+ACROSS = 1e-6
+"""The share of ‖∇_x f‖ along flat directions that counts as none."""
+
+
 class Unsolved(Exception):
     """Why the lower level gives nothing to compare with."""
 
@@ -118,15 +122,17 @@ class _Level:
         return torch.from_numpy(found.x)
 
 
-def _pseudo_solve(hessian: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, float]:
-    """(|H|⁺ b, H⁺ b, number of flat directions, the most negative eigenvalue over the largest). |H| makes a step descend."""
+def _pseudo_solve(hessian: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, float, float]:
+    """(|H|⁺ b, H⁺ b, number of flat directions, the most negative eigenvalue over the largest, the share of ‖b‖ in the flat
+    directions). |H| makes a step descend."""
     values, vectors = torch.linalg.eigh(hessian)
     largest = float(values.abs().max().clamp_min(torch.finfo(values.dtype).tiny))
     curved = values.abs() > FLAT * largest
     parts = vectors.T @ b
     safe = torch.where(curved, values, torch.ones_like(values))
     inverse = [torch.where(curved, parts / each, torch.zeros_like(parts)) for each in (safe.abs(), safe)]
-    return vectors @ inverse[0], vectors @ inverse[1], int((~curved).sum()), float(values.min()) / largest
+    along = float(parts[~curved].norm() / b.norm().clamp_min(1e-300))
+    return vectors @ inverse[0], vectors @ inverse[1], int((~curved).sum()), float(values.min()) / largest, along
 
 
 @frozen
@@ -160,25 +166,30 @@ class _Point:
             return float(self.upper(theta, self.spec.ravel(self.exact.solution(theta))))
         return float(self.upper(theta, _Level(self.problem, theta, self.spec).solve(self.x, far=False)))
 
-    def hypergradient(self) -> Tree:
-        """h, or Unsolved where x is no isolated minimiser and not known to be the best of them."""
+    def hypergradient(self) -> tuple[Tree, int]:
+        """h and the number of flat directions; Unsolved where x is no isolated minimiser and not known to be the best of them.
+
+        Where f has no slope along the flat directions it does not matter which minimiser was found, to first order: moving
+        along them leaves f as it is, as with the bias of a softmax that no penalty holds.
+        """
         above, below = self.problem.upper_data["differentiate"].batch(None), self.problem.lower_data.batch(None)
         _, direct, slope = upper_gradients(lambda t, y: self.problem.f(t, y, above), self.theta, self.spec.unravel(self.x))
         rhs = self.spec.ravel(slope)
-        _, v, flat, lowest = _pseudo_solve(_Level(self.problem, self.theta, self.spec).hessian(self.x), rhs)
+        _, v, flat, lowest, along = _pseudo_solve(_Level(self.problem, self.theta, self.spec).hessian(self.x), rhs)
         if lowest < -FLAT:
             raise Unsolved(
                 "the lower level's Hessian has a negative eigenvalue at the solution: it is a saddle, not a minimiser"
             )
-        if flat and self.exact is None:
+        if flat and self.exact is None and along > ACROSS:
             raise Unsolved(
-                f"the lower solution is not unique ({flat} flat directions of {len(rhs)}), and which one is best is not known: "
-                "the formula holds at the best one only. A penalty in g makes it unique"
+                f"the lower solution is not unique ({flat} flat directions of {len(rhs)}), and f has a slope along them "
+                f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not known. A penalty in g "
+                "makes it unique"
             )
         mixed = cross_product(
             lambda t, y: self.problem.g(t, y, below), self.theta, self.spec.unravel(self.x), self.spec.unravel(v)
         )
-        return {name: direct[name] - mixed[name] for name in direct}
+        return {name: direct[name] - mixed[name] for name in direct}, flat
 
     def kink(self) -> float:
         """By how much the gradient of g changes otherwise than its Hessian says, on steps like those of the differences."""
@@ -230,12 +241,16 @@ def check_problem(
     for number, theta in enumerate(_points(problem, Key(seed).fold("check-gradient"), points)):
         try:
             point = _Point.at(problem, theta, exact)
-            found = point.hypergradient()
+            found, flat = point.hypergradient()
             new = list(_compare(point, found, number, directions, Key(seed).fold("directions", number), tolerance))
         except Unsolved as why:
             notes.append(f"point {number}: not checked: {why}")
             continue
         rows += new
+        if flat and exact is None:
+            notes.append(
+                f"point {number}: {flat} flat directions of {size}, along which f has no slope: any lower solution will do"
+            )
         if any(row.verdict == "MISMATCH" for row in new) and (gap := point.kink()) > 1e-3:
             notes.append(
                 f"point {number}: g is not twice differentiable at its minimiser (products with H are off by {gap:.0e})"

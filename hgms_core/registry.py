@@ -240,10 +240,18 @@ def kind_called(word: str) -> Kind:
 
 
 def kinds_of(target: type) -> list[Kind]:
-    """The kinds whose methods the class has; which one it is if its signatures are right for one only."""
+    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is if its signatures are right
+    for one only."""
     likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
     right = [kind for kind in likely if not faults_of(kind, target)]
-    return right or likely
+    return right or sorted(likely, key=lambda kind: -nearness(kind, target))
+
+
+def nearness(kind: Kind, target: type) -> int:
+    """How much of a kind's protocol a class has: its methods, and once more those with the right parameters. So a method with
+    a misnamed parameter is no outer optimiser, though it has ``init`` and ``step``: it has ``result`` too."""
+    here = [name for name in kind.methods() if callable(getattr(target, name, None))]
+    return len(here) + sum(not _method_faults(target, name, kind.methods()[name]) for name in here)
 
 
 def summary_of(doc: str | None) -> str:

@@ -11,10 +11,22 @@ from torch import Tensor
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import State
-from hgms_core.records import Candidates
+from hgms_core.records import Candidates, Cost
 from hgms_core.seeding import Key
-from hgms_core.testing import problems
-from hgms_core.testing.kit import Check, demand, difference, has, normal, place, refused, snapshot, with_fields
+from hgms_core.testing import oracle, problems
+from hgms_core.testing.kit import (
+    Check,
+    Fault,
+    demand,
+    difference,
+    fail,
+    has,
+    normal,
+    place,
+    shown,
+    snapshot,
+    with_fields,
+)
 from hgms_core.testing.outer import through_json
 from hgms_core.trees import Ravel, Tree
 
@@ -24,8 +36,8 @@ F64 = torch.float64
 
 def checks() -> Iterator[Check]:
     for question in (
-        check_candidates, check_descends, check_replay, check_replay_gradient, check_carry_rule, check_state, check_chunks,
-        check_wells, check_moments,
+        check_candidates, check_losses, check_oracle_counts, check_key, check_descends, check_replay, check_replay_gradient,
+        check_carry, check_carry_rule, check_state, check_chunks, check_wells, check_moments,
     ):  # fmt: skip
         yield Check("generator", question)
 
@@ -92,58 +104,171 @@ def check_descends(generator: Any) -> None:
     demand(min(losses) < first, f"g began at {first:.4g}, the candidates are at {[round(each, 4) for each in losses[:6]]}")
 
 
-def check_replay(generator: Any) -> None:
-    """`replay` gives every candidate again, from the same start and key; a ConfigError that says what else to use is fine."""
-    problem = problems.ridge().problem
+def check_losses(generator: Any) -> None:
+    """Where there are `losses`, they lie among the values that g had on the way to the candidates."""
+    problem, tally = oracle.watched(problems.ridge().problem)
     for each in _on_batches(generator):
         start = each.init(problem, KEY)
+        tally.clear()
         found = proposed(each, problem, start)
-        for i in range(found.count):
+        if found.losses is None:
+            return
+        seen = torch.cat(tally.values) if tally.values else torch.full_like(found.losses[:1], torch.nan)
+        low, high, slack = seen.min(), seen.max(), 1e-9 * (1 + seen.abs().max())
+        demand(
+            bool(((found.losses >= low - slack) & (found.losses <= high + slack)).all()),
+            f"losses are {shown(found.losses)}, and g had values from {float(low):.6g} to {float(high):.6g}; "
+            "leave `losses` out where none is known",
+        )
+
+
+def check_oracle_counts(generator: Any) -> None:
+    """Its cost, and that of a replay, is what it did: the calls of f and of g and the rows are declared, within a factor of two
+    (a product may be one backward pass or two calls), and nothing is that was not called."""
+    problem, tally = oracle.watched(problems.ridge().problem)
+    for each in _variants(generator):
+        start = each.init(problem, KEY)
+        tally.clear()
+        found = proposed(each, problem, start)
+        oracle.demand_honest(found.cost, tally)
+        for theta in (problem.theta0, {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}):
+            tally.clear()
             try:
-                again = _replayed(each, problem, found, start, i)
+                end, cost = _replay(each, problem, found, start, found.count - 1, theta)
             except ConfigError:
-                return
-            differs = difference(snapshot(found.at(i)), snapshot(again), rtol=1e-10)
-            demand(not differs, f"candidate {i} replayed: {differs}")
+                break
+            leaves = [leaf for leaf in theta.values() if leaf.requires_grad]
+            if leaves:
+                torch.autograd.grad(
+                    torch.cat([leaf.reshape(-1) for leaf in end.values()]).sum(), leaves, materialize_grads=True
+                )
+            try:
+                oracle.demand_honest(cost, tally)
+            except Fault as fault:
+                fail(f"in a replay {'with' if leaves else 'without'} derivatives {fault}")
 
 
-def _replayed(generator: Any, problem: Problem, found: Candidates, start: State, index: int, theta: Tree | None = None) -> Tree:
-    at, which = problem.theta0 if theta is None else theta, torch.tensor(index, device=place())
-    x, _ = found.replay(which, at, None) if found.replay is not None else generator.replay(problem, at, start, KEY, which, None)
-    return dict(x)
+def check_key(generator: Any) -> None:
+    """Every number that it draws comes from its key: with two keys it draws other numbers. One that draws none is fine."""
+    problem = problems.ridge().problem
+    few = with_fields(generator, count=min(3, int(getattr(generator, "count", 3))), noise=0.5, batch_size=4)
+    start = few.init(problem, KEY)
+    seen = []
+    for key in (KEY, KEY.fold("another")):
+        with oracle.draws() as drawn:
+            proposed(few, problem, start, key)
+        seen.append(drawn)
+    demand(not oracle.same_draws(*seen), f"with two keys it draws the same {len(seen[0])} tensors of random numbers")
+
+
+def check_replay(generator: Any) -> None:
+    """`replay` gives every candidate again, from the same start and key, through however many steps it is differentiated; at
+    another θ it gives what `propose` gives there. A ConfigError that says what else to use is fine."""
+    problem = problems.ridge().problem
+    for each in _variants(generator):
+        start = each.init(problem, KEY)
+        found = proposed(each, problem, start)
+        for theta, where in ((problem.theta0, ""), (_elsewhere(problem), " at another θ")):
+            wanted = each.propose(problem, theta, start, KEY) if where else found
+            for i in range(found.count):
+                for last in (None, 0, 1) if i == found.count - 1 else (None,):
+                    try:
+                        again = _replayed(each, problem, found, start, i, theta, last)
+                    except ConfigError:
+                        return
+                    differs = difference(snapshot(wanted.at(i)), snapshot(again), rtol=1e-10)
+                    through = "" if last is None else f" (last = {last})"
+                    demand(not differs, f"candidate {i} replayed{where}{through}: {differs}")
+
+
+def _elsewhere(problem: Problem) -> Tree:
+    return {name: leaf + 0.3 * normal(*leaf.shape, seed=82) for name, leaf in problem.theta0.items()}
+
+
+def _variants(generator: Any) -> list[Any]:
+    return [*_on_batches(generator), *_kept(generator)]
+
+
+def _kept(generator: Any) -> list[Any]:
+    """The generator with the graph that a field `keep_graph` keeps of one candidate."""
+    return [with_fields(generator, count=1, keep_graph=True)] if has(generator, "keep_graph") else []
+
+
+def _replay(
+    generator: Any, problem: Problem, found: Candidates, start: State, index: int, theta: Tree, last: int | None = None
+) -> tuple[Tree, Cost]:
+    which = torch.tensor(index, device=place())
+    if found.replay is not None:
+        return found.replay(which, theta, last)
+    end, cost = generator.replay(problem, theta, start, KEY, which, last)
+    return dict(end), cost
+
+
+def _replayed(
+    generator: Any, problem: Problem, found: Candidates, start: State, index: int, theta: Tree, last: int | None = None
+) -> Tree:
+    return _replay(generator, problem, found, start, index, theta, last)[0]
 
 
 def check_replay_gradient(generator: Any) -> None:
-    """The derivative of a replayed candidate in θ is what finite differences of the candidate give."""
+    """The derivative of a replayed candidate in θ is what finite differences of the candidate give, at the θ it was proposed at
+    and at another."""
     problem = problems.ridge().problem
-    start = generator.init(problem, KEY)
-    found = proposed(generator, problem, start)
-    if refused(lambda: _replayed(generator, problem, found, start, 0)):
-        return
-    spec, flat = Ravel.of(problem.theta0), Ravel.of(problem.theta0).ravel(problem.theta0)
-    weights = normal(Ravel.of(problem.x0).size, seed=80)
-    index = found.count - 1
+    for each in (generator, *_kept(generator)):
+        start = each.init(problem, KEY)
+        found = proposed(each, problem, start)
+        try:
+            _replayed(each, problem, found, start, 0, problem.theta0)
+        except ConfigError:
+            return
+        for theta, where in ((problem.theta0, ""), (_elsewhere(problem), "at another θ ")):
+            slope, differences = _slopes(each, problem, found, start, theta)
+            demand(
+                abs(slope - differences) <= 1e-6 + 1e-4 * abs(differences),
+                f"{where}the derivative along a direction is {slope:.6g}, differences give {differences:.6g}",
+            )
 
-    def value(theta: Tree) -> Tensor:
-        return Ravel.of(problem.x0).ravel(_replayed(generator, problem, found, start, index, theta)) @ weights
 
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in problem.theta0.items()}
+def _slopes(generator: Any, problem: Problem, found: Candidates, start: State, theta: Tree) -> tuple[float, float]:
+    """The derivative of a weighted sum of the last candidate along a direction: by autograd, and by differences."""
+    spec, state = Ravel.of(theta), Ravel.of(problem.x0)
+    flat, weights, index = spec.ravel(theta), normal(state.size, seed=80), found.count - 1
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
     with torch.enable_grad():
-        at = value(leaves)
-        demand(at.requires_grad, "the replayed state does not depend on θ")
-        grads = torch.autograd.grad(at, list(leaves.values()), materialize_grads=True)
-    direction = normal(len(flat), seed=81)
-    step = 1e-5
-    ends = []
-    for sign in (1, -1):
-        moved = spec.unravel(flat + sign * step * direction)
-        again = generator.propose(problem, moved, start, KEY).at(index)
-        ends.append(float(Ravel.of(problem.x0).ravel(again) @ weights))
-    slope = float(spec.ravel_leaves(list(grads)) @ direction)
-    differences = (ends[0] - ends[1]) / (2 * step)
-    size = 1e-6 + 1e-4 * abs(differences)
+        value = state.ravel(_replayed(generator, problem, found, start, index, leaves)) @ weights
+        demand(value.requires_grad, "the replayed state does not depend on θ")
+        grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    direction, step = normal(len(flat), seed=81), 1e-5
+    ends = [
+        float(
+            state.ravel(generator.propose(problem, spec.unravel(flat + sign * step * direction), start, KEY).at(index))
+            @ weights
+        )
+        for sign in (1, -1)
+    ]
+    return float(spec.ravel_leaves(list(grads)) @ direction), (ends[0] - ends[1]) / (2 * step)
+
+
+def check_carry(generator: Any) -> None:
+    """Where the next start holds one candidate, it is the selected one, unless a field `carry_rule` says which it is."""
+    problem = problems.ridge().problem
+    several = with_fields(generator, noise=0.5, batch_size=4)
+    start = several.init(problem, KEY)
+    found = proposed(several, problem, start)
+    leaf, last = next(iter(found.x)), found.count - 1
+    candidates = found.x[leaf].reshape(found.count, -1)
+    if has(generator, "carry_rule") or len(torch.unique(candidates, dim=0)) < found.count:
+        return
+    rows = [
+        each.reshape(-1, candidates.shape[1])
+        for each in _leaves(snapshot(_carried(several, problem, start, found, last)))
+        if each.numel() and each.numel() % candidates.shape[1] == 0
+    ]
+    held = [i for i, own in enumerate(candidates) if any(bool((each == own).all(1).any()) for each in rows)]
     demand(
-        abs(slope - differences) <= size, f"the derivative along a direction is {slope:.6g}, differences give {differences:.6g}"
+        not held or last in held,
+        f"candidate {last} was selected, and the next start holds {leaf!r} of {held}; go on from the selected one, or say by a "
+        "field `carry_rule` where it goes on from",
     )
 
 

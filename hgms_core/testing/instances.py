@@ -17,26 +17,27 @@ from hgms_core.testing.kit import Check
 def kind_of(cls: type) -> registry.Kind:
     """The kind whose methods the class has, or the one it comes nearest to."""
     kinds = registry.kinds_of(cls)
-    if kinds:
+    if kinds and not registry.faults_of(kinds[0], cls):
         return kinds[0]
-    shared = {kind.name: sum(callable(getattr(cls, name, None)) for name in kind.methods()) for kind in registry.KINDS.values()}
-    best = max(shared, key=lambda name: shared[name])
-    if shared[best] == 0:
+    likely = [*kinds, *(kind for kind in registry.KINDS.values() if kind not in kinds)]
+    best = max(likely, key=lambda kind: registry.nearness(kind, cls))
+    if not registry.nearness(best, cls):
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in registry.KINDS.values() for name in kind.methods()]
         near = [(name, closest(name, every)) for name in shown]
         hint = "".join(f"\n  its method {name}: did you mean {other}?" for name, other in near if other)
         known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in registry.KINDS.values())
         raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:{hint}\n  {known}")
-    return registry.KINDS[best]
+    return best
 
 
-def instance_of(cls: Any) -> Any:
+def instance_of(cls: Any, check: Check | None = None) -> Any:
     """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
-    composition: its parts, with its ``testing`` laid over them."""
+    composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them."""
     if isinstance(cls, Composition):
+        traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
-            return structure.converter_for(registry.default()).structure(cls.with_overrides(cls.testing), cls.of)
+            return structure.converter_for(registry.default()).structure(cls.with_overrides(cls.testing, traits), cls.of)
         except structure.Invalid as invalid:
             raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
     if hasattr(cls, "testing_instance"):

@@ -127,7 +127,8 @@ def _where(error: BaseException) -> str:
 
 def has(component: Any, name: str) -> bool:
     """Whether a component has a hyper-parameter of that name. ``ridge``, ``rtol``, ``max_steps``, ``clip``, ``count``,
-    ``chunk``, ``mode``, ``noise``, ``temperature`` and ``carry_rule`` mean the same everywhere; no check asks for others."""
+    ``chunk``, ``mode``, ``noise``, ``temperature``, ``batch_size``, ``keep_graph`` and ``carry_rule`` mean the same everywhere;
+    no check asks for others."""
     return attrs.has(type(component)) and name in attrs.fields_dict(type(component))
 
 

@@ -14,9 +14,9 @@ from hgms_core import compat
 from hgms_core.budget import Budget
 from hgms_core.errors import HgmsError
 from hgms_core.folder import RunFolder
-from hgms_core.problem import Loss, Problem
+from hgms_core.problem import Problem
 from hgms_core.runner import RunResult, run
-from hgms_core.testing import problems
+from hgms_core.testing import equal, oracle, problems
 from hgms_core.testing.kit import Check, demand, difference, place, snapshot
 from hgms_core.trees import Tree
 
@@ -24,7 +24,10 @@ STEPS = 60
 
 
 def checks() -> Iterator[Check]:
-    for question in (check_result, check_records, check_optimum, check_resume, check_budget, check_failure):
+    for question in (
+        check_result, check_records, check_roles, check_projection, check_optimum, check_resume, check_budget, check_failure,
+        equal.check_equal_sources, equal.check_equal_rows,
+    ):  # fmt: skip
         yield Check("method", question)
 
 
@@ -65,23 +68,11 @@ def check_result(method: Any) -> None:
 
 
 def check_records(method: Any) -> None:
-    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow,
-    and by at least half of the calls of f and g."""
-    made = 0
-
-    def counting(loss: Loss) -> Loss:
-        def counted(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
-            nonlocal made
-            made += 1
-            return loss(theta, x, batch)
-
-        return counted
-
-    plain = problem_for(method)
-    problem = evolve(plain, f=counting(plain.f), g=counting(plain.g))
+    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow, by
+    the calls of f and g and the backward passes through them: within a factor of two of whichever are more."""
+    problem, tally = oracle.watched(problem_for(method))
     state, before = method.init(problem, 0), 0
     for step in range(3):
-        made = 0
         state, record = method.step(problem, state, step / 3)
         bad = {
             name: type(value).__name__
@@ -98,9 +89,47 @@ def check_records(method: Any) -> None:
         }
         demand(not long, f"these entries are too long for a row that is written at every step: {long}")
         demand(calls >= before, f"oracle_calls fell from {before} to {calls}")
-        grown = int(calls) - before
-        demand(made <= 2 * grown, f"in a step f and g were called {made} times, oracle_calls grew by {grown}")
         before = int(calls)
+    oracle.demand_close("f and g", sum(tally.calls.values()), sum(tally.passes.values()), before)
+
+
+def check_roles(method: Any) -> None:
+    """Rows of the role `stop` are not trained on: no backward pass goes through a loss on them, and θ and x do not depend on
+    them unless the method `needs` the trait `stop-rows`."""
+    plain = problem_for(method)
+    problem, tally = oracle.watched(plain)
+    other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
+    ends = []
+    for each in (problem, evolve(plain, upper_data=other)):
+        state = method.init(each, 0)
+        for step in range(3):
+            state, _ = method.step(each, state, step / 3)
+        ends.append(method.result(state))
+    demand(not tally.on_stop, f"{tally.on_stop} backward passes went through f on rows of the role `stop`")
+    if "stop-rows" not in compat.needs(method):
+        differs = difference(*(snapshot(list(end)) for end in ends))
+        demand(
+            not differs, f"with other rows of the role `stop` {differs}; name the trait `stop-rows` in `needs` if that is meant"
+        )
+
+
+def check_projection(method: Any) -> None:
+    """Every θ is in Θ: after each step `project` leaves the result where it is."""
+    if "sources" in compat.needs(method):
+        return  # its θ comes from the problem's own map of weights
+    plain = problem_for(method)
+
+    def project(theta: Tree) -> Tree:
+        return {name: leaf.clamp(-0.01, 0.01) for name, leaf in theta.items()}
+
+    references = {name: project(theta) for name, theta in plain.references.items()}
+    problem = evolve(plain, project=project, references=references)
+    state = method.init(problem, 0)
+    for step in range(3):
+        state, _ = method.step(problem, state, step / 3)
+        theta, _ = method.result(state)
+        differs = difference(snapshot(project(theta)), snapshot(theta), rtol=1e-9)
+        demand(not differs, f"after step {step + 1}, where problem.project gives another, {differs}")
 
 
 def check_optimum(method: Any) -> None:
@@ -112,6 +141,8 @@ def check_optimum(method: Any) -> None:
         if getattr(method, "finished", lambda _: False)(state):
             break
         state, _ = method.step(problem, state, step / STEPS)
+        if step % 5 == 4 and _distance(method, problem, state) <= 0.25 * first:
+            return
     last = _distance(method, problem, state)
     demand(last <= max(0.5 * first, 1e-9), f"the distance was {first:.3g} at the start and is {last:.3g} after {STEPS} steps")
 

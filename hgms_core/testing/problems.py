@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms_core.errors import ConfigError
-from hgms_core.problem import Data, Problem, Sources
+from hgms_core.problem import ROLES, Data, Problem, Sources
 from hgms_core.protocols import Branch
 from hgms_core.records import Cost, LastStep
+from hgms_core.stacking import gradient
 from hgms_core.testing.kit import normal, place
-from hgms_core.trees import Tree
+from hgms_core.trees import Tree, detach
 
 F64 = torch.float64
 
@@ -46,14 +48,20 @@ class Known:
 
         def replay(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             within = steps if last is None else min(last, steps)
-            at = dict(x)
+            at, fixed = dict(x), detach(theta)
+            # At its own θ gradient descent stays at x*; elsewhere it goes from there to where that θ leads.
+            moved = any(not torch.equal(leaf, self.theta[name]) for name, leaf in fixed.items())
+            for _ in range(steps - within if moved else 0):
+                slopes, _ = gradient(problem.g, fixed, at, batch)
+                at = {name: leaf - rate * slope for (name, leaf), slope in zip(at.items(), slopes, strict=True)}
             with torch.enable_grad():
                 for _ in range(within):
                     leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in at.items()}
                     grads = torch.autograd.grad(problem.g(theta, leaves, batch), list(leaves.values()), create_graph=True)
                     at = {name: leaf - rate * grad for (name, leaf), grad in zip(leaves.items(), grads, strict=True)}
-            cost = Cost(lower_gradients=steps, products=within, cross_products=within, rows=rows * (steps + 2 * within))
-            return at, cost
+            graph = within if any(leaf.requires_grad for leaf in theta.values()) else 0
+            cost = Cost(lower_gradients=steps, products=graph, cross_products=graph, rows=rows * (steps + 2 * graph))
+            return (at if graph else detach(at)), cost
 
         loss = problem.f(self.theta, x, problem.upper_data["differentiate"].whole).detach()
         aux = {f"theta.{name}": leaf for name, leaf in self.gradient().items()}
@@ -206,43 +214,111 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
 def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """Rows of two named sources around two points; validation rows around one of them: the best weight of that source is 1."""
-    names = ("near", "far")
     corners = torch.eye(2, dtype=F64, device=place())
 
     def around(centre: Tensor, rows: int, number: int) -> Tree:
         noise = 0.05 * normal(rows, 2, seed=1000 * seed + 300 + number)
         return {"a": (centre + noise - noise.mean(0)).to(dtype)}
 
-    pool = {"a": torch.cat([around(corners[i], 12, i)["a"] for i in range(2)])}
-    pool["source"] = torch.arange(2, device=place()).repeat_interleave(12)
-    upper = {
-        role: Data.of({**around(corners[0], 8, 10 + number), "source": torch.zeros(8, dtype=torch.int64, device=place())})
-        for number, role in enumerate(("differentiate", "select", "stop"))
-    }
-
     def examples(x: Tree, batch: Tree) -> Tensor:
         return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
 
+    tables = {name: around(corners[i], 12, i) for i, name in enumerate(("near", "far"))}
+    upper = [around(corners[0], 8, 10 + number) for number in range(len(ROLES))]
+    x0 = {"x": torch.full((2,), 0.5, dtype=dtype, device=place())}
+    problem = _of_sources(tables, upper, examples, x0, {"near": 0.5, "far": 0.5})
+    assert problem.sources is not None
+    weights = problem.sources.weights
+    return evolve(problem, evaluate=lambda theta, x: {"far": float(weights(theta)[1])})
+
+
+def _of_sources(
+    tables: Mapping[str, Tree],
+    upper: Sequence[Tree],
+    examples: Callable[[Tree, Tree], Tensor],
+    x0: Tree,
+    start: Mapping[str, float],
+) -> Problem:
+    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ), from the weights ``start``; f = mean loss of the validation rows."""
+    names = tuple(tables)
+    sizes = [len(next(iter(table.values()))) for table in tables.values()]
+    pool = {key: torch.cat([table[key] for table in tables.values()]) for key in tables[names[0]]}
+    like = next(iter(x0.values()))
+    pool["source"] = torch.cat([torch.full((size,), i, device=like.device) for i, size in enumerate(sizes)])
+
     def losses(x: Tree, batch: Tree) -> Tensor:
-        share = torch.nn.functional.one_hot(batch["source"], 2).to(batch["a"])
-        return (examples(x, batch) @ share) / share.sum(0).clamp_min(1)
+        found = examples(x, batch)
+        share = torch.nn.functional.one_hot(batch["source"], len(names)).to(found)
+        return (found @ share) / share.sum(0).clamp_min(1)
 
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
-            raise ConfigError(f"the sources are near and far: {dict(weights)}")
-        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=corners.device)
-        return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(dtype)}
+            raise ConfigError(f"the sources are {' and '.join(names)}: {dict(weights)}")
+        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=like.device)
+        return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(like.dtype)}
 
     def weights(theta: Tree) -> Tensor:
         return torch.softmax(theta["logits"], 0)
 
+    def part(table: Tree) -> Data:
+        rows = len(next(iter(table.values())))
+        return Data.of({**table, "source": torch.zeros(rows, dtype=torch.int64, device=like.device)})
+
     return Problem(
-        theta0={"logits": torch.zeros(2, dtype=dtype, device=place())},
-        x0={"x": torch.full((2,), 0.5, dtype=dtype, device=place())},
+        theta0=theta(start),
+        x0=x0,
         g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
         f=lambda _, x, batch: examples(x, batch).mean(),
-        lower_data=evolve(Data.of(pool), strata=(("near", 12), ("far", 12))),
-        upper_data=upper,
-        evaluate=lambda theta, x: {"far": float(weights(theta)[1])},
+        lower_data=evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True))),
+        upper_data={role: part(table) for role, table in zip(ROLES, upper, strict=True)},
         sources=Sources(names=names, weights=weights, theta=theta, losses=losses, examples=examples),
+    )
+
+
+def _line(rows: int, number: int) -> Tree:
+    """Rows of a noisy linear relation: (a, a·w + noise)."""
+    a = normal(rows, 3, seed=number)
+    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64, device=place())
+    return {"a": a, "y": a @ truth + normal(rows, seed=number + 1)}
+
+
+def _squared(x: Tree, batch: Tree) -> Tensor:
+    return 0.5 * (batch["a"] @ x["x"] - batch["y"]).square()
+
+
+def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -> Problem:
+    """A linear model on the sources ``left`` and ``right``, 24 rows of one kind each; validation rows of that kind too.
+
+    ``same``: both hold the very same rows, so that no weight is better than another; ``turned`` gives the sources in the other
+    order. Else they are halves of one file, and ``turned`` exchanges what they hold. ``level`` is the log of the ratio of
+    their weights at the start.
+    """
+    first = 1000 * seed + 400
+    left = _line(24, first)
+    right = left if same else _line(24, first + 2)
+    tables = {"right": right, "left": left} if same and turned else {"left": left, "right": right}
+    if turned and not same:
+        tables = {"left": right, "right": left}
+    x0 = {"x": torch.zeros(3, dtype=F64, device=place())}
+    upper = [_line(24, first + 4 + 2 * number) for number in range(len(ROLES))]
+    return _of_sources(tables, upper, _squared, x0, {"left": math.exp(level), "right": 1.0})
+
+
+def copies(seed: int, level: float = 0.0) -> Problem:
+    """A linear model on two copies of 160 rows, each row with a weight σ(θ) of its own; validation rows of the same kind. The
+    first copy's θ are ``level`` above the second's at the start."""
+    rows, first = 160, 1000 * seed + 500
+    table = {key: leaf.repeat(2, *[1] * (leaf.dim() - 1)) for key, leaf in _line(rows, first).items()}
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        weights = torch.sigmoid(theta["logits"][batch["index"]])
+        return (weights * _squared(x, batch)).mean() + 0.05 * x["x"].square().sum()
+
+    return Problem(
+        theta0={"logits": torch.tensor([level / 2, -level / 2], dtype=F64, device=place()).repeat_interleave(rows)},
+        x0={"x": torch.zeros(3, dtype=F64, device=place())},
+        g=g,
+        f=lambda _, x, batch: _squared(x, batch).mean(),
+        lower_data=Data.of(table),
+        upper_data={role: Data.of(_line(24, first + 2 + 2 * number)) for number, role in enumerate(ROLES)},
     )

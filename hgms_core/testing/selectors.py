@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms_core.records import Candidates, Selection
 from hgms_core.seeding import Key
-from hgms_core.testing import problems
+from hgms_core.testing import oracle, problems
 from hgms_core.testing.kit import Check, demand, difference, has, normal, place, shown, snapshot, with_fields
 from hgms_core.trees import Tree
 
@@ -22,7 +22,8 @@ COUNT = 6
 
 def checks() -> Iterator[Check]:
     for question in (
-        check_selection, check_permutation, check_nan, check_all_nan, check_ties, check_single, check_same_rows, check_chunks,
+        check_selection, check_permutation, check_nan, check_all_nan, check_ties, check_single, check_same_rows,
+        check_oracle_counts, check_chunks,
     ):  # fmt: skip
         yield Check("selector", question)
 
@@ -39,10 +40,10 @@ def candidates(dtype: torch.dtype = torch.float64, variant: int = 0) -> Candidat
     return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
 
-def selected(selector: Any, found: Candidates) -> Selection:
+def selected(selector: Any, found: Candidates, key: Key = KEY) -> Selection:
     """The selection, after its shapes were found right."""
     known = problems.ridge()
-    selection: Selection = selector.select(known.problem, known.theta, found, KEY)
+    selection: Selection = selector.select(known.problem, known.theta, found, key)
     demand(isinstance(selection, Selection), f"select returns {type(selection).__name__}; return a hgms_core.Selection")
     index = selection.index
     demand(
@@ -68,26 +69,53 @@ def spoilt(found: Candidates, which: list[int], value: float = math.nan) -> Cand
 
 
 def check_selection(selector: Any) -> None:
-    """One whole number from 0 to N − 1, N scores, and a gap that is the distance of the best two scores (or infinite)."""
+    """One whole number from 0 to N − 1, N scores, and a gap that is the distance of the best two scores, lowest or highest, or
+    of the chosen one to the next (or infinite)."""
     selection = selected(selector, candidates())
     demand(int(selection.finite) == COUNT, f"it says that {int(selection.finite)} of {COUNT} finite candidates are finite")
     demand(float(selection.gap) >= 0, f"the gap is {float(selection.gap)}")
-    scores = selection.scores
+    scores, gap = selection.scores, float(selection.gap)
     if torch.isfinite(scores).all():
-        own = scores[int(selection.index)]
-        others = torch.cat([scores[: int(selection.index)], scores[int(selection.index) + 1 :]])
-        gap = float((others - own).abs().min())
-        best = bool((own <= others).all() or (own >= others).all())
-        demand(best, f"it takes the score {float(own):.6g}, neither the lowest nor the highest of {shown(scores)}")
+        steps, own = scores.sort().values.diff(), int((scores < scores[int(selection.index)]).sum())
+        right = {float(steps[0]), float(steps[-1]), float(steps[max(own - 1, 0) : own + 1].min())}
         demand(
-            abs(float(selection.gap) - gap) <= 1e-9 * (1 + gap), f"the gap is {float(selection.gap):.6g} instead of {gap:.6g}"
+            any(abs(gap - each) <= 1e-9 * (1 + each) for each in right),
+            f"the gap is {gap:.6g} instead of {' or '.join(f'{each:.6g}' for each in sorted(right))}",
         )
 
 
+DRAWS = 200
+"""Keys with which a selector that draws is asked, to see how often it chooses which."""
+
+
+def _choices(selector: Any, found: Candidates, keys: int = DRAWS) -> Tensor:
+    """How often each candidate is chosen, over so many keys."""
+    known = problems.ridge()
+    chosen = [selector.select(known.problem, known.theta, found, KEY.fold("choice", i)).index for i in range(keys)]
+    return torch.bincount(torch.stack(chosen).cpu(), minlength=found.count).double()
+
+
+def _randomised(selector: Any) -> bool:
+    """Whether its choice among equal candidates differs from key to key: it is meant to be drawn (softmax, Thompson)."""
+    equal = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
+    return bool((_choices(selector, equal, 16) > 0).sum() > 1)
+
+
 def check_permutation(selector: Any) -> None:
-    """Candidates in another order: the same one is chosen, and the scores change places with them."""
+    """Candidates in another order: the same one is chosen, and the scores change places with them. One that is drawn (whose
+    choice among equals differs from key to key) is chosen as often."""
     found = candidates()
     order = torch.tensor([4, 2, 0, 5, 1, 3], device=place())
+    if _randomised(selector):
+        here, there = _choices(selector, found), _choices(selector, rows(found, order))
+        there = there[order.cpu().argsort()]
+        gap = (here - there).abs() / (here + there).clamp_min(1).sqrt()
+        demand(
+            float(gap.max()) <= 4.5,
+            f"in {DRAWS} draws it chose the candidates {here.int().tolist()} times, in another order "
+            f"{there.int().tolist()} times",
+        )
+        return
     one, other = selected(selector, found), selected(selector, rows(found, order))
     demand(
         int(order[int(other.index)]) == int(one.index),
@@ -115,9 +143,11 @@ def check_all_nan(selector: Any) -> None:
 
 
 def check_ties(selector: Any) -> None:
-    """Among equal candidates the first is chosen, every time."""
+    """Among equal candidates the first is chosen, every time; a choice that is drawn differs from key to key."""
+    if _randomised(selector):
+        return
     found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    chosen = [int(selected(selector, found).index) for _ in range(3)]
+    chosen = [int(selected(selector, found, KEY.fold(i)).index) for i in range(3)]
     demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}")
 
 
@@ -132,7 +162,8 @@ def check_same_rows(selector: Any) -> None:
     they are those of the role `select`: the others' are for ∇f and for stopping."""
     found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
     scores = selected(with_fields(selector, batch_size=2), found).scores
-    spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() else 0.0
+    drawn = _randomised(selector)  # and its scores perhaps with it
+    spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() and not drawn else 0.0
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
     known, found = problems.ridge(), candidates()
     own = selector.select(known.problem, known.theta, found, KEY).scores
@@ -140,6 +171,15 @@ def check_same_rows(selector: Any) -> None:
         other = {**known.problem.upper_data, role: problems.ridge(seed=1).problem.upper_data[role]}
         differs = difference(own, selector.select(evolve(known.problem, upper_data=other), known.theta, found, KEY).scores)
         demand(not differs, f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
+
+
+def check_oracle_counts(selector: Any) -> None:
+    """Its cost is what it did: a call of f or g is declared with its rows, and nothing is that was not called."""
+    known = problems.ridge()
+    problem, tally = oracle.watched(known.problem)
+    for each in (selector, with_fields(selector, batch_size=4)):
+        tally.clear()
+        oracle.demand_honest(each.select(problem, known.theta, candidates(), KEY).cost, tally)
 
 
 def check_chunks(selector: Any) -> None:

@@ -18,7 +18,8 @@ SIZE = 24
 def checks() -> Iterator[Check]:
     for question in (
         check_residual, check_dense_solve, check_ridge, check_identity, check_zero_rhs, check_singular, check_indefinite,
-        check_nonfinite, check_iteration_limit, check_warm_start, check_batch, check_scaling, check_products, check_clip,
+        check_nonfinite, check_iteration_limit, check_warm_start, check_batch, check_scaling, check_products, check_iterations,
+        check_curvature, check_clip,
     ):  # fmt: skip
         yield Check("solver", question)
 
@@ -226,6 +227,44 @@ def check_products(solver: Any) -> None:
 
     told = solver.solve(matvec, normal(SIZE, seed=27), None).products
     demand(told == calls, f"it says {told} products and made {calls}")
+
+
+def check_iterations(solver: Any) -> None:
+    """`Solution.iterations` counts steps that were made: no more than products, and where `max_steps` limits them at least one
+    on the way to an answer, and no fewer the more are allowed."""
+    h, b, counted = matrix(0.5, 1.5, seed=30), normal(SIZE, seed=31), []
+    limits = (2, 5) if has(solver, "max_steps") else ()
+    for each in (*(with_fields(solver, max_steps=limit) for limit in limits), solver):
+        calls = 0
+
+        def matvec(v: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return v @ h
+
+        answer = each.solve(matvec, b, None)
+        counted.append(int(answer.iterations))
+        demand(counted[-1] <= calls, f"it says {counted[-1]} iterations and made {calls} products")
+        demand(
+            not limits or not calls or counted[-1] > 0 or not bool(answer.value.any()),
+            f"it says {counted[-1]} iterations, made {calls} products and moved from 0 to {shown(answer.value)}",
+        )
+    allowed = all(count <= limit for count, limit in zip(counted, limits, strict=False))
+    demand(allowed and counted == sorted(counted), f"with max_steps {[*limits, 'as it is']} it says {counted} iterations")
+
+
+def check_curvature(solver: Any) -> None:
+    """`Solution.curvature` is a Rayleigh quotient of H + ridge·I, between its lowest and highest eigenvalue; infinite where
+    the solver looked at none."""
+    ridge = float(getattr(solver, "ridge", 0.0))
+    for low, high, shift in ((0.7, 0.7, 0.0), (0.5, 1.5, 0.0), (0.5, 1.5, 0.9)):
+        h = matrix(low, high, seed=32) - shift * torch.eye(SIZE, dtype=torch.float64, device=place())
+        came = float(solved(solver, h, normal(SIZE, seed=33)).curvature)
+        ends = low - shift + ridge, high - shift + ridge
+        demand(
+            came == math.inf or ends[0] - 1e-6 <= came <= ends[1] + 1e-6,
+            f"it says {came:.6g}, the eigenvalues of H + ridge·I are from {ends[0]:.6g} to {ends[1]:.6g}",
+        )
 
 
 def check_clip(solver: Any) -> None:

@@ -18,7 +18,8 @@ from hgms_core import compat
 from hgms_core.errors import closest
 from hgms_core.hypergrad import cross_product, curvature
 from hgms_core.problem import ROLES, Batch, Data, Problem
-from hgms_core.stacking import Mode, values
+from hgms_core.stacking import Mode, gradient, values
+from hgms_core.testing import oracle
 from hgms_core.testing.kit import Check, demand, difference, fail, normal, place, snapshot
 from hgms_core.trees import Tree, stack
 
@@ -33,8 +34,8 @@ MOST = 20_000
 
 def checks() -> Iterator[Check]:
     for question in (
-        check_smoke, check_seed, check_losses, check_metrics, check_splits, check_twice_differentiable, check_stacked,
-        check_projection,
+        check_smoke, check_seed, check_other_seed, check_losses, check_coupling, check_metrics, check_splits,
+        check_twice_differentiable, check_stacked, check_projection,
     ):  # fmt: skip
         yield Check("task", question)
 
@@ -94,6 +95,20 @@ def check_seed(task: Any) -> None:
     demand(not differs, f"built again, {differs}")
 
 
+def check_other_seed(task: Any) -> None:
+    """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws them from its seed."""
+    found, seen = [], []
+    for seed in (5, 6):
+        with oracle.draws() as drawn:
+            found.append(_content(built(task, seed)))
+        seen.append(drawn)
+    same = not difference(*found)
+    demand(
+        not (same and oracle.same_draws(*seen)),
+        f"with two seeds it draws the same {len(seen[0])} tensors of random numbers and builds the same problem",
+    )
+
+
 def _content(problem: Problem) -> Any:
     data = {role: batch(each) for role, each in {"lower": problem.lower_data, **problem.upper_data}.items()}
     losses = problem.g(problem.theta0, problem.x0, data["lower"])
@@ -110,6 +125,19 @@ def check_losses(task: Any) -> None:
     for role, loss in losses.items():
         demand(isinstance(loss, Tensor) and loss.dim() == 0, f"the loss on {role!r} rows is no scalar: {loss!r}")
         demand(torch.isfinite(loss), f"the loss on {role!r} rows is {float(loss)}")
+
+
+def check_coupling(task: Any) -> None:
+    """∇_x g depends on θ: otherwise the lower solution is the same whatever θ is, and h has no implicit part."""
+    problem = built(task)
+    rows = batch(problem.lower_data)
+    x: Tree = {name: leaf + 0.01 * normal(*leaf.shape, seed=90) for name, leaf in problem.x0.items()}
+    found = []
+    for step in (0.0, 0.5, -0.5, 2.0):
+        theta = {name: leaf + step * normal(*leaf.shape, seed=92) for name, leaf in problem.theta0.items()}
+        found.append(gradient(problem.g, problem.project(theta), x, rows)[0])
+    moved = any(not torch.equal(one, other) for each in found[1:] for one, other in zip(found[0], each, strict=True))
+    demand(moved, "∇_x g is the same at four different θ: g does not depend on θ, or only by what x does not see")
 
 
 def check_metrics(task: Any) -> None:

@@ -18,6 +18,7 @@ RANDOM_SEARCH = Composition(
         "selector": {"name": "best-of-n"},
         "sampler": "random",
     },
+    testing={"generator": {"steps": 30, "lr": 0.1}},  # for problems of size 1
 )  # fmt: skip
 
 TPE = Composition(
@@ -26,6 +27,7 @@ TPE = Composition(
     source="Bergstra, Bardenet, Bengio, Kégl, NeurIPS 2011; Akiba et al., KDD 2019 (Optuna).",
     of=Search,
     parts={**RANDOM_SEARCH.parts, "sampler": "tpe"},
+    testing=RANDOM_SEARCH.testing,
 )
 
 

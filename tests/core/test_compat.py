@@ -288,6 +288,24 @@ def test_what_cannot_be_compared_is_said() -> None:
         check_problem(large)
 
 
+def test_flat_directions_that_the_upper_loss_does_not_see_are_no_hindrance() -> None:
+    """A softmax whose bias no penalty holds: adding a number to all of it changes neither loss."""
+    a, label = normal(12, 3, seed=5), torch.arange(12) % 3
+
+    def error(x: Tree, rows: slice) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(a[rows] @ x["w"] + x["b"], label[rows])
+
+    softmax = quadratic(
+        theta0={"t": torch.zeros(1, dtype=F64)},
+        x0={"w": torch.zeros(3, 3, dtype=F64), "b": torch.zeros(3, dtype=F64)},
+        g=lambda t, x, _: error(x, slice(0, 8)) + 0.1 * t["t"].exp().sum() * x["w"].square().sum(),
+        f=lambda t, x, _: error(x, slice(8, 12)),
+    )
+    report = check_problem(softmax, points=1)
+    assert report.agrees, report
+    assert "point 0: 1 flat directions of 12, along which f has no slope" in report.notes[0]
+
+
 def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_known() -> None:
     result = CliRunner().invoke(main, ["check-gradient", "sphere", "--points", "2", "--json"])
     assert result.exit_code == 0, result.output

@@ -53,10 +53,45 @@ class Lowest:
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores = self.scores(problem, theta, candidates, key)
+        cost = Cost(upper_values=len(scores), rows=len(scores) * problem.upper_data["select"].count(self.batch_size))
         ranked = torch.where(scores.isfinite(), scores, math.inf)
         ordered = ranked.sort().values
         gap = (ordered[1] - ordered[0]).nan_to_num(math.inf) if len(scores) > 1 else torch.full_like(ordered[0], math.inf)
-        return Selection(index=ranked.argmin(), scores=scores, gap=gap, finite=scores.isfinite().sum())
+        return Selection(index=ranked.argmin(), scores=scores, gap=gap, finite=scores.isfinite().sum(), cost=cost)
+
+
+class Softmax(Lowest):
+    """Draws a candidate with the probability softmax(−f), by Gumbel's trick."""
+
+    __doc__ = DOC
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        found = super().select(problem, theta, candidates, key)
+        uniform = torch.rand(len(found.scores), generator=key.fold("gumbel").generator(), dtype=torch.float64)
+        drawn = found.scores - (-uniform.log()).log().neg()
+        return evolve(found, index=torch.where(drawn.isfinite(), drawn, math.inf).argmin())
+
+
+class Thompson(Lowest):
+    """The best of scores with noise of their own."""
+
+    __doc__ = DOC
+
+    def scores(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> torch.Tensor:
+        found = super().scores(problem, theta, candidates, key)
+        return found + torch.randn(candidates.count, generator=key.fold("noise").generator(), dtype=torch.float64).to(found)
+
+
+class Middle(Lowest):
+    """The candidate in the middle of the ranking."""
+
+    __doc__ = DOC
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        found = super().select(problem, theta, candidates, key)
+        order = torch.where(found.scores.isfinite(), found.scores, math.inf).argsort(stable=True)
+        tied = found.scores == found.scores[order[max(int(found.finite) - 1, 0) // 2]]
+        return evolve(found, index=tied.to(torch.int64).argmax())
 
 
 def selector(change: Callable[[Selection, Candidates], Selection], cls: type = Lowest) -> Any:
@@ -261,6 +296,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ),
     ("selector", "single", selector(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0))), "the gap is 0.0"),
     ("selector", "same-rows", OwnRows(), "equal candidates have the scores"),
+    ("selector", "oracle-counts", selector(lambda s, c: evolve(s, cost=Cost())), "f was called 6 times, 0 calls are declared"),
     ("selector", "chunks", StackedSum(), "with {'mode': 'stacked'} scores is"),
     ("hypergradient", "structure", estimator(lambda h: evolve(h, upper_loss=2 * h.upper_loss + 1)), "upper_loss is"),
     ("hypergradient", "structure", estimator(lambda h: evolve(h, value={k: v[None] for k, v in h.value.items()})), "θ has"),
@@ -292,6 +328,8 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("sound", [Lowest(), Exactly(), Step()], ids=lambda component: component.name)
+@pytest.mark.parametrize(
+    "sound", [Lowest(), Softmax(), Thompson(), Middle(), Exactly(), Step()], ids=lambda x: type(x).__name__
+)
 def test_a_sound_component(sound: Any) -> None:
     assert check_component(sound) == {}

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
 from hgms_core.testing import CheckFailed, check_component, checks_of, parametrize_with_checks
 
 
@@ -46,6 +46,42 @@ class MinimalResidual:
         done = system.norm(r) <= system.target
         codes = torch.where(done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
         return system.solution(x, system.norm(r), codes, count, torch.full_like(system.size, math.inf), self.clip)
+
+
+@frozen(kw_only=True)
+class Seeded(MinimalResidual):
+    """Begins along a random vector of a seed of its own: what it draws is the same in every call.
+
+    >>> Seeded().solve(lambda v: 2 * v, torch.ones(2)).outcome.label
+    'converged'
+
+    Source: randomised subspace methods in their smallest form.
+    """
+
+    name: ClassVar[str] = "seeded"
+    seed: int = 0
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        if x0 is not None:
+            return super().solve(matvec, b, x0)
+        draw = torch.randn(b.shape[-1], generator=Key(self.seed).fold("start").generator(), dtype=b.dtype)
+        along = matvec(draw.expand_as(b))
+        product = matvec(along) + self.ridge * along
+        length = LinearSystem.dot(product, b) / LinearSystem.dot(product, product)
+        start = length[..., None] * along
+        answer = super().solve(matvec, b, start if bool(start.isfinite().all()) else None)
+        return evolve(answer, products=answer.products + 2)
+
+
+def invented(**values: float) -> Any:
+    """A solver that tells other numbers than it found."""
+
+    class Invents(MinimalResidual):
+        def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+            answer = super().solve(matvec, b, x0)
+            return evolve(answer, **{name: torch.full_like(getattr(answer, name), value) for name, value in values.items()})
+
+    return Invents()
 
 
 class Boastful(MinimalResidual):
@@ -210,11 +246,15 @@ MUTANTS: list[tuple[str, Any, str]] = [
     ("batch", OneForAll(), "it claims the residual"),
     ("scaling", Absolute(), "for 1e-30·b"),
     ("products", Miscounted(), "products and made"),
+    ("iterations", invented(iterations=1000), "it says 1000 iterations and made"),
+    ("iterations", invented(iterations=0), "it says 0 iterations, made"),
+    ("curvature", invented(curvature=0.0), "it says 0, the eigenvalues of H + ridge·I are from 0.7 to 0.7"),
+    ("curvature", invented(curvature=1.0), "it says 1, the eigenvalues of H + ridge·I are from 0.7 to 0.7"),
     ("clip", Unclipped(), "with clip = 0.1 the value has the length"),
 ]
 
 
-@parametrize_with_checks([MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4)])
+@parametrize_with_checks([MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4), Seeded()])
 def test_a_sound_solver(component: Any, check: Any) -> None:
     check(component)
 

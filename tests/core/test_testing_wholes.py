@@ -65,14 +65,18 @@ class Runs:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         ends = [self.run(problem, theta, start, key, i) for i in range(self.count)]
-        cost = Cost(lower_gradients=self.count * self.steps)
+        calls = self.count * self.steps
+        cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
         return Candidates(x=stack([x for x, _ in ends]), losses=torch.stack([loss for _, loss in ends]), cost=cost)
 
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
         with torch.enable_grad():
-            return self.run(problem, theta, start, key, int(index), graph=True)[0], Cost(lower_gradients=self.steps)
+            end, _ = self.run(problem, theta, start, key, int(index), graph=True)
+        within = self.steps if any(leaf.requires_grad for leaf in theta.values()) else 0
+        rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
+        return end, Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         if self.carry_rule == "restart":
@@ -113,6 +117,85 @@ class HalfTheDerivative(Runs):
 class FirstForSelected(Runs):
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return super().carry(start, candidates, torch.zeros_like(index), key, problem)
+
+
+class StaysAtTheta(Runs):
+    """Replays at the θ it proposed at, as a graph that is kept does."""
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        def again(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
+            leaves = {name: leaf + (elsewhere[name] - elsewhere[name].detach()) for name, leaf in theta.items()}
+            return self.replay(problem, leaves, start, key, index, last)
+
+        return evolve(super().propose(problem, theta, start, key), replay=again)
+
+
+class SkipsSteps(Runs):
+    """Runs only the steps that it differentiates."""
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        return Runs.replay(evolve(self, steps=self.steps if last is None else last), problem, theta, start, key, index, None)
+
+
+def counted(share: float) -> Any:
+    """A generator that declares a share of its cost."""
+
+    class Declares(Runs):
+        __doc__ = DOC
+
+        def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+            found = super().propose(problem, theta, start, key)
+            return evolve(found, cost=Cost(**{name: int(share * each) for name, each in found.cost.numbers().items()}))
+
+    return Declares()
+
+
+class NoLosses(Runs):
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        found = super().propose(problem, theta, start, key)
+        return evolve(found, losses=torch.zeros(found.count, dtype=torch.float64))
+
+
+class OneKey(Runs):
+    """Draws from a key of its own."""
+
+    def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
+        return super().run(problem, theta, start, Key(0), i, graph)
+
+
+@frozen(kw_only=True)
+class NoRule:
+    """Two runs of gradient descent with two rates; the next ones start where the second, the slower, came to."""
+
+    __doc__ = DOC
+    name: ClassVar[str] = "no-rule"
+    rates: tuple[float, ...] = (0.2, 0.1)
+
+    def init(self, problem: Problem, key: Key) -> State:
+        return {"x": dict(problem.x0)}
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        grads, _ = gradient(problem.g, theta, start["x"], problem.lower_data.whole)
+        moved = [
+            {n: leaf - rate * grad for (n, leaf), grad in zip(start["x"].items(), grads, strict=True)} for rate in self.rates
+        ]
+        rows = problem.lower_data.count(None)
+        return Candidates(x=stack(moved), cost=Cost(lower_gradients=1, rows=rows))
+
+    def replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+    ) -> tuple[Tree, Cost]:
+        raise ConfigError("no trajectory to differentiate; use implicit")
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return {"x": candidates.at(index)}
+
+
+class FirstForAny(NoRule):
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return {"x": candidates.at(0)}
 
 
 class CarriesGenerator(Runs):
@@ -207,6 +290,23 @@ class Seedless(Line):
         return super().table(len(self.calls), role, dtype)
 
 
+class IgnoresSeed(Line):
+    def table(self, seed: int, role: str, dtype: torch.dtype) -> Tree:
+        return super().table(0, role, dtype)
+
+
+@frozen(kw_only=True)
+class Drawn(Line):
+    """A line without noise through points on a grid: the same for every seed, because nothing is drawn."""
+
+    __doc__ = DOC
+
+    def table(self, seed: int, role: str, dtype: torch.dtype) -> Tree:
+        shift = 0.1 * ["train", "differentiate", "select", "stop", "test"].index(role)
+        a = torch.linspace(-1, 1, 3 * self.rows, dtype=torch.float64).reshape(self.rows, 3) + shift
+        return {"a": a.to(dtype), "y": a.sum(1).to(dtype)}
+
+
 class Leaks(Line):
     """Validates on rows it trains on."""
 
@@ -234,7 +334,7 @@ class Walk:
         found = hypergradient(
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
         )
-        theta = {name: leaf - self.lr * found.value[name] for name, leaf in theta.items()}
+        theta = problem.project({name: leaf - self.lr * found.value[name] for name, leaf in theta.items()})
         calls = state["calls"] + 5 + found.cost.calls
         return {"theta": theta, "x": x, "calls": calls}, {"upper_loss": found.upper_loss, "oracle_calls": calls}
 
@@ -262,6 +362,86 @@ class Nested(Walk):
 class Away(Walk):
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         return Walk.step(Walk(lr=-0.2), problem, state, progress)
+
+
+class TrainsOnStop(Walk):
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        seen = evolve(problem, upper_data={**problem.upper_data, "differentiate": problem.upper_data["stop"]})
+        return super().step(seen, state, progress)
+
+
+class LooksAtStop(Walk):
+    """Chooses its rate by rows that it does not say it needs."""
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        loss = float(problem.f(state["theta"], state["x"], problem.upper_data["stop"].whole))
+        following, record = Walk.step(Walk(lr=0.2 + 0.01 * loss), problem, state, progress)
+        calls = following["calls"] + 1
+        return {**following, "calls": calls}, {**record, "oracle_calls": calls}
+
+
+class Unprojected(Walk):
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        return super().step(evolve(problem, project=lambda theta: theta), state, progress)
+
+
+class Threefold(Walk):
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        following, record = super().step(problem, state, progress)
+        return following, {**record, "oracle_calls": 3 * record["oracle_calls"]}
+
+
+class OwnBatch(Walk):
+    """Best of 4 branches of one step, and the hypergradient of that step on the winner's own batch: of two equal sources the
+    heavier one decides which branch wins, so its rows there look better than they are."""
+
+    fresh: ClassVar[bool] = False
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        sources, data, (theta, x) = problem.sources, problem.lower_data, (state["theta"], state["x"])
+        if sources is None:
+            return super().step(problem, state, progress)
+        draws = data.draw(Key(state.get("seed", 0)).fold(state["calls"]), 16, 5)
+        assert draws is not None
+        weights, above = sources.weights(theta), problem.upper_data["differentiate"].whole
+        gradients = []  # of each source on each batch
+        for row in draws:
+            leaf = x["x"].detach().requires_grad_()
+            losses = sources.losses({"x": leaf}, data.batch(row))
+            gradients.append(torch.stack([torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in losses]))
+        ends = [{"x": x["x"] - 0.01 * weights @ each} for each in gradients[:4]]
+        best = min(range(4), key=lambda i: float(problem.f(theta, ends[i], above)))
+        (slope,), _ = gradient(problem.f, theta, ends[best], above)
+        along = weights * (gradients[4 if self.fresh else best] @ slope)
+        h = -(along - weights * along.sum())  # of F in the logits, up to a factor
+        theta = {"logits": theta["logits"] - 0.1 * h.sign()}
+        calls = state["calls"] + 15
+        return {**state, "theta": theta, "x": ends[best], "calls": calls}, {"oracle_calls": calls}
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {**super().init(problem, seed), "seed": seed}
+
+
+class FreshBatch(OwnBatch):
+    __doc__ = DOC
+    fresh: ClassVar[bool] = True
+
+
+class FirstGains(OwnBatch):
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        if problem.sources is None:
+            return super().step(problem, state, progress)
+        logits = state["theta"]["logits"] + torch.tensor([0.05, 0.0], dtype=torch.float64)
+        return {**state, "theta": {"logits": logits}}, {"oracle_calls": 0}
+
+
+class Heavier(Walk):
+    """Pushes each weight away from the mean of all."""
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        following, record = super().step(problem, state, progress)
+        theta = {name: leaf + 0.1 * (leaf - leaf.mean()) for name, leaf in following["theta"].items()}
+        return {**following, "theta": theta}, record
 
 
 class KeepsObjects(Walk):
@@ -304,6 +484,15 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("generator", "descends", Ascends(), "g began at"),
     ("generator", "replay", OtherDraws(), "candidate 1 replayed: "),
     ("generator", "replay-gradient", HalfTheDerivative(), "differences give"),
+    ("generator", "replay", StaysAtTheta(), "candidate 0 replayed at another θ: "),
+    ("generator", "replay", SkipsSteps(), "candidate 2 replayed (last = 0): "),
+    ("generator", "replay-gradient", StaysAtTheta(), "at another θ the derivative along a direction is"),
+    ("generator", "losses", NoLosses(), "losses are [0, 0, 0], and g had values from"),
+    ("generator", "oracle-counts", counted(0.0), "g was called 15 times, with 15 backward passes; 0 calls are declared"),
+    ("generator", "oracle-counts", counted(0.25), "g was called 15 times, with 15 backward passes; 3 calls are declared"),
+    ("generator", "oracle-counts", counted(3.0), "g was called 15 times, with 15 backward passes; 45 calls are declared"),
+    ("generator", "key", OneKey(), "with two keys it draws the same"),
+    ("generator", "carry", FirstForAny(), "candidate 1 was selected, and the next start holds 'w' of [0]"),
     ("generator", "carry-rule", FirstForSelected(), "the rule is 'selected', and the next start does not hold that state"),
     ("generator", "state", CarriesGenerator(), "state holds a Generator at 'generator'"),
     ("generator", "chunks", OneForAllStacked(), "with {'mode': 'stacked'} instead of a loop"),
@@ -311,6 +500,13 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("generator", "moments", Cold(), "the variance is"),
     ("task", "smoke", Online(), "no network while a task is checked"),
     ("task", "seed", Seedless(), "built again, data."),
+    ("task", "other-seed", IgnoresSeed(), "with two seeds it draws the same"),
+    (
+        "task",
+        "coupling",
+        task(g=lambda p: lambda theta, x, batch: p.f(theta, x, batch) + theta["penalty"].sum()),
+        "∇_x g is the same at four different θ",
+    ),
     ("task", "losses", task(f=lambda p: lambda theta, x, batch: p.f(theta, x, batch)[None]), "is no scalar"),
     (
         "task",
@@ -344,6 +540,13 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("method", "records", NoCalls(), "the record's oracle_calls are None"),
     ("method", "records", Nested(), "these entries of the record cannot be one column of a table: {'theta': 'dict'}"),
     ("method", "records", CountsAnew(), "oracle_calls fell from"),
+    ("method", "records", Threefold(), "times, with 27 backward passes; 81 calls are declared"),
+    ("method", "roles", TrainsOnStop(), "3 backward passes went through f on rows of the role `stop`"),
+    ("method", "roles", LooksAtStop(), "with other rows of the role `stop` "),
+    ("method", "projection", Unprojected(), "after step 1, where problem.project gives another, t is"),
+    ("method", "equal-sources", OwnBatch(), "the source that is heavier gets heavier, though both hold the same rows"),
+    ("method", "equal-sources", FirstGains(), "the source that comes first gains"),
+    ("method", "equal-rows", Heavier(), "the copy that is heavier gets heavier"),
     ("method", "optimum", Away(), "the distance was"),
     ("method", "resume", KeepsObjects(), "state holds a object at 'history/0'"),
     ("method", "budget", OwnBudget(), "it raised RuntimeError: no more steps"),
@@ -351,7 +554,11 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("sound", [Runs(), Runs(carry_rule="per-branch"), Runs(carry_rule="restart"), Line(), Walk()], ids=str)
+@pytest.mark.parametrize(
+    "sound",
+    [Runs(), Runs(carry_rule="per-branch"), Runs(carry_rule="restart"), NoRule(), Line(), Drawn(), Walk(), FreshBatch()],
+    ids=str,
+)
 def test_a_sound_component(sound: Any) -> None:
     assert check_component(sound) == {}
 

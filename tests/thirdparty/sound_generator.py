@@ -42,7 +42,8 @@ class Mine:
                 x = {name: leaf - self.lr * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
             ends.append(x)
         found = stack(ends)
-        return Candidates(x=found, cost=Cost(lower_gradients=self.count * self.steps))
+        calls = self.count * self.steps
+        return Candidates(x=found, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None)))
 
     def replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: torch.Tensor, last: int | None

@@ -37,7 +37,7 @@ class Mine:
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
         )
         m = {name: 0.5 * leaf + found.value[name] for name, leaf in state["m"].items()}
-        theta = {name: leaf - self.lr * m[name] for name, leaf in theta.items()}
+        theta = problem.project({name: leaf - self.lr * m[name] for name, leaf in theta.items()})
         calls = state["calls"] + 5 + found.cost.calls
         return {"theta": theta, "x": x, "m": m, "calls": calls}, {"upper_loss": found.upper_loss, "oracle_calls": calls}
 

@@ -34,7 +34,7 @@ class Mine:
         gap = (
             (ordered[1] - ordered[0]).nan_to_num(torch.inf) if candidates.count > 1 else torch.full_like(ordered[0], torch.inf)
         )
-        cost = Cost(upper_values=candidates.count)
+        cost = Cost(upper_values=candidates.count, rows=candidates.count * data.count(self.batch_size))
         scores = torch.where(finite, scores, torch.nan)
         return Selection(index=ranked.argmin(), scores=scores, gap=gap, finite=finite.sum(), cost=cost)
 
