@@ -112,6 +112,8 @@ class Pipeline:
         problem = self._seen(problem)
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
+        if "progress" in start:  # of a generator with a schedule over the budget
+            start = {**start, "progress": progress}
         device = next(iter(state["x"].values())).device
         drawn = global_states(device) if state["step"] == 0 else None
 

@@ -75,6 +75,7 @@ class CandidateGenerator(Protocol):
     - ``next_step(problem, theta, start, key, index, x) -> LastStep``: one plain step x − rate·∇_x g(θ, x; batch) more from that
       candidate's ``x``, at its last rate, on a lower batch that ``key`` draws anew; it reaches the hypergradient as
       ``Branch.next_step``. No selection has looked at this batch.
+    - the entry ``progress`` in its state: it finds the share of the budget spent there, in [0, 1], for schedules.
     - ``can_learn_start = True``: it starts from the leaves ``start.<name>`` of θ where there are such.
 
     Two points beside the one it came from:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -24,6 +25,8 @@ not_negative: Any = validators.ge(0)
 optional_whole: Any = validators.optional(whole)
 optional_count: Any = validators.optional([validators.instance_of(int), validators.ge(0)])
 share: Any = [validators.gt(0), validators.le(1)]
+FEW_UPDATES = 100
+"""Below this many updates of the warm-up a word is said."""
 
 
 def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
@@ -51,7 +54,8 @@ class Less:
     all alike inside: the gradient of every row costs as much as training on it.
 
     Arguments:
-        warmup_share: of all rows. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``, ``betas``, ``eps``: of the warm-up
+        warmup_share: of the pool's rows (the cached ones, where a task caches some); under 100 updates in all it is said that
+            they are few. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``, ``betas``, ``eps``: of the warm-up
             (AdamW; ``lr`` rises over the ``rising`` share of its updates, then falls linearly to 0).
         eps_placement: in Γ, ``inside`` the root as in the authors' program, or ``outside``.
         projection: dimensions (None: no projection). ``projector``: ``sparse``, or the dense ``rademacher`` (the authors') and
@@ -102,6 +106,7 @@ class Less:
         if self.size is not None and self.size > pool.size:
             raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {self.size}")
         count = max(1, round(self.warmup_share * pool.size))
+        self._check_warm_up(count, pool.size)
         chosen = torch.randperm(pool.size, generator=Key(seed).fold("warmup").generator())[:count]
         return {
             "seed": seed,
@@ -149,6 +154,19 @@ class Less:
         """Each row's score over the epochs scored so far; NaN before the first of them."""
         ranking: Tensor = state["ranking"]
         return ranking
+
+    def _check_warm_up(self, count: int, size: int) -> None:
+        """Says so where Adam's moments will be little more than their start: the authors' 5 % are some 420 updates."""
+        updates = self.epochs * math.ceil(count / self.batch_size)
+        if updates < FEW_UPDATES:
+            needed = math.ceil(FEW_UPDATES / self.epochs) * self.batch_size
+            share = math.ceil(100 * needed / size) / 100
+            advice = f"set warmup_share = {share:g}" if share <= 1 else f"lower batch_size ({self.batch_size})"
+            logging.getLogger("hgms").warning(
+                f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, the authors' some 420; "
+                "gradients are compared at a model that has hardly begun to learn\n"
+                f"  for {FEW_UPDATES} updates {advice}, or widen the pool"
+            )
 
     def _schedule(self, state: State) -> Schedule:
         updates = math.ceil(len(state["warmup"]) / self.batch_size)

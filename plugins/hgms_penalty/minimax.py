@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import ClassVar, Literal, final
 
 import torch
@@ -28,23 +30,26 @@ class Minimax:
         w ← w − η_w D[∇_w f + α_k ∇_w g(θ, w)]
         u ← u − η_u D[α_k ∇_u g(θ, u)]                                    (not in the first ``warmup`` steps)
         h = ∇_θ f(θ, w) + α_k (∇_θ g(θ, w) − ∇_θ g(θ, u))
-        α_k = α τ^s,   η_k = η τ^−s,   s = number of finished stages
+        α_k = α τ^s,   η_k = η τ^−s c_k,   s = number of finished stages
 
-    D is the gradient itself (``sgd``) or AdamW's direction. w, which is scored and returned, plays V-PBGD's y; u tracks the
-    lower solution. Goes with hypergradient ``carried`` and an outer ``sgd`` or ``adamw``.
+    D is the gradient itself (``sgd``) or AdamW's direction; c_k is 1, or falls from 1 to 0 over the budget as a cosine. w,
+    which is scored and returned, plays V-PBGD's y; u tracks the lower solution. Goes with hypergradient ``carried`` and an
+    outer ``sgd`` or ``adamw``.
 
     Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a fixed rate: α multiplies the
     step of u and w (AdamW does not see it).
 
     Arguments:
         optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``, ``weight_decay``: as in
-            torch.optim.AdamW (decay is decoupled for sgd too).
+            torch.optim.AdamW (decay is decoupled for sgd too). ``schedule``: ``constant`` or ``cosine``, of both rates.
         alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one stage).
         clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
         warmup: first outer steps in which u stays where it is.
-        blocks: how many blocks of leaves move, drawn for u and for w separately every ``block_every`` outer steps (None: all
-            move). A block is all leaves with one prefix: ``hidden`` for hidden.weight and hidden.bias. The other leaves
-            cost no gradient; AdamW's moments exist for the moving leaves only and start anew at each draw.
+        blocks: how many layers move (LISA), drawn for u and for w separately every ``block_every`` outer steps (None: all
+            move). A layer is all leaves up to their name's first number: ``model.layers.3`` for its attention, its norms and
+            the adapters on it. Leaves without a number (embeddings, the last norm, the head) always move. Where no name has
+            a number, a block is a module: ``hidden`` for hidden.weight and hidden.bias. The other leaves cost no gradient;
+            AdamW's moments of a layer exist while it moves and start anew at each draw.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count, noise, carry_rule: N pairs (w, u) on batches of their own, as in ``value-gap``.
 
@@ -78,6 +83,7 @@ class Minimax:
     stage_steps: int | None = field(default=None, validator=shared.optional_whole)
     clip: float | None = field(default=None, validator=validators.optional(shared.positive))
     warmup: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
+    schedule: Literal["constant", "cosine"] = field(default="constant", validator=validators.in_(["constant", "cosine"]))
     blocks: int | None = field(default=None, validator=shared.optional_whole)
     block_every: int = field(default=20, validator=shared.whole)
     batch_size: int | None = field(default=None, validator=shared.optional_whole)
@@ -86,20 +92,25 @@ class Minimax:
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     def init(self, problem: Problem, key: Key) -> State:
-        known = len({_block(name) for name in problem.x0})
+        known = len(set(_layers(problem.x0).values()) - {""})
         if self.blocks is not None and self.blocks > known:
-            raise ConfigError(f"'blocks' must be <= {known}, the number of blocks of the lower variable: {self.blocks}")
-        return {**shared.begin(problem, key, self, twins=("u",)), "blocks": key.fold("blocks").derive()}
+            raise ConfigError(f"'blocks' must be <= {known}, the number of layers of the lower variable: {self.blocks}")
+        return {**shared.begin(problem, key, self, twins=("u",)), "blocks": key.fold("blocks").derive(), "progress": 0.0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         done = start["step"]
         stages = 0 if self.stage_steps is None else done // self.stage_steps
         alpha, slower = self.alpha * self.stage_factor**stages, self.stage_factor**-stages
+        if self.schedule == "cosine":
+            slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, start["progress"])))
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
         moving = {which: self._moving(problem.x0, drawn.fold(which)) for which in "wu"}
-        # The number of steps since the moments began, this one included; u's begin after the warm-up.
-        counts = {"w": since + 1, "u": done - max(done - since, self.warmup) + 1}
+        # The number of steps since the moments began, this one included: of leaves that always move, and of a layer. Those of
+        # u begin after the warm-up.
+        layers = _layers(problem.x0) if self.blocks is not None else {}
+        begun = {"w": 0, "u": self.warmup}
+        counts = {which: {True: done - first + 1, False: done - max(done - since, first) + 1} for which, first in begun.items()}
         rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
         if done < self.warmup:
             moving["u"] = []
@@ -123,12 +134,17 @@ class Minimax:
             for which, slope in (("w", to_w), ("u", to_u)):
                 if not slope:
                     continue
-                before = {kind: shared.untagged(f"{kind}{which}", aux) for kind in "mv"} if counts[which] > 1 else None
-                old = {name: models[which][name] for name in slope}
-                moved, moments = self._moved(old, slope, before, counts[which], rates[which], alpha)
-                models[which] = models[which] | moved
-                for kind, moment in moments.items():
-                    kept |= shared.tagged(f"{kind}{which}", moment)
+                slope = self._clipped(slope, alpha)
+                for always, count in counts[which].items():
+                    own = {name: leaf for name, leaf in slope.items() if (layers.get(name, "") == "") == always}
+                    if not own:
+                        continue
+                    before = {kind: shared.untagged(f"{kind}{which}", aux) for kind in "mv"} if count > 1 else None
+                    old = {name: models[which][name] for name in own}
+                    moved, moments = self._moved(old, own, before, count, rates[which])
+                    models[which] = models[which] | moved
+                    for kind, moment in moments.items():
+                        kept |= shared.tagged(f"{kind}{which}", moment)
             return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
 
         rows = 2 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
@@ -143,21 +159,25 @@ class Minimax:
         return shared.carry(start, candidates, index, self)
 
     def _moving(self, x: Tree, key: Key) -> list[str]:
-        """The leaves that move: all of them, or those of some blocks."""
+        """The leaves that move: all of them, or those of some layers and of none."""
         if self.blocks is None:
             return list(x)
-        known = list(dict.fromkeys(_block(name) for name in x))
+        layers = _layers(x)
+        known = [layer for layer in dict.fromkeys(layers.values()) if layer]
         chosen = {known[i] for i in torch.randperm(len(known), generator=key.generator())[: self.blocks].tolist()}
-        return [name for name in x if _block(name) in chosen]
+        return [name for name, layer in layers.items() if not layer or layer in chosen]
+
+    def _clipped(self, slope: Tree, alpha: float) -> Tree:
+        if self.clip is None:
+            return slope
+        bound = self.clip * alpha
+        scale = bound / norm(slope).clamp_min(bound)
+        return {name: leaf * scale for name, leaf in slope.items()}
 
     def _moved(
-        self, x: Tree, slope: Tree, before: dict[str, Tree] | None, count: int, rate: float, alpha: float
+        self, x: Tree, slope: Tree, before: dict[str, Tree] | None, count: int, rate: float
     ) -> tuple[Tree, dict[str, Tree]]:
         """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both directions are odd in it)."""
-        if self.clip is not None:
-            bound = self.clip * alpha
-            scale = bound / norm(slope).clamp_min(bound)
-            slope = {name: leaf * scale for name, leaf in slope.items()}
         if self.weight_decay:
             x = {name: leaf * (1 - abs(rate) * self.weight_decay) for name, leaf in x.items()}
         if self.optimizer == "sgd":
@@ -176,6 +196,14 @@ class Minimax:
         return dict(zip(x, moved, strict=True)), moments
 
 
-def _block(name: str) -> str:
-    """The prefix that a module's parameters share: ``hidden`` of hidden.weight; the name itself where there is none."""
-    return name.rpartition(".")[0] or name
+def _layers(x: Tree) -> dict[str, str]:
+    """Each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight; empty for a leaf without a number.
+    Where no leaf has one, its module: ``hidden`` of hidden.weight; the name itself where there is none.
+
+    >>> _layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
+    {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
+    """
+    found = {name: re.match(r"(?:.*?\.)??\d+(?=\.)", name) for name in x}
+    if any(found.values()):
+        return {name: match.group() if match else "" for name, match in found.items()}
+    return {name: name.rpartition(".")[0] or name for name in x}

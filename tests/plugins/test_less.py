@@ -120,6 +120,18 @@ def test_rows_count_by_their_tokens_where_means_are_over_tokens(sets: int) -> No
     torch.testing.assert_close(ranked(method, problem), scores_by_hand(method, problem), rtol=1e-6, atol=1e-9)
 
 
+def test_a_warm_up_of_few_updates_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    less(warmup_share=0.5, epochs=5, batch_size=1).init(PROBLEM, 3)  # 5 · 20 updates
+    assert caplog.messages == []
+    less(warmup_share=0.1, epochs=4, batch_size=1).init(PROBLEM, 3)
+    less(warmup_share=0.1, epochs=4, batch_size=32).init(PROBLEM, 3)
+    few, too_few = caplog.messages
+    assert "takes 16 updates on 4 of the pool's 40 rows" in few
+    assert "for 100 updates set warmup_share = 0.63" in few  # 25 rows an epoch
+    assert "takes 4 updates" in too_few
+    assert "lower batch_size (32)" in too_few
+
+
 def test_the_place_of_epsilon_is_seen() -> None:
     inside, outside = (ranked(less(eps_placement=place, eps=1e-2), PROBLEM) for place in ("inside", "outside"))
     assert (inside - outside).abs().max() > 1e-3

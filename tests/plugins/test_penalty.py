@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, field, frozen
-from helpers import F64, assert_same, counted, network_problem
+from helpers import F64, assert_same, counted, network_problem, normal
 from scipy.optimize import minimize_scalar
 
 from hgms_branches import Branches
@@ -19,7 +19,7 @@ from hgms_core.folder import pack, unpack
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_identity import Identity
 from hgms_outer import AdamW, Sgd
-from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
+from hgms_penalty import SCALEBIO, DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms_selectors import BestOfN, First
 from hgms_task_quadratic import Quadratic
 from hgms_task_sphere import Sphere
@@ -475,13 +475,72 @@ def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
     assert other != state["start"]["blocks"]
 
 
+def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
+    """LISA: two of four layers for a period of three steps, with both halves of an adapter; embeddings and head each step."""
+    layers = [f"model.layers.{i}" for i in range(4)]
+    parts = ("self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight", "norm.weight")
+    names = ["model.embed_tokens.weight", *(f"{layer}.{part}" for layer in layers for part in parts), "lm_head.weight"]
+    target = {name: normal(2, seed=number) for number, name in enumerate(names)}
+    problem = Problem(
+        theta0={"t": torch.ones(1, dtype=F64)},
+        x0={name: torch.zeros(2, dtype=F64) for name in names},
+        g=lambda t, x, _: sum(0.5 * ((x[name] - target[name]) ** 2).sum() for name in names) + 0 * t["t"].sum(),
+        f=lambda t, x, _: sum(0.5 * (x[name] ** 2).sum() for name in names),
+    )
+    generator = Minimax(optimizer="adamw", blocks=2, block_every=3, lr=0.1, alpha=2.0, weight_decay=0.1)
+    pipeline = method(generator)
+    state = pipeline.init(problem, 0)
+    always = {"model.embed_tokens.weight", "lm_head.weight"}
+    drawn = []
+    for _ in range(12):
+        before, (state, _) = state, pipeline.step(problem, state)
+        moved = {name for name in names if not torch.equal(state["x"][name], before["x"][name])}
+        assert always <= moved
+        active = {name for name in layers if f"{name}.norm.weight" in moved}
+        assert moved - always == {f"{layer}.{part}" for layer in active for part in parts}
+        assert len(active) == 2
+        drawn.append(active)
+    assert all(drawn[k] == drawn[k - k % 3] for k in range(12))
+    assert set().union(*drawn) == set(layers)
+    # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf alone.
+    w = torch.zeros(2, dtype=F64, requires_grad=True)
+    optimizer = torch.optim.AdamW([w], lr=0.1, weight_decay=0.1)
+    for _ in range(12):
+        optimizer.zero_grad()
+        (0.5 * (w**2).sum() + 2.0 * 0.5 * ((w - target["lm_head.weight"]) ** 2).sum()).backward()
+        optimizer.step()
+    assert_same(state["x"]["lm_head.weight"], w.detach(), rtol=1e-10)
+
+
+def test_a_cosine_takes_both_rates_to_zero_over_the_budget() -> None:
+    problem = Problem(
+        theta0={"t": torch.ones(1, dtype=F64)},
+        x0={"x": torch.zeros(1, dtype=F64)},
+        g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+        f=lambda t, x, _: ((x["x"] - 3) ** 2).sum(),
+    )
+    pipeline = method(Minimax(optimizer="sgd", alpha=2.0, lr=0.05, schedule="cosine"))
+    for progress, factor in ((0.0, 1.0), (1 / 3, 0.75), (0.5, 0.5), (1.0, 0.0)):
+        state, _ = pipeline.step(problem, pipeline.init(problem, 0), progress)
+        assert float(state["x"]["x"]) == pytest.approx(0.5 * factor)  # ∇_w = −6 − 2·2
+        assert float(state["start"]["aux"]["u.x"]) == pytest.approx(0.2 * factor)  # ∇_u = −2·2
+
+
+def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:
+    parts = SCALEBIO.with_overrides({}, ["sources"])
+    generator, outer = parts["generator"], parts["outer"]
+    assert (generator["optimizer"], generator["weight_decay"], generator["schedule"]) == ("adamw", 5e-4, "cosine")
+    assert (outer["name"], outer["lr"], outer["weight_decay"]) == ("adamw", 1e-2, 1e-2)
+    assert outer["schedule"] == {"kind": "cosine", "final": 0.0}
+
+
 def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> None:
     problem = network_problem()
     all_blocks = Minimax(optimizer="sgd", blocks=3, batch_size=5)
     assert_same(
         advance(method(all_blocks), problem, 3)[0]["x"], advance(method(evolve(all_blocks, blocks=None)), problem, 3)[0]["x"]
     )
-    with pytest.raises(ConfigError, match="'blocks' must be <= 3, the number of blocks of the lower variable: 4"):
+    with pytest.raises(ConfigError, match="'blocks' must be <= 3, the number of layers of the lower variable: 4"):
         method(evolve(all_blocks, blocks=4)).init(problem, 0)
     layers = Problem(
         theta0={"t": torch.ones(1, dtype=F64)},
