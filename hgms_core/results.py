@@ -356,15 +356,14 @@ def names(tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]) -> 
     >>> names({"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"})
     {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
     """
+    alike: dict[str, list[str]] = {}
+    for key in tables:
+        alike.setdefault(label[key], []).append(key)
+    differing = {name: difference([tables[key] for key in keys]) for name, keys in alike.items()}
     found = {}
     for key, table in tables.items():
-        alike = [other for other in tables if label[other] == label[key]]
-        if len(alike) == 1:
-            found[key] = label[key]
-            continue
-        differing = difference([tables[other] for other in alike])
         flat = flatten(table)
-        told = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing)
+        told = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing[label[key]])
         found[key] = f"{label[key]} ({told})" if told else label[key]
     return found
 
