@@ -484,10 +484,16 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     """Equal environments once, with their runs; the one with the most runs first."""
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
-        # the task and the digests of components' code are of what was run, not of where
-        table = {key: value for key, value in run.environment.items() if key not in ("task", "code")}
+        table = _where(run.environment)
+        if isinstance(earlier := table.get("before"), list):  # where a run was begun that was resumed elsewhere
+            table["before"] = [_where(each) if isinstance(each, Mapping) else each for each in earlier]
         groups.setdefault(_key(table), (table, []))[1].append(run)
     return sorted(groups.values(), key=lambda group: -len(group[1]))
+
+
+def _where(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The task and the digests of components' code are of what was run, not of where."""
+    return {key: value for key, value in environment.items() if key not in ("task", "code")}
 
 
 __all__ = ["Diagnosis", "Entry", "Section", "Study", "build", "carried_out"]

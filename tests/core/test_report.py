@@ -181,7 +181,8 @@ def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
 def test_edited_code_is_no_other_environment(tmp_path: Path) -> None:
     """A report over methods of several plugins holds other code of components in every run."""
     for number, method in enumerate(("a", "b", "c")):
-        write_run(tmp_path, method=method, environment={"code": {f"plugin.{method}": f"{number}" * 8}})
+        code = {"code": {f"plugin.{method}": f"{number}" * 8}}
+        write_run(tmp_path, method=method, environment={**code, "before": [{"python": "3.11", **code}]})
     study = report.build([tmp_path])
     assert len(study.sections[0].environments) == 1
     assert "different environments" not in report.WRITERS[".html"](study)
