@@ -1,4 +1,4 @@
-"""RHO-LOSS: rows that are not yet learned, but that a model trained on validation rows finds easy."""
+"""RHO-LOSS: rows that are not yet learned, but that a model trained on held-out rows finds easy."""
 
 from __future__ import annotations
 
@@ -34,22 +34,26 @@ class RhoLoss:
 
         score(z) = ℓ(x; z) − ℓ(x_ref; z)
 
-    x_ref is trained from x0 on the validation rows of the role ``differentiate``; of its states after each epoch (x0 among
-    them) the one with the lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part. ℓ(x_ref; z),
-    the irreducible loss, is computed once for every row of the pool.
+    x_ref has not seen z. The pool is split in two random halves; a reference is trained from x0 on each of them, and says
+    ℓ(x_ref; z), the irreducible loss, of the rows of the other half, once (the paper's form for data without a holdout set).
+    ``reference = "validation"`` trains a single one on the validation rows of the role ``differentiate`` instead: then a low
+    irreducible loss also means that a row is like the target. Of its states after each epoch (x0 among them) the one with the
+    lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part.
 
-    ``static``: x is x0, or x0 after ``target_steps`` updates on random rows of the pool; the ``keep`` share with the highest
-    scores is kept, and θ has the sources' shares of it. ``online``: every update draws ``big_batch`` rows of the pool, scores
+    ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep`` share with the highest scores is
+    kept, and θ has the sources' shares of it. ``online``: every update draws ``big_batch`` rows of the pool, scores
     them at the present x and moves x on the ``top`` share of them; θ has the sources' shares of all rows used so far.
 
     One step is one update, or the losses of ``chunk`` rows. Dropout is off throughout.
 
-    Use when rows differ in how noisy or off-target they are. Avoid static scores at an untrained x where sources differ in the
-    level of their losses (long or formal texts): then the level decides.
+    Use when rows differ in how noisy they are. Held-out rows of the pool say nothing of the target: avoid ``held-out`` where
+    sources are off-target but learnable. Avoid ``target_steps = 0`` where sources differ in the level of their losses (long or
+    formal texts): then the level decides.
 
     Arguments:
         mode: ``static`` or ``online``.
-        reference_epochs, reference_lr: of x_ref. ``target_steps``: before static scores.
+        reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows. ``reference_epochs``, ``reference_lr``: of
+            x_ref. ``target_steps``: before static scores (None: one pass over the pool).
         lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows of an update, but for
             online ones.
         big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or ``size``: their number.
@@ -60,8 +64,9 @@ class RhoLoss:
     Errors: ConfigError for a problem without sources, or without rows of the role ``stop``; NumericalError for losses that are
     not finite.
 
-    Cost: an update of x_ref is 1 upper gradient, one of x 1 lower gradient; each pass over rows for their losses is 1 upper
-    value. Memory: 4 lower states while x_ref is trained (x, two moments, the best so far), else at most 3.
+    Cost: an update of x is 1 lower gradient, one of x_ref too (1 upper gradient on validation rows); each pass over rows for
+    their losses is 1 upper value. Memory: 4 lower states while x_ref is trained (x, two moments, the best so far), else at
+    most 3.
 
     >>> RhoLoss(mode="online", train_steps=1000).top
     0.1
@@ -73,9 +78,12 @@ class RhoLoss:
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     mode: Literal["static", "online"] = field(default="static", validator=validators.in_(["static", "online"]))
+    reference: Literal["held-out", "validation"] = field(
+        default="held-out", validator=validators.in_(["held-out", "validation"])
+    )
     reference_epochs: int = field(default=4, validator=whole)
     reference_lr: float = field(default=1e-4, validator=positive)
-    target_steps: int = field(default=0, validator=count)
+    target_steps: int | None = field(default=None, validator=optional_count)
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
@@ -95,9 +103,9 @@ class RhoLoss:
 
     def init(self, problem: Problem, seed: int) -> State:
         sources, pool = _sources(problem), problem.lower_data
-        for role in ("differentiate", "stop"):
+        for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
             if role not in problem.upper_data or problem.upper_data[role].size == 0:
-                raise ConfigError(f"method 'rho-loss' trains its reference on validation rows, and the role {role!r} has none")
+                raise ConfigError(f"method 'rho-loss' needs validation rows for its reference, and the role {role!r} has none")
         if self.size is not None and self.size > pool.size:
             raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {self.size}")
         missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
@@ -106,6 +114,8 @@ class RhoLoss:
             "step": 0,
             "phase": "reference",
             "at": 0,
+            "half": 0,
+            "order": torch.randperm(pool.size, generator=Key(seed).fold("halves").generator()),
             "train": adamw_start(problem.x0),
             "best": {"x": dict(problem.x0), "loss": None},
             "irreducible": missing,
@@ -163,9 +173,18 @@ class RhoLoss:
             count=state["at"] + 1, lr=lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay,
         )  # fmt: skip
 
+    def _halves(self, problem: Problem, state: State) -> tuple[Data, Tensor, Tensor]:
+        """What the present reference learns from, as data and row numbers, and the rows of the pool that it scores."""
+        if self.reference == "validation":
+            data = problem.upper_data["differentiate"]
+            return data, torch.arange(data.size), torch.arange(problem.lower_data.size)
+        halves = torch.tensor_split(state["order"], 2)
+        return problem.lower_data, halves[state["half"]], halves[1 - state["half"]]
+
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """One update on validation rows; at the start and after each epoch their held-out loss."""
-        data, held_out, at = problem.upper_data["differentiate"], problem.upper_data["stop"], state["at"]
+        """One update of the reference; at the start and after each epoch its loss on rows set apart for stopping."""
+        data, own, _ = self._halves(problem, state)
+        held_out, at = problem.upper_data["stop"], state["at"]
         best, spent = state["best"], Cost()
         everything = torch.arange(held_out.size)
 
@@ -177,42 +196,49 @@ class RhoLoss:
         looked = Cost(upper_values=1, rows=held_out.size)
         if at == 0:
             best, spent = better(adamw_part(state["train"], "x")), looked
-        rows = epoch_rows(Key(state["seed"]).fold("reference"), data, at, self.batch_size)
+        rows = own[epoch_rows(Key(state["seed"]).fold("reference", state["half"]), len(own), at, self.batch_size)]
         trained, loss = self._update(problem, state, data, rows, self.reference_lr)
-        spent += Cost(upper_gradients=1, rows=len(rows))
-        updates = math.ceil(data.size / self.batch_size)
+        lower = data is problem.lower_data
+        spent += Cost(lower_gradients=int(lower), upper_gradients=int(not lower), rows=len(rows))
+        updates = math.ceil(len(own) / self.batch_size)
         if (at + 1) % updates == 0:
             best, spent = better(adamw_part(trained, "x")), spent + looked
         changes: State = {"train": trained, "best": best, "at": at + 1}
         if at + 1 == updates * self.reference_epochs:
             changes |= {"phase": "irreducible", "at": 0, "train": adamw_start(best["x"]), "best": {}}
-        return changes, {"upper_loss": loss, "stop_loss": best["loss"]}, spent
+        return changes, {"lower_loss" if lower else "upper_loss": loss, "stop_loss": best["loss"]}, spent
 
-    def _losses(self, problem: Problem, state: State) -> tuple[Tensor, Tensor, Cost]:
-        """The losses of the next rows of the pool, and their numbers."""
-        pool = problem.lower_data
-        index = torch.arange(state["at"], min(state["at"] + self.chunk, pool.size))
+    def _losses(self, problem: Problem, state: State, rows: Tensor) -> tuple[Tensor, Tensor, Cost]:
+        """The losses of the next of some rows of the pool, and their numbers."""
+        pool, index = problem.lower_data, rows[state["at"] : state["at"] + self.chunk]
         losses = row_losses(problem, adamw_part(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         return losses, index, Cost(upper_values=1, rows=len(index))
 
     def _irreducible(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        losses, index, spent = self._losses(problem, state)
+        *_, rows = self._halves(problem, state)
+        losses, index, spent = self._losses(problem, state, rows)
         irreducible = state["irreducible"].index_copy(0, index, losses.double())
         changes: State = {"irreducible": irreducible, "at": state["at"] + len(index)}
-        if changes["at"] == problem.lower_data.size:
-            following = "online" if self.mode == "online" else "target" if self.target_steps else "scores"
-            changes |= {"phase": following, "at": 0, "train": adamw_start(problem.x0)}
+        if changes["at"] == len(rows):
+            changes |= {"at": 0, "train": adamw_start(problem.x0)}
+            if self.reference == "held-out" and state["half"] == 0:
+                changes |= {"phase": "reference", "half": 1, "best": {"x": dict(problem.x0), "loss": None}}
+            else:
+                target = "scores" if self.target_steps == 0 else "target"
+                changes["phase"] = "online" if self.mode == "online" else target
         return changes, {"lower_loss": losses.mean()}, spent
 
     def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        rows = epoch_rows(Key(state["seed"]).fold("target"), problem.lower_data, state["at"], self.batch_size)
+        size = problem.lower_data.size
+        steps = self.target_steps or math.ceil(size / self.batch_size)
+        rows = epoch_rows(Key(state["seed"]).fold("target"), size, state["at"], self.batch_size)
         trained, loss = self._update(problem, state, problem.lower_data, rows, self.lr)
-        over = state["at"] + 1 == self.target_steps
+        over = state["at"] + 1 == steps
         changes: State = {"train": trained, "at": 0 if over else state["at"] + 1, "phase": "scores" if over else "target"}
         return changes, {"lower_loss": loss}, Cost(lower_gradients=1, rows=len(rows))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        losses, index, spent = self._losses(problem, state)
+        losses, index, spent = self._losses(problem, state, torch.arange(problem.lower_data.size))
         ranking = state["ranking"].index_copy(0, index, losses.double() - state["irreducible"][index])
         changes: State = {"ranking": ranking, "at": state["at"] + len(index)}
         if changes["at"] == problem.lower_data.size:
@@ -233,7 +259,7 @@ class RhoLoss:
 
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
-        index = epoch_rows(Key(state["seed"]).fold("online"), pool, state["at"], min(self.big_batch, pool.size))
+        index = epoch_rows(Key(state["seed"]).fold("online"), pool.size, state["at"], min(self.big_batch, pool.size))
         losses = row_losses(problem, adamw_part(state["train"], "x"), pool, index, state["step"] + 1, self.chunk)
         scores = losses.double() - state["irreducible"][index]
         chosen = index[highest(scores, max(1, int(self.top * len(index))))]

@@ -10,10 +10,10 @@ from torch import Tensor
 from hgms_core import Data, Key, NumericalError, Problem, State, Tree
 
 
-def epoch_rows(key: Key, data: Data, update: int, batch_size: int) -> Tensor:
-    """The rows that an update sees: epoch after epoch, each in an order of its own, sees every row once."""
-    epoch, at = divmod(update, math.ceil(data.size / batch_size))
-    order = torch.randperm(data.size, generator=key.fold("epoch", epoch).generator())
+def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
+    """Which of ``count`` rows an update sees: epoch after epoch, each in an order of its own, sees every row once."""
+    epoch, at = divmod(update, math.ceil(count / batch_size))
+    order = torch.randperm(count, generator=key.fold("epoch", epoch).generator())
     return order[at * batch_size : (at + 1) * batch_size]
 
 

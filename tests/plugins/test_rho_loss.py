@@ -25,6 +25,7 @@ PROBLEM = network_sources()
 
 def rho(**options: Any) -> RhoLoss:
     settings = {"reference_epochs": 3, "reference_lr": 0.02, "lr": 0.02, "batch_size": 4, "chunk": 7, "keep": 0.2}
+    settings |= {"reference": "validation", "target_steps": 0}
     return RhoLoss(**(settings | options))
 
 
@@ -59,6 +60,7 @@ def four_rows(stop: float = 1.0) -> Problem:
 def by_hand(**options: Any) -> RhoLoss:
     """Adam's first step is as long as its learning rate: the reference goes from 0 to 0.5."""
     settings = {"reference_epochs": 1, "reference_lr": 0.5, "lr": 0.5, "batch_size": 2, "weight_decay": 0.0, "size": 2}
+    settings |= {"reference": "validation", "target_steps": 0}
     return RhoLoss(**(settings | options))
 
 
@@ -149,6 +151,32 @@ def test_scores_are_the_difference_of_two_models_losses() -> None:
     assert_same(method.result(state)[1], target[-1], rtol=1e-9, atol=1e-11)
     assert sorted(expected[state["kept"]].tolist()) == sorted(expected.tolist())[-8:]
     assert seen["select"] == []
+
+
+def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() -> None:
+    problem, seen = spied(PROBLEM)
+    method = RhoLoss(reference_epochs=2, reference_lr=0.02, lr=0.02, batch_size=4, chunk=7, keep=0.2)
+    *_, (state, row) = through(method, problem)
+    first, second = torch.tensor_split(state["order"], 2)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(40))
+    # Two halves of 20 rows, two epochs of five updates each; then ten updates of x: a pass over the pool.
+    updates = [batch for batch in seen["pool"] if len(batch) == 4]
+    assert len(updates) == 2 * 10 + 10
+    expected = torch.full((40,), torch.nan, dtype=F64)
+    for number, (own, other) in enumerate(((first, second), (second, first))):
+        batches = updates[10 * number : 10 * number + 10]
+        for epoch in range(2):
+            assert sorted(torch.cat(batches[5 * epoch : 5 * epoch + 5]).tolist()) == sorted(own.tolist())
+        states = [PROBLEM.x0, *list(trained(PROBLEM.x0, PROBLEM.lower_data, batches, 0.02))[4::5]]
+        best = min(states, key=lambda x: float(losses(x, PROBLEM.upper_data["stop"]).mean()))
+        expected[other] = losses(best, PROBLEM.lower_data)[other]
+    assert sorted(torch.cat(updates[20:]).tolist()) == list(range(40))
+    target = list(trained(PROBLEM.x0, PROBLEM.lower_data, updates[20:], 0.02))[-1]
+    scores = losses(target, PROBLEM.lower_data) - expected
+    assert_same(method.ranking(PROBLEM, state), scores, rtol=1e-9, atol=1e-11)
+    assert_same(method.result(state)[1], target, rtol=1e-9, atol=1e-11)
+    assert (seen["differentiate"], seen["select"]) == ([], [])
+    assert (row["cost_lower_gradients"], row["cost_upper_gradients"]) == (30, 0)
 
 
 def test_online_updates_are_those_of_the_definition() -> None:
