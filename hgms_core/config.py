@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.protocols import Method, Task
 from hgms_core.registry import Registry
 from hgms_core.structure import Invalid, Place, plain, show, structured, traits_of
-from hgms_core.untrusted import parse_toml
+from hgms_core.untrusted import check, parse_toml
 
 SCHEMA = 1
 
@@ -162,7 +163,7 @@ def load(
 ) -> RunConfig:
     """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
     path = Path(path)
-    table = read_file(path, "configuration")
+    table = tables_of(path, "configuration")
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
@@ -173,7 +174,7 @@ def load(
     return RunConfig.from_dict(table, source=path.name, registry=registry, sets=places)
 
 
-def read_file(path: Path, what: str) -> dict[str, Any]:
+def tables_of(path: Path, what: str) -> dict[str, Any]:
     """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
     try:
         with path.open("rb") as stream:
@@ -202,14 +203,15 @@ def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Pla
     if not equals or not all(path):
         raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
     try:
-        value = read_toml(f"value = {text}", "the value")["value"] if "\n" not in text else text
-    except ConfigError:
+        value = text if "\n" in text or len(text) > 20_000 else tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         value = text
     try:
         if len(path) > DEEPEST:
             raise ConfigError(f"nothing here needs more than {DEEPEST} levels")
+        check(value, "the value")
         put(table, path, value)
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         raise ConfigError(f"--set {given or assignment}: {error}") from None
     return path
 

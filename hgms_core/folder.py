@@ -62,7 +62,7 @@ def _writing(path: Path) -> Iterator[None]:
         advice = "free some space" if full else f"see to it that {path.parent} is there and may be written to"
         raise DiskError(
             f"cannot write {path}: {what}\n"
-            f"  what was complete before is untouched; {advice}, then run the same command again (hgms run: with --resume)"
+            f"  what was complete before is untouched; {advice}, then run the same again (hgms run: with --resume)"
         ) from error
 
 
@@ -277,9 +277,9 @@ class RunFolder:
         return any(map(os.path.lexists, (self.config, self.steps, self.timings, self.checkpoint, self.summary)))
 
     @contextlib.contextmanager
-    def claimed(self, config: str, *, resume: bool = False, patience: float = 0.0) -> Iterator[None]:
+    def claimed(self, config: str, *, resume: bool = False, patience: float = 0.0, word: str = "resume=True") -> Iterator[None]:
         """The folder for this process alone, for the run of this configuration; another process is waited for ``patience``
-        seconds. It may be new, or hold this very run and be resumed.
+        seconds. It may be new, or hold this very run and be resumed; ``word`` is what asks for that.
 
         Raises:
             CheckpointError: it holds a run of another configuration, or one that is not to be resumed, or lost its
@@ -293,13 +293,14 @@ class RunFolder:
         if self.begun and not self.holds(config):
             raise CheckpointError(
                 f"{self.path} holds a run of another configuration\n"
-                f"  compare {self.config} with yours; choose another --out, or remove the folder"
+                f"  compare {self.config} with yours; choose another folder, or remove this one"
             )
         if self.begun and not resume:
             state = "finished" if self.summary.exists() else "begun"
+            elsewhere = "--out or --seed" if word.startswith("--") else "one"
             raise CheckpointError(
                 f"{self.path} holds this run already ({state})\n"
-                "  add --resume to go on from its checkpoint, choose another --out or --seed, or remove the folder"
+                f"  add {word} to go on from its checkpoint, choose another {elsewhere}, or remove the folder"
             )
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -309,7 +310,7 @@ class RunFolder:
             try:
                 lock.acquire()
             except Timeout:
-                raise FolderInUse(f"another process is writing to {self.path}; wait for it, or choose another --out") from None
+                raise FolderInUse(f"another process is writing to {self.path}; wait for it, or choose another folder") from None
         try:
             yield
         finally:
@@ -511,5 +512,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _damaged(path: Path, why: str) -> str:
     return (
         f"damaged run file {path}: {why}\n"
-        f"  nothing was changed; restore the file, or remove the folder {path.parent} and run again without --resume"
+        f"  nothing was changed; restore the file, or remove the folder {path.parent} and start anew"
     )

@@ -241,6 +241,7 @@ class Run:
     resume: bool = False
     seed: int = 0
     patience: float = 0.0
+    word: str = "resume=True"
     about: Callable[[], Mapping[str, Any]] = dict
     evaluate_every: int = 1
     evaluations: int | None = None
@@ -264,7 +265,7 @@ class Run:
         if self.folder is None:
             return self.ended()
         self.text = tomlkit.dumps(self.info.config)
-        with self.folder.claimed(self.text, resume=self.resume, patience=self.patience):
+        with self.folder.claimed(self.text, resume=self.resume, patience=self.patience, word=self.word):
             return (self.read_back() if self.resume else None) or self.ended()
 
     def read_back(self) -> RunResult | None:
@@ -502,7 +503,7 @@ class Run:
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:
             return ""
-        return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add --resume to go on"
+        return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add {self.word} to go on"
 
 
 def _finite(trees: Iterable[Tree]) -> bool | torch.Tensor:

@@ -85,13 +85,13 @@ def compare(
 
     plugins.host(files)
     from hgms_core.compare import run_grid, state_of
-    from hgms_core.config import read_file
+    from hgms_core.config import tables_of
     from hgms_core.grid_file import FLAGS, load
     from hgms_core.scale import scaled
 
     over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
     # the file, then its scale, then the flags, which have the last word
-    table = {"task": tasks, "method": methods} if grid is None else scaled(read_file(grid, "grid"), scale, grid.name)
+    table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
     table |= {key: value for key, value in over.items() if value is not None}
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]

@@ -536,7 +536,10 @@ configs = st.builds(
     method=pipelines,
     budget=budgets,
     run=st.builds(
-        RunSettings, threads=st.none() | naturals, device=st.sampled_from(["cpu", "cuda:1"]), out=st.text(min_size=1)
+        RunSettings,
+        threads=st.none() | st.integers(1, 1024),
+        device=st.sampled_from(["cpu", "cuda:1"]),
+        out=st.text(min_size=1),
     ),
     method_name=st.sampled_from(["pipeline", "recipe"]),
 )

@@ -176,7 +176,7 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None
 def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
     whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
-    with pytest.raises(Interrupted, match=r"--resume"):
+    with pytest.raises(Interrupted, match=r"resume=True"):
         run(Descent(interrupts_at=stop), problem(), Budget(outer_steps=9), folder=broken)
     assert not broken.summary.exists()
     result = run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
@@ -469,7 +469,7 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
     assert scan(place)[0][0].metrics == stored.metrics == {"size": result.records[-1]["metric.size"]}
 
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    with pytest.raises(CheckpointError, match=r"holds this run already \(finished\)\n  add --resume"):
+    with pytest.raises(CheckpointError, match=r"holds this run already \(finished\)\n  add resume=True to go on"):
         run(Descent(), problem(), Budget(outer_steps=3), folder=kind(place))
     with pytest.raises(CheckpointError, match="holds a run of another configuration"):
         run(Descent(), problem(), Budget(outer_steps=4), folder=kind(place), resume=True)
@@ -502,7 +502,7 @@ def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal
             return super().step(problem, state, progress)
 
     made, before = folder(tmp_path / "run"), signal.getsignal(number)
-    with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*--resume") as caught:
+    with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*resume=True") as caught:
         run(Ended(), problem(), Budget(outer_steps=9), folder=made)
     assert caught.value.number == number
     assert (made.load() or ({}, -1))[1] == 3

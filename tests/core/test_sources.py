@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from helpers import F64, assert_same
 from source_problems import convex_sources
 from test_runs import contents, folder
@@ -160,7 +160,7 @@ class Mixer:
 
     name = "mixer"
     ends_at: int | None = None
-    interrupts_at: int | None = None
+    interrupts_at: int | None = field(default=None, metadata={"toml": False})
 
     def init(self, problem: Problem, seed: int) -> State:
         return {"seed": seed, "step": 0, "theta": dict(problem.theta0), "x": dict(problem.x0)}
