@@ -485,8 +485,10 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         table = _where(run.environment)
-        if isinstance(earlier := table.get("before"), list):  # where a run was begun that was resumed elsewhere
-            table["before"] = [_where(each) if isinstance(each, Mapping) else each for each in earlier]
+        before = table.pop("before", [])  # where a run was begun that was resumed elsewhere, or with other code
+        earlier = [_where(each) for each in before if isinstance(each, Mapping)] if isinstance(before, list) else []
+        if earlier := [each for each in earlier if each != table]:
+            table["before"] = earlier
         groups.setdefault(_key(table), (table, []))[1].append(run)
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 
