@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -32,7 +33,7 @@ IGNORED = -100
 """The label of a token that is not learned from (what transformers uses)."""
 
 SEAL = "sha256.json"
-"""In a checkpoint's folder, written last: the digests of the other files."""
+"""In a checkpoint's folder, written last: the digests of the other files, and of the losses so far."""
 
 Watch = Callable[[int, int, float], None]
 """``watch(optimiser step, steps in all, loss of the step)``."""
@@ -123,7 +124,7 @@ class Finetune:
             log = _Log(folder / "losses.jsonl", watch, interrupts)
             trainer = _trainer(self, trained, rows, folder / "checkpoints", key.derive() % 2**32, pad, log)
             last = newest_checkpoint(folder / "checkpoints")
-            log.rewind(_step_of(last))
+            log.rewind(_step_of(last), None if last is None else json.loads((last / SEAL).read_bytes())["losses"])
             with tied_are_there(trained):
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
             step, steps = trainer.state.global_step, trainer.state.max_steps
@@ -187,8 +188,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
         if not (checkpoint / SEAL).exists():
             continue
         try:
-            whole = json.loads((checkpoint / SEAL).read_bytes()) == _digests(checkpoint)
-        except (OSError, ValueError, RecursionError):
+            seal = json.loads((checkpoint / SEAL).read_bytes())
+            whole = seal["files"] == _digests(checkpoint) and {"bytes", "sha256"} == set(seal["losses"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             whole = False
         if not whole:
             raise CheckpointError(
@@ -263,7 +265,18 @@ class _Log:
     def losses(self) -> list[float]:
         return [row["loss"] for row in self.rows()]
 
-    def rewind(self, step: int) -> None:
+    def seal(self) -> dict[str, Any]:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def rewind(self, step: int, seal: Mapping[str, Any] | None) -> None:
+        """Drops what came after ``step``; what came before has to be what the checkpoint's seal says."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        if seal is not None and hashlib.sha256(data[: seal["bytes"]]).hexdigest() != seal["sha256"]:
+            raise CheckpointError(
+                f"damaged file {self.path}: it is not what it was at step {step}\n"
+                f"  remove the folder {self.path.parent}; that stage is then made again"
+            )
         kept = [row for row in self.rows() if row["step"] <= step]
         replace_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in kept))
 
@@ -290,7 +303,8 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             checkpoint = folder / f"checkpoint-{state.global_step}"
-            replace_file(checkpoint / SEAL, json.dumps(_digests(checkpoint), indent=1).encode())
+            seal = {"files": _digests(checkpoint), "losses": log.seal()}
+            replace_file(checkpoint / SEAL, json.dumps(seal, indent=1).encode())
             for old in folder.glob("checkpoint-*"):
                 if _step_of(old) < state.global_step:
                     shutil.rmtree(old, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -172,11 +173,28 @@ def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(file: str, t
     assert (tmp_path / "losses.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("harm", ["shorter", "digit", "missing"])
+def test_losses_that_are_not_those_of_the_checkpoint_are_named(harm: str, tmp_path: Path) -> None:
+    settings = broken_off(tmp_path)
+    path = tmp_path / "losses.jsonl"
+    first, second, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, *rest]) if harm == "shorter" else "".join([first, second.replace("2", "3", 1), *rest]))
+    if harm == "missing":
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: it is not what it was at step 3\n  remove the"):
+        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+
+
 @pytest.mark.parametrize("line", ["[]", "3", '{"step": 2}', '{"step": "x", "loss": 1.0}', "{", "[" * 100_000])
 def test_losses_of_another_shape_are_named(line: str, tmp_path: Path) -> None:
     settings = broken_off(tmp_path)
     lines = (tmp_path / "losses.jsonl").read_text().splitlines()
     (tmp_path / "losses.jsonl").write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with pytest.raises(
+        CheckpointError, match=r"damaged file .*losses.jsonl: (line 2 is no|it is not what).*\n  remove the folder"
+    ):
+        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+    shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: line 2 is no step's loss\n  remove the folder"):
         settings.train(gpt(), made_rows(10), tmp_path, seed=5)
 
