@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +37,29 @@ def _terminal_bar() -> RichProgress | None:
         console=console,
         refresh_per_second=4,
     )
+    _echo_control_keys(False)
     bar.start()
     return bar
+
+
+def _stop(bar: RichProgress) -> None:
+    bar.stop()
+    _echo_control_keys(True)
+
+
+def _echo_control_keys(wanted: bool) -> None:
+    """Whether the terminal writes ^C where the cursor is: behind a full line that begins another, which the view does not know
+    of, and its first line would then stay there and be drawn again below."""
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):  # Windows; no terminal
+        import termios
+
+        handle = sys.stdin.fileno()
+        if os.tcgetpgrp(handle) != os.getpgrp():
+            return  # in the background the terminal is not ours to change
+        with contextlib.suppress(termios.error):
+            flags = termios.tcgetattr(handle)
+            flags[3] = flags[3] | termios.ECHOCTL if wanted else flags[3] & ~termios.ECHOCTL
+            termios.tcsetattr(handle, termios.TCSANOW, flags)
 
 
 class Progress:
@@ -54,7 +78,7 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            _stop(self._bar)
             self._bar = None
 
     def watch(self, info: RunInfo, record: dict[str, Any], share: float) -> None:
@@ -92,7 +116,7 @@ class Board:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            _stop(self._bar)
             self._bar = None
 
     def began(self, title: str) -> None:

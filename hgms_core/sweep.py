@@ -80,12 +80,15 @@ class Sweep:
             return self.grid.pairs[self.task, self.method]
         return self.grid.varied(self.task, self.method, trial.values)
 
+    def path(self, number: int, seed: int) -> Path:
+        return self.folder / f"trial-{number}" / f"seed-{seed}"
+
     def cells(self, trial: Trial) -> list[Cell]:
         base = attrs.evolve(self.config(trial), budget=self.settings.budget or self.grid.budget)
         return [
             Cell(
                 config=attrs.evolve(base, seed=seed),
-                path=self.folder / f"trial-{trial.number}" / f"seed-{seed}",
+                path=self.path(trial.number, seed),
                 note=f"trial {trial.number}",
             )
             for seed in self.settings.seeds

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hgms_core.errors import ConfigError
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
 from hgms_core.untrusted import printable
+
+if TYPE_CHECKING:
+    from hgms_core.grid import Grid
 
 
 def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -39,6 +44,38 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
     except ValueError:
         raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
     return found
+
+
+def _rows(grid: Grid) -> list[dict[str, Any]]:
+    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them, then the cells."""
+    from hgms_core import sweep
+    from hgms_core.compare import state_of
+    from hgms_core.folder import RunFolder
+
+    rows = []
+    for one in sweep.plan(grid):
+        for number, seed in itertools.product(range(one.settings.trials), one.settings.seeds):
+            folder = RunFolder(one.path(number, seed))
+            summary = folder.read_summary() or {}
+            state = str(summary.get("status", "begun" if folder.begun else "new"))
+            rows.append(
+                {"task": one.task, "method": one.method, "trial": number, "seed": seed, "state": state, "folder": folder.path}
+            )
+    cells = [
+        {"task": cell.task, "method": cell.method, "seed": cell.config.seed, "state": state_of(cell)[0], "folder": cell.path}
+        for cell in grid.cells()
+    ]
+    return [*rows, *({**cell, "trial": None} for cell in cells)] if rows else cells
+
+
+def _work(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much is left to do, in seconds where the budgets are."""
+    left = [row for row in rows if row["state"] in ("new", "begun")]
+    trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
+    seconds = [(trial if row.get("trial") is not None else grid.budget).seconds for row in left]
+    known = [one for one in seconds if one is not None]
+    time = f": {sum(known):,.0f} s of steps, one run at a time" if known and len(known) == len(left) else ""
+    return f"{len(left)} of {len(rows)} runs to do{time}"
 
 
 @click.command()
@@ -84,7 +121,7 @@ def compare(
     from hgms_core import plugins
 
     plugins.host(files)
-    from hgms_core.compare import run_grid, state_of
+    from hgms_core.compare import run_grid
     from hgms_core.config import tables_of
     from hgms_core.grid_file import FLAGS, load
     from hgms_core.scale import scaled
@@ -102,17 +139,12 @@ def compare(
     else:
         loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods)
     if dry_run:
-        rows = [
-            {
-                "task": cell.task,
-                "method": cell.method,
-                "seed": cell.config.seed,
-                "state": state_of(cell)[0],
-                "folder": cell.path,
-            }
-            for cell in loaded.cells()
-        ]
-        print_json(rows) if as_json else print_table(tuple(rows[0]), rows)
+        rows = _rows(loaded)
+        if as_json:
+            print_json(rows)
+            return
+        print_table(tuple(rows[0]), rows)
+        click.echo(_work(loaded, rows))
         return
     found = run_grid(
         loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, files=files, progress=not as_json,

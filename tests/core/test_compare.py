@@ -621,6 +621,19 @@ def test_bad_input_leaves_with_2_before_anything_runs(hgms: Callable[..., Any], 
     assert not Path("runs").exists()
 
 
+def test_a_dry_run_lists_trials_too_and_says_how_long_it_takes(hgms: Callable[..., Any]) -> None:
+    sweep = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }"
+    Path("grid.toml").write_text(f'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n{sweep}')
+    told = hgms("grid.toml", "--dry-run")
+    assert told.exit_code == 0, told.stderr
+    assert told.stdout.splitlines()[-1] == "5 of 5 runs to do: 16 s of steps, one run at a time"
+    rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
+    assert [(row["trial"], row["seed"], row["state"]) for row in rows] == [
+        (0, 100, "new"), (1, 100, "new"), (2, 100, "new"), (None, 0, "new"), (None, 1, "new"),
+    ]  # fmt: skip
+    assert not Path("runs").exists()
+
+
 def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
     Path("grid.toml").write_text('budget = "4 steps"\nseeds = 2\ntask = ["bowl"]\n[[method]]\nname = "walk"\nbreaks = "raise"')
     done = hgms("grid.toml", "--jobs", "0")
@@ -661,6 +674,37 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
         rich.console, "Console", lambda **_: original(file=written, force_terminal=True, width=250, color_system=None)
     )
     return written
+
+
+TERMINAL = """
+import os, pty
+process, handle = pty.fork()
+if process == 0:
+    import termios
+    from hgms_core.progress import Board, Progress
+    flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
+    flags = [flag()]
+    for view in (Progress(), Board(2)):
+        with view:
+            flags.append(flag())
+        flags.append(flag())
+    print(flags, flush=True)
+    os._exit(0)
+said = b""
+try:
+    while part := os.read(handle, 1000):
+        said += part
+except OSError:
+    pass
+print(said.decode().splitlines()[-1])
+"""
+
+
+def test_ctrl_c_is_not_echoed_into_a_view() -> None:
+    """It would push the last line down, and the first one would stand twice."""
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run([sys.executable, "-c", TERMINAL], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout.splitlines()[-1].endswith("[True, False, True, False, True]"), done.stderr
 
 
 def test_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
