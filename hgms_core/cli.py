@@ -24,7 +24,7 @@ import click
 from hgms_core import PLUGIN_API, __version__, plugins, registry
 from hgms_core.budget import Budget
 from hgms_core.composition import Composition
-from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
+from hgms_core.errors import HgmsError, PluginError, UnknownComponent, shortened, unknown
 from hgms_core.folder import RunFolder
 from hgms_core.terminal import json_option, plugin_option, print_json, print_table, track_option, trust_option
 from hgms_core.untrusted import parse_toml, printable, read_file
@@ -47,7 +47,7 @@ class _Warnings(logging.Handler):
     """Library warnings as lines on stderr; only the command line attaches it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+        click.echo(printable(shortened(f"{record.levelname.lower()}: {record.getMessage()}")), err=True)
 
 
 class _Commands(click.Group):

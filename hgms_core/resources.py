@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from hgms_core.errors import ConfigError
+from hgms_core.errors import CheckpointError, ConfigError
 from hgms_core.folder import DiskError, replace_file
 from hgms_core.launch import device_called
+from hgms_core.untrusted import parse_json, read_file
 
 
 @contextlib.contextmanager
@@ -33,8 +34,13 @@ def measured(path: Path, device: str) -> Iterator[None]:
         yield
     finally:
         before: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            before = dict(json.loads((path / "resources.json").read_bytes()))
+        with contextlib.suppress(CheckpointError):
+            stored = parse_json(read_file(path / "resources.json"), "resources.json")
+            before = {
+                key: value
+                for key, value in (stored if isinstance(stored, dict) else {}).items()
+                if isinstance(value, int | float)
+            }
         gpu = cuda.max_memory_allocated(device) if cuda is not None else None
         now = {
             "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),

@@ -347,13 +347,15 @@ class Run:
         earlier = before.pop("before", [])
         if not before or before == json.loads(json.dumps(now)):
             return now | ({"before": earlier} if earlier else {})
-        then, today = ({"versions": {}, **table} for table in (before, now))
-        keys = ("python", "device", "threads")
-        flat = [{**{key: table.get(key) for key in keys}, **dict(table["versions"])} for table in (then, today)]
+        flat = []
+        for table in (before, now):
+            versions = table.get("versions")
+            flat.append({key: table.get(key) for key in ("python", "device", "threads")})
+            flat[-1] |= versions if isinstance(versions, dict) else {}
         changes = [f"{key} {flat[0].get(key)} → {value}" for key, value in flat[1].items() if flat[0].get(key) != value]
         if changes:
             LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
-        return now | {"before": [*earlier, before]}
+        return now | {"before": [*(earlier if isinstance(earlier, list) else []), before]}
 
     def result_of(self, state: State) -> tuple[Tree, Tree]:
         """(θ, x) of a state that was read from the folder."""

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from hgms_core.folder import RunFolder, replace_file
 from hgms_core.grid import Cell, Grid, SweepSettings
 from hgms_core.seeding import Key
 from hgms_core.space import Choices, Range, Space, parse
+from hgms_core.untrusted import ROWS, parse_json, read_file
 
 Values = dict[str, Any]
 Run = Callable[[list[Cell]], None]
@@ -100,7 +102,8 @@ class Sweep:
             with contextlib.suppress(CheckpointError):
                 summary = RunFolder(cell.path).read_summary()
             done = summary is not None and summary.get("status") == "done"
-            trial.losses[cell.config.seed] = summary.get("validation_loss") if summary is not None and done else None
+            loss = summary.get("validation_loss") if summary is not None and done else None
+            trial.losses[cell.config.seed] = loss if isinstance(loss, int | float) else None
 
     def identity(self) -> dict[str, Any]:
         """What the trials on disk must have been made for."""
@@ -143,12 +146,12 @@ class Sweep:
     def fault(self) -> str | None:
         """Why the sweep that is on disk already is not this one; None if it is, or if there is none."""
         path = self.folder / "sweep.json"
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
-            table = json.loads(path.read_bytes())
+            table = parse_json(read_file(path, ROWS), path.name)
             before = {key: table[key] for key in self.identity()}
-        except (ValueError, KeyError, TypeError):
+        except (CheckpointError, KeyError, TypeError, IndexError):
             return f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose another --out"
         mine = json.loads(json.dumps(self.identity()))
         differing = [key for key in mine if mine[key] != before[key]]

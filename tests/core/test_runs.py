@@ -24,7 +24,7 @@ from hgms_core.code import _git
 from hgms_core.errors import out_of_memory
 from hgms_core.folder import DiskError, RunFolder, pack, unpack
 from hgms_core.launch import device_called
-from hgms_core.resources import cuda_for
+from hgms_core.resources import cuda_for, measured
 from hgms_core.results import read, scan
 from hgms_core.runner import Interrupted, _Clock, run
 
@@ -185,19 +185,27 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
 
 
 def test_second_ctrl_c_stops_at_once() -> None:
+    under_way = threading.Event()
+
+    class Slow(Descent):
+        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+            under_way.set()
+            time.sleep(60.0)
+            return super().step(problem, state, progress)
+
     def twice() -> None:
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
+        assert under_way.wait(60.0)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
 
     began = time.monotonic()
     thread = threading.Thread(target=twice)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run(Descent(seconds=5.0), problem(), Budget(outer_steps=9))
+        run(Slow(), problem(), Budget(outer_steps=9))
     thread.join()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 50
 
 
 def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
@@ -488,6 +496,30 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.Log
     run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
     assert f"torch 1.0 → {torch.__version__}" in caplog.text
     assert json.loads((made.path / "env.json").read_bytes()) == {**table, "before": [older]}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", '{"versions": null}', '{"versions": "x", "before": 3}', '{"python": "\\u001b[31m"}', "[" * 9999]
+)
+def test_an_environment_of_any_shape_does_no_harm(tmp_path: Path, text: str) -> None:
+    made = folder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
+    (made.path / "env.json").write_text(text)
+    assert run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True).summary["status"] == "done"
+    assert json.loads((made.path / "env.json").read_bytes())["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"wall_seconds": "x"}', "[" * 9999, None])
+def test_resources_of_any_shape_do_no_harm(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "resources.json"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(text)
+    with measured(tmp_path, "cpu"):
+        pass
+    assert json.loads(path.read_bytes())["wall_seconds"] >= 0
 
 
 # --- signals -----------------------------------------------------------------------------------------------------------
