@@ -90,13 +90,13 @@ def _array(column: list[Any]) -> np.ndarray:
     if str in kinds:
         return np.array([value if isinstance(value, str) else None for value in column], dtype=object)
     try:
-        found = np.array(
+        numbers = np.array(
             column if kinds <= {float, int, bool, type(None)} else [_worst(value) for value in column], dtype=float
         )
     except OverflowError:  # a whole number of hundreds of digits
-        found = np.array([_worst(value) for value in column], dtype=float)
-    found[np.isinf(found)] = np.nan
-    return found
+        numbers = np.array([_worst(value) for value in column], dtype=float)
+    numbers[np.isinf(numbers)] = np.nan
+    return numbers
 
 
 def _worst(value: Any) -> float:

@@ -74,16 +74,16 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float 
     """
     differences = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
     seeds = [seed for seed, value in differences.items() if math.isfinite(value)]
-    found = Interval.of([differences[seed] for seed in seeds], level)
+    interval = Interval.of([differences[seed] for seed in seeds], level)
     if len(seeds) < 2:
-        return found
+        return interval
     low, high = min(differences[seed] for seed in seeds), max(differences[seed] for seed in seeds)
     rounding = 2.0**-22 * max(max(abs(mine[seed]), abs(theirs[seed])) for seed in seeds)
-    return Interval(found.mean, 0.0, found.count) if high - low <= rounding else found
+    return Interval(interval.mean, 0.0, interval.count) if high - low <= rounding else interval
 
 
 def compared(values: Mapping[str, Mapping[int, float]], level: float = 0.95) -> dict[tuple[str, str], Interval]:
-    """All paired differences between methods, whose values by seed ``values`` holds: ``found["a", "b"]`` is a − b.
+    """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a", "b"]`` is a − b.
 
     Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a and b are equal, so where
     methods are equal, the chance that any excludes zero is at most 1 − ``level``: the r-th smallest of m p-values is held
@@ -92,18 +92,18 @@ def compared(values: Mapping[str, Mapping[int, float]], level: float = 0.95) -> 
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6.
 
     >>> near, far = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 3.0, 1: 3.0, 2: 3.1}
-    >>> found = compared({"near": near, "far": far, "none": {0: 2.0}})
-    >>> str(found["far", "near"]), str(found["none", "near"])
+    >>> pairs = compared({"near": near, "far": far, "none": {0: 2.0}})
+    >>> str(pairs["far", "near"]), str(pairs["none", "near"])
     ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
     """
-    found = {pair: paired(values[pair[0]], values[pair[1]], level) for pair in itertools.combinations(values, 2)}
-    tested = [pair for pair, interval in found.items() if interval.count > 1]
+    pairs = {pair: paired(values[pair[0]], values[pair[1]], level) for pair in itertools.combinations(values, 2)}
+    tested = [pair for pair, interval in pairs.items() if interval.count > 1]
     left = len(tested)
-    for pair in sorted(tested, key=lambda pair: _chance(found[pair], level)):
-        one, other = pair
-        found[pair] = paired(values[one], values[other], 1 - (1 - level) / left)
-        left -= found[pair].excludes_zero
-    return found | {(b, a): Interval(0.0 - each.mean, each.half_width, each.count) for (a, b), each in found.items()}
+    for pair in sorted(tested, key=lambda pair: _chance(pairs[pair], level)):
+        mine, theirs = (values[method] for method in pair)
+        pairs[pair] = paired(mine, theirs, 1 - (1 - level) / left)
+        left -= pairs[pair].excludes_zero
+    return pairs | {(b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()}
 
 
 def _chance(interval: Interval, level: float) -> float:

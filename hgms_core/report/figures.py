@@ -32,7 +32,7 @@ _STEPPED = 150  # points up to which a step in a band is wider than a pixel or t
 def styles(study: Study) -> dict[str, dict[str, Any]]:
     """Colour number and dash of every method; 8 × 5 of them differ. A method has the colour of its name in every report, or the
     next one where that is taken."""
-    found: dict[str, dict[str, Any]] = {}
+    chosen: dict[str, dict[str, Any]] = {}
     colours, dashes, looks = (Counter[Any]() for _ in range(3))
     for label in study.labels:
         own = zlib.crc32(label.encode(errors="backslashreplace"))
@@ -45,8 +45,8 @@ def styles(study: Study) -> dict[str, dict[str, Any]]:
         colour, dash = min(itertools.product(range(len(LIGHT)), range(len(DASHES))), key=order)
         for taken, key in ((colours, colour), (dashes, dash), (looks, (colour, dash))):
             taken[key] += 1
-        found[label] = {"colour": colour, "dash": DASHES[dash]}
-    return found
+        chosen[label] = {"colour": colour, "dash": DASHES[dash]}
+    return chosen
 
 
 def figures(

@@ -173,7 +173,7 @@ def _write_steps(study: Study, path: Path) -> None:
                 column = columns[name].tolist()
                 if text:
                     known[_utf8(name)] = pa.array(
-                        [_utf8(each) if isinstance(each, str) else None for each in column], pa.string()
+                        [_utf8(item) if isinstance(item, str) else None for item in column], pa.string()
                     )
                 else:  # NaN: the row lacks it, or holds a word where the other runs have numbers
                     numbers = columns[name] if columns[name].dtype == float else np.full(count, np.nan)

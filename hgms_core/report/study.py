@@ -370,14 +370,14 @@ def _section(
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Runs by method. Where a method has several of one seed, which no mean may count twice, they were carried out differently:
-    then each way is a method of its own."""
-    found: dict[str, list[StoredRun]] = {}
-    for label, each in _named([(run.method, run.label, run) for run in runs]).items():
-        if len({run.seed for run in each}) < len(each):
-            found |= _named([({**run.method, "run": carried_out(run)}, label, run) for run in each])
+    then every way is a method of its own."""
+    methods: dict[str, list[StoredRun]] = {}
+    for label, alike in _named([(run.method, run.label, run) for run in runs]).items():
+        if len({run.seed for run in alike}) < len(alike):
+            methods |= _named([({**run.method, "run": carried_out(run)}, label, run) for run in alike])
         else:
-            found[label] = each
-    return found
+            methods[label] = alike
+    return methods
 
 
 def carried_out(run: StoredRun) -> dict[str, Any]:
@@ -486,8 +486,8 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     for run in runs:
         table = _where(run.environment)
         before = table.pop("before", [])  # where a run was begun that was resumed elsewhere, or with other code
-        earlier = [_where(each) for each in before if isinstance(each, Mapping)] if isinstance(before, list) else []
-        if earlier := [each for each in earlier if each != table]:
+        earlier = [_where(place) for place in before if isinstance(place, Mapping)] if isinstance(before, list) else []
+        if earlier := [place for place in earlier if place != table]:
             table["before"] = earlier
         groups.setdefault(_key(table), (table, []))[1].append(run)
     return sorted(groups.values(), key=lambda group: -len(group[1]))

@@ -328,9 +328,9 @@ def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
 
 def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
     path = write(tmp_path, summary_json='{"status": "done", "metrics": {"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}}')
-    found = read(path).metrics
-    assert found.pop("d") == 1e308
-    assert all(map(math.isnan, found.values()))
+    stored = read(path).metrics
+    assert stored.pop("d") == 1e308
+    assert all(map(math.isnan, stored.values()))
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x01b"])
@@ -402,8 +402,8 @@ def test_a_clock_that_is_none(tmp_path: Path, last: str) -> None:
 def test_a_sweep_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "sweep.json").write_text(text)
-    found, [skipped] = sweeps(tmp_path)
-    assert found == []
+    stored, [skipped] = sweeps(tmp_path)
+    assert stored == []
     assert "sweep.json" in skipped.reason
 
 

@@ -33,9 +33,9 @@ def test_one_value_has_no_interval() -> None:
 @pytest.mark.parametrize("size", [1e155, 1e200, 1.5e308])
 def test_large_finite_values_have_an_interval(size: float) -> None:
     """Their squares overflow, and so does the sum of the largest."""
-    found, small = Interval.of([size, 0.5 * size, 0.9 * size]), Interval.of([1.0, 0.5, 0.9])
-    assert found.mean == pytest.approx(0.8 * size)
-    assert found.half_width == pytest.approx(small.half_width * size)
+    result, small = Interval.of([size, 0.5 * size, 0.9 * size]), Interval.of([1.0, 0.5, 0.9])
+    assert result.mean == pytest.approx(0.8 * size)
+    assert result.half_width == pytest.approx(small.half_width * size)
     assert spell(Interval.of([size, -size])) in ("0 ± 1.3e+156", "0 ± 1.3e+201", "0 ± inf")
 
 
@@ -48,7 +48,7 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
             str(i): {seed: mean + random.normal() for seed in range(6) if random.random() < 0.9 or seed < 3}
             for i, mean in enumerate(means)
         }
-        found = compared(values)
+        result = compared(values)
         chances = {}
         for a, b in itertools.combinations(values, 2):
             common = sorted(values[a].keys() & values[b].keys())
@@ -56,8 +56,8 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
         adjusted = 0.0
         for rank, (pair, chance) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
             adjusted = max(adjusted, (len(chances) - rank) * chance)
-            assert found[pair].excludes_zero == found[pair[::-1]].excludes_zero == (adjusted <= 0.05)
-            assert found[pair].mean == -found[pair[::-1]].mean == pytest.approx(paired(*map(values.get, pair)).mean)  # type: ignore[arg-type]
+            assert result[pair].excludes_zero == result[pair[::-1]].excludes_zero == (adjusted <= 0.05)
+            assert result[pair].mean == -result[pair[::-1]].mean == pytest.approx(paired(*map(values.get, pair)).mean)  # type: ignore[arg-type]
             rejected, kept = rejected + (adjusted <= 0.05), kept + (adjusted > 0.05)
     assert min(rejected, kept) > 50
 
@@ -74,13 +74,13 @@ def test_equal_methods_are_told_apart_in_one_comparison_of_twenty_at_most() -> N
             ]
             for number, row in enumerate(draws)
         }
-        found = table(runs, "value", "0")
-        apart += any(pair.excludes_zero for pair in found.pairs.values())
-        stars += found.winner is not None
+        result = table(runs, "value", "0")
+        apart += any(pair.excludes_zero for pair in result.pairs.values())
+        stars += result.winner is not None
         gaps = draws[1:] - draws[0]
         t = np.abs(gaps.mean(1)) / (gaps.std(1, ddof=1) / 5**0.5)
         uncorrected += bool((t > stats.t.ppf(0.975, 4)).any())
-        assert all(row.difference is None or row.difference == found.pairs[row.method, "0"] for row in found.rows)
+        assert all(row.difference is None or row.difference == result.pairs[row.method, "0"] for row in result.rows)
     assert uncorrected / trials > 0.15
     assert 0.02 < apart / trials < 0.05 + 2 * (0.05 * 0.95 / trials) ** 0.5
     assert stars / trials < 0.01
@@ -99,11 +99,11 @@ def test_differences_without_a_spread_give_no_star(kind: type[np.floating], seed
         ]
         for name, values in (("low", low), ("high", high))
     }
-    found = table(runs, "accuracy", "low")
-    assert found.pairs["high", "low"].half_width == 0
-    assert not found.pairs["high", "low"].excludes_zero
-    assert found.winner is None
-    assert found.columns[1]["− low"] == "+2.00 ± 0.00"
+    result = table(runs, "accuracy", "low")
+    assert result.pairs["high", "low"].half_width == 0
+    assert not result.pairs["high", "low"].excludes_zero
+    assert result.winner is None
+    assert result.columns[1]["− low"] == "+2.00 ± 0.00"
 
 
 @pytest.mark.parametrize(
