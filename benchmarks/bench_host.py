@@ -1,6 +1,6 @@
 """What the plugin host costs: a step with ten observers, and `hgms list` with 50 installed plugins.
 
-    python benchmarks/bench_host.py [--observers 10] [--plugins 50] [--repeats 7]
+    python benchmarks/bench_host.py [--observers 10] [--plugins 50] [--repeats 7] [--json FILE]
 
 The first is the time of ``Host.notify`` on the record of a real step, against no observer. The second is the processor time of
 a whole process beyond that of ``import torch``, the two taken in turns, with as many distributions made on the spot as are
@@ -10,6 +10,7 @@ missing to that number. Targets: 1 ms, 0.5 s.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -105,12 +106,17 @@ def main() -> None:
     parser.add_argument("--observers", type=int, default=10)
     parser.add_argument("--plugins", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     with_observers, without = observed(options.observers)
     print(f"a step with {options.observers} observers   {with_observers:.4f} ms (none: {without:.4f} ms)")
     torch, beyond = listed(options.plugins, options.repeats)
     print(f"import torch               {torch:.2f} s")
     print(f"hgms list, {options.plugins} plugins      {beyond:.2f} s beyond that")
+    if options.json:
+        step = {f"{options.observers} observers [ms]": with_observers, "no observer [ms]": without}
+        listing = {"import torch [s]": torch, f"hgms list beyond it, {options.plugins} plugins [s]": beyond}
+        options.json.write_text(json.dumps({"step": step, "list": listing}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Mode = Literal["auto", "stacked", "loop"]
 """How N candidates are evaluated: in one computation, one after the other, or whichever is likely faster (``auto``)."""
 
 STACK_BELOW = 5_000_000
-"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (measured: docs/benchmarks.md)."""
+"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (`benchmarks/bench_pipeline.py`)."""
 
 
 def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:

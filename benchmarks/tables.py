@@ -1,0 +1,351 @@
+"""The tables of docs/benchmarks.md, each made from the raw records in benchmarks/results.
+
+    python benchmarks/tables.py                                    write the tables into the page, and draw its picture
+    python benchmarks/tables.py --check                            say which tables are not what the records make; status 1
+    python benchmarks/tables.py runs cleaning runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet
+    python benchmarks/tables.py figures methods methods.json       keep a bench script's --json as results/methods.parquet
+
+A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
+the main metric wherever it was evaluated. A file of figures has a row for each number. On the page, a table stands between
+``<!-- table: NAME -->`` and ``<!-- end of table -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from hgms_core import report
+from hgms_core.report.parquet import runs as run_rows
+from hgms_core.statistics import Interval, compared, paired, spell
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+MARKED = re.compile(r"(?<=<!-- table: )([a-z-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+
+# --- keeping records ---------------------------------------------------------------------------------------------------
+
+
+def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
+    """One row for each run below the folders, and the points of its curves. Paths of this machine are left out."""
+    study = report.build(folders)
+    for each in study.skipped:
+        print(f"left out: {each.path}: {each.reason}", file=sys.stderr)
+    table, points = run_rows(study).drop_columns(["folder"]), []
+    stored = [run for section in study.sections for entry in section.entries for run in entry.runs + entry.failed]
+    facts: dict[str, list[Any]] = {}
+    for run in stored:
+        own = {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
+        own |= {"environment." + key: run.environment.get(key) for key in ("python", "platform", "processor", "threads", "git")}
+        own |= {"environment." + key: run.environment["versions"].get(key) for key in ("hgms", "torch", "numpy")}
+        for key, value in own.items():
+            facts.setdefault(key, [None] * len(stored))[len(points)] = value
+        metric = f"metric.{next(iter(run.higher_is_better))}"
+        columns = run.columns(["seconds", "oracle_calls", metric])
+        points.append(
+            [
+                {"task": run.task_label, "method": run.label, "seed": run.seed, "step": int(step), "seconds": seconds,
+                 "oracle_calls": calls, metric: value}
+                for step, seconds, calls, value in zip(*columns.values(), strict=True)
+                if math.isfinite(value)
+            ]
+        )  # fmt: skip
+    for key, values in facts.items():
+        table = table.append_column(key, pyarrow.array(values))
+    curves = pyarrow.Table.from_pylist([point for each in points for point in each])
+    return [_written(name, table), _written(f"{name}.curves", curves)]
+
+
+def keep_figures(name: str, path: Path) -> list[Path]:
+    """One row for each number of a JSON file, under the keys that lead to it; its texts in every row."""
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    about = {key: str(value) for key, value in figures.items() if not isinstance(value, Mapping)}
+    rows = [
+        {**about, "case": case, "quantity": quantity, "value": value}
+        for case, numbers in figures.items()
+        if isinstance(numbers, Mapping)
+        for quantity, value in _flat(numbers)
+    ]
+    if not rows:
+        raise SystemExit(f"{path} holds no table of numbers")
+    return [_written(name, pyarrow.Table.from_pylist(rows))]
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, float]]:
+    found = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{above}{key}: ")
+        elif not isinstance(value, str):
+            found.append((above + key, float(value)))
+    return found
+
+
+def _written(name: str, table: pyarrow.Table) -> Path:
+    path = RESULTS / f"{name}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(table, path, compression="zstd")
+    return path
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+Values = Mapping[str, Mapping[int, float]]
+"""A metric of each method, by seed."""
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    rows = parquet.read_table(RESULTS / f"{name}.parquet").to_pylist()
+    return [row for row in rows if row.get("status", "done") == "done"]
+
+
+def values_of(rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["task"] == task:
+            found.setdefault(row["method"], {})[row["seed"]] = row[f"metric.{metric}"]
+    return found
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def mean(values: Mapping[int, float]) -> str:
+    return spell(Interval.of(list(values.values())), share=True)
+
+
+def difference(values: Values, one: str, other: str, holm: Mapping[tuple[str, str], Interval]) -> str:
+    """one − other with the interval of this pair alone; bold where Holm's rule over all pairs excludes zero too."""
+    shown = spell(paired(values[one], values[other]), share=True, signed=True)
+    return f"**{shown}**" if holm[one, other].excludes_zero else shown
+
+
+RATES = ("0.4", "0.6", "0.8")
+REFERENCES = ("uniform", "validation-only", "uniform-tilted", "oracle-clean", "oracle-joint")
+PAPER = {  # test accuracy of the paper's table at 60, 60 and 120 s on an H100
+    "hg-ms": ("86.98 ± 1.02", "80.08 ± 2.52", "66.08 ± 3.51"),
+    "hg-baseline": ("81.22 ± 1.45", "73.09 ± 4.86", "64.54 ± 2.62"),
+    "v-pbgd": ("60.43 ± 4.69", "61.23 ± 3.44", "60.07 ± 2.08"),
+    "g-pbgd": ("69.21 ± 4.93", "66.26 ± 7.86", "58.77 ± 4.93"),
+    "iaptt-gm": ("71.04 ± 3.45", "69.68 ± 3.29", "63.48 ± 2.14"),
+}
+
+
+def cleaning() -> tuple[list[dict[str, Any]], dict[str, dict[str, dict[int, float]]], list[str]]:
+    """The rows, the test accuracies by corruption rate, and the methods: those that learn θ first."""
+    rows = rows_of("cleaning")
+    values = {rate: values_of(rows, f"cleaning-{rate}", "test_accuracy") for rate in RATES}
+    values = {rate: found for rate, found in values.items() if found}
+    names = dict.fromkeys(row["method"] for row in rows)
+    return rows, values, sorted(names, key=lambda name: (name in REFERENCES, *_best(values, name)))
+
+
+def _best(values: Mapping[str, Values], name: str) -> tuple[float, str]:
+    hardest = values[max(values)].get(name, {0: 0.0})
+    return -sum(hardest.values()) / len(hardest), name
+
+
+def cleaning_accuracy() -> str:
+    rows, values, names = cleaning()
+    table = []
+    for name in names:
+        steps = [row["outer_steps"] for row in rows if row["method"] == name]
+        cells = [mean(found[name]) if name in found else "–" for found in values.values()]
+        table.append([f"`{name}`", *cells, f"{min(steps)}–{max(steps)}"])
+    return markdown(["method", *(f"ρ = {rate}" for rate in values), "outer steps (min–max)"], table)
+
+
+def cleaning_references() -> str:
+    """What learning θ adds: each method against the references, the hardest rate first."""
+    references, table = ("uniform", "uniform-tilted", "validation-only"), []
+    for rate, values in sorted(cleaning()[1].items(), reverse=True):
+        holm = compared(values)
+        table += [
+            [rate, f"`{name}`", *(difference(values, name, reference, holm) for reference in references)]
+            for name in sorted(set(values) - set(REFERENCES), key=lambda name: _best({"": values}, name))
+        ]
+    return markdown(["ρ", "method", *(f"− `{reference}`" for reference in references)], table)
+
+
+def cleaning_pairs() -> str:
+    """hg-ms-tilted against the other methods that learn θ."""
+    _, values, names = cleaning()
+    holm = {rate: compared(found) for rate, found in values.items()}
+    table = []
+    for name in names:
+        if name not in (*REFERENCES, "hg-ms-tilted"):
+            cells = [difference(found, "hg-ms-tilted", name, holm[rate]) for rate, found in values.items()]
+            table.append([f"`{name}`", *cells])
+    return markdown(["`hg-ms-tilted` −", *(f"ρ = {rate}" for rate in values)], table)
+
+
+def cleaning_weights() -> str:
+    """How well the weights separate right labels from wrong ones."""
+    rows, values, names = cleaning()
+    table = []
+    for name in names:
+        if name not in REFERENCES:
+            cells = [mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")[name]) for rate in values]
+            table.append([f"`{name}`", *cells])
+    uniform = [mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")["uniform"]) for rate in values]
+    return markdown(["method", *(f"ρ = {rate}" for rate in values)], [*table, ["all weights kept (`uniform`)", *uniform]])
+
+
+def cleaning_paper() -> str:
+    return markdown(["method", *(f"ρ = {rate}" for rate in RATES)], [[f"`{name}`", *cells] for name, cells in PAPER.items()])
+
+
+def imbalanced() -> str:
+    rows = rows_of("imbalanced")
+    values = values_of(rows, "imbalanced", "test_balanced_accuracy")
+    holm, table = compared(values), []
+    for name in sorted(values, key=lambda name: (name in REFERENCES, *_best({"": values}, name))):
+        steps = [row["outer_steps"] for row in rows if row["method"] == name]
+        away = [
+            difference(values, name, reference, holm) if name not in REFERENCES else "–"
+            for reference in ("uniform-tilted", "validation-only")
+        ]
+        table.append([f"`{name}`", mean(values[name]), *away, f"{min(steps)}–{max(steps)}"])
+    return markdown(
+        ["method", "balanced accuracy", "− `uniform-tilted`", "− `validation-only`", "outer steps (min–max)"], table
+    )
+
+
+def candidates() -> str:
+    """hg-ms with N branches at equal seconds, against one."""
+    rows = rows_of("candidates")
+    values, losses = (values_of(rows, "cleaning-0.8", metric) for metric in ("test_accuracy", "validation_loss"))
+    holm, table = compared(values), []
+    for name in sorted(values):
+        steps = [row["outer_steps"] for row in rows if row["method"] == name]
+        away = difference(values, name, "n-1", holm) if name != "n-1" else "–"
+        loss = spell(Interval.of(list(losses[name].values())))
+        table.append([name.removeprefix("n-"), mean(values[name]), away, loss, f"{min(steps)}–{max(steps)}"])
+    return markdown(["N", "test accuracy", "− N = 1", "validation loss", "outer steps (min–max)"], table)
+
+
+def memory() -> str:
+    """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked without a chunk."""
+    found = {row["quantity"]: row["value"] for row in rows_of("memory")}
+    table = []
+    for count in (2, 8):
+        bound = 2 * count + 6
+        sizes = [found[f"N = {count}, {how} (bound {bound})"] for how in ("auto, chunk None", "stacked, chunk None")]
+        table.append([str(count), f"{sizes[0]:.1f}", str(bound), f"{sizes[1]:.1f}"])
+    return markdown(["N", "as evaluated by default", "bound", "stacked without a chunk"], table)
+
+
+def environment() -> str:
+    """What the tables of runs were measured on."""
+    table = []
+    for name in sorted(path.stem for path in RESULTS.glob("*.parquet")):
+        rows = parquet.read_table(RESULTS / f"{name}.parquet").to_pylist()
+        if "environment.torch" in rows[0]:
+            where = [f"environment.{key}" for key in ("threads", "torch", "python")]
+            facts = {key: ", ".join(sorted({str(row[key]) for row in rows})) for key in ("budget", "setting.run.clock", *where)}
+            seeds = sorted({row["seed"] for row in rows})
+            table.append([f"`{name}`", str(len(rows)), ", ".join(map(str, seeds)), *facts.values()])
+    return markdown(["records", "runs", "seeds", "budget", "clock", "threads", "torch", "Python"], table)
+
+
+# --- the picture -------------------------------------------------------------------------------------------------------
+
+PICTURE = PAGE.parent / "images" / "cleaning-methods.png"
+DRAWN = (
+    "hg-ms-tilted",
+    "hg-ms",
+    "hg-baseline",
+    "v-pbgd",
+    "g-pbgd",
+    "scalebio",
+    "uniform",
+    "uniform-tilted",
+    "validation-only",
+    "oracle-joint",
+)
+
+
+def draw() -> None:
+    """Mean test accuracy over the seeds against seconds, a panel for each corruption rate; references dashed."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    rows = parquet.read_table(RESULTS / "cleaning.curves.parquet").to_pylist()
+    tasks = sorted({row["task"] for row in rows})
+    figure = Figure(figsize=(4.2 * len(tasks), 4), layout="constrained")
+    grid = np.linspace(1.5, 15, 136)
+    for panel, task in zip(figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0], tasks, strict=True):
+        for number, name in enumerate(DRAWN):
+            held, mine = [], [row for row in rows if (row["task"], row["method"]) == (task, name)]
+            for seed in sorted({row["seed"] for row in mine}):
+                own = [row for row in mine if row["seed"] == seed]
+                points = [(row["seconds"], 100 * row["metric.test_accuracy"]) for row in own if row["seconds"] > 0]
+                held.append(np.interp(grid, *zip(*points, strict=True)))
+            line = "--" if name in REFERENCES else "-"
+            panel.plot(grid, np.mean(held, axis=0), line, color=f"C{number}", linewidth=1.6, label=name)
+        panel.set(title=f"ρ = {task.removeprefix('cleaning-')}", xlabel="seconds of processor time", ylim=(60, 95))
+    panels = figure.axes
+    panels[0].set_ylabel("test accuracy (%)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(PICTURE, dpi=110)
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[[], str]] = {
+    "environment": environment,
+    "cleaning-accuracy": cleaning_accuracy,
+    "cleaning-references": cleaning_references,
+    "cleaning-pairs": cleaning_pairs,
+    "cleaning-weights": cleaning_weights,
+    "cleaning-paper": cleaning_paper,
+    "candidates": candidates,
+    "memory": memory,
+}
+
+
+def page(text: str) -> str:
+    """The page with every table made anew."""
+    return MARKED.sub(lambda match: match[1] + match[2] + "\n" + TABLES[match[1]]() + "\n", text)
+
+
+def stale(text: str) -> list[str]:
+    """The tables on the page that are not what the records make."""
+    return [match[1] for match in MARKED.finditer(text) if match[3].strip() != TABLES[match[1]]().strip()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    commands = parser.add_subparsers(dest="command")
+    for command in ("runs", "figures"):
+        own = commands.add_parser(command)
+        own.add_argument("name")
+        own.add_argument("sources", type=Path, nargs="+" if command == "runs" else 1)
+    given = parser.parse_args()
+    if given.command:
+        kept = keep_runs(given.name, given.sources) if given.command == "runs" else keep_figures(given.name, *given.sources)
+        print("\n".join(f"{path} ({path.stat().st_size / 1000:.0f} kB)" for path in kept))
+        return 0
+    text = PAGE.read_text(encoding="utf-8")
+    if given.check:
+        print("\n".join(stale(text)))
+        return int(bool(stale(text)))
+    PAGE.write_text(page(text), encoding="utf-8")
+    draw()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
