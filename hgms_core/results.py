@@ -417,7 +417,7 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> list[Path]:
                 found[Path(directory)] = None
                 below.clear()
             elif re.fullmatch(r"seed-\d+", name):
-                if REWEIGHT in below:  # a mix, whose run is its first stage
+                if REWEIGHT in below and not os.path.islink(Path(directory, REWEIGHT)):  # a mix, whose run is its first stage
                     found[Path(directory, REWEIGHT)] = None
                 else:
                     found[Path(directory)] = None

@@ -317,6 +317,16 @@ def test_one_stranger_s_folder_is_left_out_with_a_short_reason(
     assert len(skipped.reason) < 500
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_no_folder_is_a_link_out_of_the_folders(tmp_path: Path) -> None:
+    private = write(tmp_path / "private")
+    stranger = tmp_path / "stranger"
+    (stranger / "mix" / "seed-0").mkdir(parents=True)
+    (stranger / "mix" / "seed-0" / "reweight").symlink_to(private)
+    (stranger / "seed-1").symlink_to(private)
+    assert scan(stranger)[0] == []
+
+
 def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
     path = write(tmp_path)
     RunFolder(path).write_summary({"status": "done", "metrics": {"value": 0.25}})
