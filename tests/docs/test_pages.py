@@ -21,7 +21,13 @@ DOCS = ROOT / "docs"
 HERE = Path(__file__).parent
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if not {"_build", "examples"} & set(path.parts))]
 RUN = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE)]
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((DOCS / "examples").glob("*/README.md"))]
+TEXTS = [
+    *PAGES,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    *sorted((DOCS / "examples").glob("*/README.md")),
+]
 
 
 def called(page: Path) -> str:
