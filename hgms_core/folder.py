@@ -40,6 +40,7 @@ from hgms_core.protocols import State
 from hgms_core.untrusted import ROWS, parse_toml, read_file
 
 TENSOR = "$tensor"
+_OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class DiskError(CheckpointError):
@@ -68,7 +69,17 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _opened(path: Path, flags: int, mode: str) -> IO[bytes]:
     """The file itself, open for writing: never what a symbolic link of its name points to."""
-    return os.fdopen(os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666), mode)
+    return os.fdopen(os.open(path, flags | _OWN, 0o666), mode)
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Writes at the end of a file without a buffer, which would cost more than the writing."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _OWN, 0o666)
+    try:
+        while data:
+            data = data[os.write(handle, data) :]
+    finally:
+        os.close(handle)
 
 
 def appending(path: Path) -> IO[bytes]:
@@ -357,10 +368,10 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
-        rows, line = self._written(), _json(record) + b"\n"
-        for path, data in ((self.steps, line), (self.timings, _json({**timing, "crc32": _crc(timing)}) + b"\n")):
-            with _writing(path), appending(path) as stream:
-                stream.write(data)
+        rows, line, clock = self._written(), _json(record) + b"\n", _json(timing)
+        for path, data in ((self.steps, line), (self.timings, b'%s, "crc32": %d}\n' % (clock[:-1], zlib.crc32(clock)))):
+            with _writing(path):
+                _append(path, data)
         rows.add(line)
 
     def _written(self) -> _Rows:
@@ -434,7 +445,7 @@ class RunFolder:
         for row in _lines(self.timings):
             if expected > step:
                 return
-            if row.get("crc32") != _crc({key: value for key, value in row.items() if key != "crc32"}):
+            if row.get("crc32") != zlib.crc32(_json({key: value for key, value in row.items() if key != "crc32"})):
                 raise CheckpointError(_damaged(self.timings, f"line {expected + 1} does not match its crc32 (changed)"))
             if row["step"] != expected:
                 break
@@ -459,10 +470,6 @@ class RunFolder:
 
 def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
     return json.dumps(plain(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
-
-
-def _crc(row: Mapping[str, Any]) -> int:
-    return zlib.crc32(_json(row))
 
 
 def _sealed(table: Mapping[str, Any], indent: int) -> bytes:

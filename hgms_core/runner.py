@@ -420,9 +420,11 @@ class Run:
             following, raw = self.method.step(self.problem, self.state, self.share)
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
         theta, x = self.method.result(following)
-        record = to_numbers({**raw, **grown, **self.weights(following), "finite": _finite([theta, x])})
-        if not record.pop("finite"):
-            record["broken"] = [name for name, leaf in {**theta, **x}.items() if not torch.isfinite(leaf).all()]
+        leaves = [*theta.values(), *x.values()]
+        record = to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
+        if not math.isfinite(record.pop("total")):  # or it overflowed
+            names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
+            record |= {"broken": names} if names else {}
         _check(record, self.step + 1)
         self.state, self.step = following, self.step + 1
         calls = int(record.get("oracle_calls", self.calls))
@@ -508,11 +510,12 @@ class Run:
         return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add {self.word} to go on"
 
 
-def _finite(trees: Iterable[Tree]) -> bool | torch.Tensor:
-    """Whether all numbers are finite: one pass, and nothing waits for the GPU."""
-    leaves = [leaf for tree in trees for leaf in tree.values() if leaf.is_floating_point() and leaf.numel()]
-    largest = torch._foreach_norm(leaves, float("inf")) if leaves else []
-    return torch.stack([size.isfinite() for size in largest]).all() if largest else True
+def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
+    """The sum of all numbers, which is not finite if one of them is not: one fast pass, and nothing waits for a GPU."""
+    sums = [leaf.sum() for leaf in leaves]
+    if any(part.is_cuda for part in sums):
+        return torch.stack([part.double() for part in sums]).sum()
+    return sum(part.item() for part in sums)
 
 
 def _check(record: Record, step: int) -> None:
