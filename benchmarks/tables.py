@@ -311,6 +311,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cleaning-weights": cleaning_weights,
     "cleaning-paper": cleaning_paper,
     "candidates": candidates,
+    "imbalanced": imbalanced,
     "memory": memory,
 }
 
