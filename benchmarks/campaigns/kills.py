@@ -213,7 +213,11 @@ def _go(what: Command, folder: Path, *, again: bool, strike: Strike, signals: li
 
 
 def _was_struck(ending: Ending, signals: list[tuple[float, int]]) -> bool:
-    return not ending.late and (ending.code == -signal.SIGKILL or (bool(signals) and ending.code not in (0, 1, 2)))
+    if ending.late:
+        return False
+    # "Aborted!" is click's own word for a Ctrl-C in the instants before our command begins or after it is done
+    heard = bool(signals) and (ending.code not in (0, 1, 2) or ending.err.strip() == "Aborted!")
+    return ending.code == -signal.SIGKILL or heard
 
 
 def undisturbed(what: Command, place: Path) -> Whole:
