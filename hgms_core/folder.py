@@ -37,7 +37,7 @@ from torch import Tensor
 
 from hgms_core.errors import CheckpointError
 from hgms_core.protocols import State
-from hgms_core.untrusted import ROWS, parse_toml, read_file
+from hgms_core.untrusted import ROWS, opened, parse_toml
 
 TENSOR = "$tensor"
 _OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -118,8 +118,15 @@ def _flush(path: Path) -> None:
 
 def _read(path: Path, most: int = ROWS) -> bytes:
     """The bytes of a file of a run's folder: a regular one, and no link."""
+    with _own(path, most) as stream:
+        return stream.read()
+
+
+@contextlib.contextmanager
+def _own(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
     try:
-        return read_file(path, most)
+        with opened(path, most) as stream:
+            yield stream
     except CheckpointError as error:
         raise CheckpointError(_damaged(path, str(error))) from None
 
@@ -415,6 +422,10 @@ class RunFolder:
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
         """(state, step) of the checkpoint, None where there is none yet. All files that it goes on from are checked; a damaged
         one raises, and everything is left as it is."""
+        for path in (self.steps, self.timings, self.path / "env.json"):
+            if os.path.lexists(path):
+                with _own(path):  # a link, a pipe, a folder: refused before anything is changed
+                    pass
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = _unsealed(self.checkpoint)

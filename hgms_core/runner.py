@@ -278,6 +278,7 @@ class Run:
         if loaded is None:
             raise CheckpointError(f"{self.folder.path} has a summary but no checkpoint; remove the folder and run again")
         theta, x = self.result_of(loaded[0])
+        self.folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
         return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.folder.records())
 
     def ended(self) -> RunResult:

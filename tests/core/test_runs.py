@@ -195,9 +195,8 @@ def test_second_ctrl_c_stops_at_once() -> None:
 
     def twice() -> None:
         assert under_way.wait(60.0)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+        for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind may be heard as one
+            os.kill(os.getpid(), number)
 
     began = time.monotonic()
     thread = threading.Thread(target=twice)
@@ -436,6 +435,33 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
     assert commit is not None
     assert len(commit) == 12
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("name", ["steps.jsonl", "timings.jsonl", "env.json"])
+def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str, begun: bool) -> None:
+    """Also in a folder that has no checkpoint yet."""
+    made = folder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
+    if begun:
+        made.checkpoint.unlink()
+    (made.path / name).unlink()
+    os.mkfifo(made.path / name)
+    before = {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=name):
+        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+    assert {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()} == before
+
+
+def test_rows_behind_the_end_of_a_finished_run_go(tmp_path: Path) -> None:
+    made = folder(tmp_path / "run")
+    done = run(Descent(), problem(), Budget(outer_steps=3), folder=made)
+    whole = contents(made.path)
+    for path in (made.steps, made.timings):
+        path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
+    assert run(Descent(), problem(), Budget(outer_steps=3), folder=made, resume=True).records == done.records
+    assert contents(made.path) == whole
 
 
 @pytest.mark.parametrize("name", ["config.toml", "checkpoint.json", "steps.jsonl", "summary.json"])
