@@ -190,7 +190,8 @@ def test_second_ctrl_c_stops_at_once() -> None:
     class Slow(Descent):
         def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
             under_way.set()
-            time.sleep(60.0)
+            for _ in range(6000):  # a signal may reach the other thread, and wake no sleep
+                time.sleep(0.01)
             return super().step(problem, state, progress)
 
     def twice() -> None:
