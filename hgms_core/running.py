@@ -16,7 +16,7 @@ from __future__ import annotations
 from hgms_core.code import environment
 from hgms_core.compare import Comparison, compare
 from hgms_core.composition import overlay
-from hgms_core.config import RunConfig, RunSettings, lay, load, read_toml
+from hgms_core.config import RunConfig, RunSettings, lay, load, read_toml, tables_of
 from hgms_core.folder import DiskError, RunFolder, appending, replace_file
 from hgms_core.launch import device_called, run_config
 from hgms_core.plots import COLOURS
@@ -67,6 +67,7 @@ __all__ = [
     "scaled",
     "scan",
     "table",
+    "tables_of",
     "track_option",
     "trust_option",
 ]

@@ -110,6 +110,8 @@ def call(
     log = folder.parent / "log"
     log.mkdir(exist_ok=True)
     (log / "operations").unlink(missing_ok=True)
+    for name in ("out", "err"):
+        (log / name).write_bytes(b"")
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()

@@ -86,6 +86,9 @@ accumulation = 2
 save_every = 1
 """
 
+AS_IT_LIKES = (".lock", "resources.json", "resources.json.part", ".png")
+"""Ends of the names of files that a run may leave or not."""
+
 CLOCKS = {"resources.json", "env.json", "timings.jsonl", ".lock", "manifest.json"}
 """Files that no two runs share, or that say when and where."""
 
@@ -248,7 +251,7 @@ def left(folder: Path) -> dict[str, bytes]:
             elif path.name in ("report.json", "sweep.json"):
                 content = json.dumps(_without_clock(json.loads(content)), sort_keys=True).encode()
             found[path.relative_to(folder).as_posix()] = content
-    return {name: content for name, content in found.items() if not name.endswith((".lock", "resources.json", ".png"))}
+    return {name: content for name, content in found.items() if not name.endswith(AS_IT_LIKES)}
 
 
 def _without_clock(value: Any) -> Any:

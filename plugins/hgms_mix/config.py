@@ -10,7 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import ConfigError
-from hgms_core.running import RunConfig, RunSettings, lay, plain, read_toml
+from hgms_core.running import RunConfig, RunSettings, lay, plain, tables_of
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
 from hgms_mix.grids import one_of
@@ -45,11 +45,7 @@ def load(
     scale: str | None = None,
 ) -> MixConfig:
     """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
-    table = one_of(read_toml(text, path.name), method, scale, path.name)
+    table = one_of(tables_of(path, "configuration"), method, scale, path.name)
     own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:

@@ -410,6 +410,7 @@ def test_bad_configurations_leave_with_2(sets: list[str], message: str, here: Pa
     [
         (["reweigth", "mix.toml"], "there is no stage 'reweigth'; did you mean 'reweight'? (stages: reweight, sample,"),
         (["nowhere.toml"], "error: cannot read the configuration nowhere.toml: No such file or directory"),
+        (["/dev/zero"], "error: cannot read the configuration /dev/zero: it is larger than "),
         (["sample"], "Missing argument 'CONFIG'"),
     ],
 )
