@@ -17,7 +17,7 @@ def one_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
 
     >>> grid = {"seeds": [7], "task": {"name": "t", "label": "a"}, "method": ["x", {"name": "y", "label": "z", "lr": 1}]}
     >>> one_of(grid, "z", None, "grid.toml")
-    {'task': {'name': 't'}, 'method': {'name': 'y', 'lr': 1}, 'run': {'task_label': 'a', 'label': 'z'}, 'seed': 7}
+    {'task': {'name': 't'}, 'method': {'name': 'y', 'lr': 1}, 'seed': 7, 'run': {'task_label': 'a', 'label': 'z'}}
     """
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:

@@ -319,7 +319,7 @@ def test_a_plugins_command_leaves_with_the_code_it_likes(fake: Site) -> None:
 def test_an_unknown_command(fake: Site) -> None:
     done = call("lst")
     assert done.exit_code == 2
-    assert "No such command 'lst'" in done.stderr
+    assert "unknown command 'lst'; did you mean 'list'?" in done.stderr
 
 
 def test_check_passes_a_good_class(fake: Site) -> None:

@@ -474,7 +474,7 @@ class Swallows(Walk):
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         following, record = super().step(problem, state, progress)
-        if not math.isfinite(float(record["upper_loss"])):
+        if not all(bool(leaf.isfinite().all()) for tree in self.result(following) for leaf in tree.values()):
             raise ZeroDivisionError("the loss is gone")
         return following, record
 

@@ -585,7 +585,7 @@ def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pyte
         raise AssertionError("it is learned already")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner._Run, "advance", no_step)
+        patched.setattr(runner.Run, "advance", no_step)
         done = call("sample", "grid.toml", "--method", "less", "--out", "mixes", "--set", "sample.size=10")
     assert done.exit_code == 0, done.output
     assert f"learned before, with the same data ({run.relative_to(here)})" in done.stderr
