@@ -318,6 +318,11 @@ class Run:
             return error
         if once_differentiable(error):
             return ConfigError(self.no_second_derivative(error))
+        if isinstance(error, RuntimeError) and "cannot be converted to type" in str(error) and "overflow" in str(error):
+            return NumericalError(
+                f"step {self.step + 1}: a number of the method is too large for the run's dtype ({_first_line(error)})\n"
+                f"  the state after step {self.step} is kept; lower the lr, or whichever number is so large"
+            )
         return OutOfMemory(self.memory_short(error)) if out_of_memory(error) else None
 
     def begin(self) -> None:

@@ -61,6 +61,14 @@ def test_all_candidates_non_finite_stops_with_a_summary(folder: Path) -> None:
     assert (run_folder(folder) / "checkpoint.json").exists()
 
 
+def test_a_number_that_no_tensor_of_the_run_holds_is_one_message(folder: Path) -> None:
+    done = hgms("run", "run.toml", "--set", "method.generator.lr=1e308", "--set", "method.generator.optimizer=adamw")
+    assert done.exit_code == 1
+    assert "step 1: a number of the method is too large for the run's dtype" in done.stderr
+    assert "the state after step 0 is kept; lower the lr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_finished_run_is_not_overwritten_and_resumes_to_itself(folder: Path) -> None:
     assert hgms("run", "run.toml").exit_code == 0
     before = {path.name: path.read_bytes() for path in run_folder(folder).iterdir()}
