@@ -265,7 +265,7 @@ CHECKED = [
         "method that swallows its error", "method", "failure", "the loss is gone",
         (
             "        m = {name: 0.5",
-            "        if not torch.isfinite(found.upper_loss):\n"
+            "        if not all(bool(leaf.isfinite().all()) for leaf in found.value.values()):\n"
             "            raise ZeroDivisionError('the loss is gone')\n        m = {name: 0.5",
         ),
     ),
