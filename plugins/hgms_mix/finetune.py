@@ -202,7 +202,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    return {path.name: file_digest(path) for path in sorted(checkpoint.iterdir()) if path.is_file() and path.name != SEAL}
+    """Of every file but the seal, whole or as a kill left it half-written."""
+    files = (path for path in sorted(checkpoint.iterdir()) if path.is_file() and not path.name.startswith(SEAL))
+    return {path.name: file_digest(path) for path in files}
 
 
 def _step_of(checkpoint: Path | None) -> int:

@@ -113,6 +113,8 @@ class Stage:
     def _make_way(self) -> None:
         """What was made from other inputs steps aside, what was made from these comes back."""
         manifest = _read(self.path)
+        if manifest is None:
+            self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)  # killed while it wrote the folder's first file
         if manifest is not None and manifest.get("key") != self.key:
             self.path.rename(self._aside(str(manifest.get("key"))))
         elif manifest is None and self.path.is_dir() and any(self.path.iterdir()):

@@ -173,6 +173,15 @@ def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(file: str, t
     assert (tmp_path / "losses.jsonl").read_bytes() == before
 
 
+def test_a_checkpoint_killed_while_it_was_sealed_is_made_again(tmp_path: Path) -> None:
+    settings = broken_off(tmp_path)
+    seal = tmp_path / "checkpoints" / "checkpoint-3" / "sha256.json"
+    seal.rename(seal.with_name("sha256.json.part"))
+    broken_off(tmp_path)
+    assert newest_checkpoint(tmp_path / "checkpoints") == seal.parent
+    settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+
+
 @pytest.mark.parametrize("harm", ["shorter", "digit", "missing"])
 def test_losses_that_are_not_those_of_the_checkpoint_are_named(harm: str, tmp_path: Path) -> None:
     settings = broken_off(tmp_path)

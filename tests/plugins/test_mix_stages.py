@@ -48,6 +48,15 @@ def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
     assert (again.path / "half").read_text() == "half"
 
 
+def test_a_stage_killed_while_it_wrote_its_first_file_begins_again(tmp_path: Path) -> None:
+    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    stage.path.mkdir()
+    (stage.path / "manifest.json.part").write_text('{"stage": "sam')
+    assert stage.found() is None
+    assert stage.begin() is False
+    assert [path.name for path in stage.path.iterdir()] == ["manifest.json"]
+
+
 def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path: Path) -> None:
     first = made(tmp_path, 1, "one")
     second = made(tmp_path, 2, "two")
