@@ -24,6 +24,7 @@ from attrs import define, frozen
 
 SECONDS = 10.0
 MEMORY = 6 << 30
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @frozen
@@ -115,9 +116,11 @@ def call(
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # a child hears none before it is one
     child = os.fork()
     if child == 0:
         _become(argv, folder, log, memory, strike)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
     late = False
     coming = sorted(signals)
     ask = began + 1.0
@@ -169,7 +172,7 @@ def _become(argv: Sequence[str], folder: Path, log: Path, memory: int, strike: S
     try:
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in HEARD:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         for number, name in enumerate(("out", "err"), start=1):
             os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
@@ -180,6 +183,7 @@ def _become(argv: Sequence[str], folder: Path, log: Path, memory: int, strike: S
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if strike is not None:
             strike.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
         code = _main(argv)
         sys.stdout.flush()
         sys.stderr.flush()

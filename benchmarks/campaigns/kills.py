@@ -201,6 +201,8 @@ def trial(chance: random.Random, scratch: Path, wholes: dict[Command, Whole], co
             late = f"over {what.seconds:.0f} s, " if ending.late else ""
             yield f"{what.what}: after {struck} kills {late}it ended with {ending.code}: {_last(ending)}"
             return
+        else:
+            break  # it was quicker
     differing = compared(whole.left, left(folder))
     if whole.ending.code not in (0, 1) or differing:
         yield f"{what.what}: ended with {whole.ending.code}; after {struck} kills {', '.join(differing)}"

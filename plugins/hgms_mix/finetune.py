@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
@@ -135,6 +135,7 @@ class Finetune:
         kind = "model" if adapter is None else "adapter"
         with _disk(folder):
             _save(trained, folder / kind)
+        _remove((folder / "checkpoints").glob("checkpoint-*"))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return {
             "kind": kind,
@@ -199,6 +200,13 @@ def newest_checkpoint(folder: Path) -> Path | None:
             )
         return checkpoint
     return None
+
+
+def _remove(checkpoints: Iterable[Path]) -> None:
+    """Each loses its seal first, so that one which a kill leaves half removed is none."""
+    for checkpoint in sorted(checkpoints, key=_step_of):
+        (checkpoint / SEAL).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
@@ -307,9 +315,7 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
             checkpoint = folder / f"checkpoint-{state.global_step}"
             seal = {"files": _digests(checkpoint), "losses": log.seal()}
             replace_file(checkpoint / SEAL, json.dumps(seal, indent=1).encode())
-            for old in folder.glob("checkpoint-*"):
-                if _step_of(old) < state.global_step:
-                    shutil.rmtree(old, ignore_errors=True)
+            _remove(old for old in folder.glob("checkpoint-*") if _step_of(old) < state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:

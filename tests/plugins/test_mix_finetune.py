@@ -15,7 +15,7 @@ import torch
 
 from hgms_core import CheckpointError, NumericalError, OutOfMemory
 from hgms_core.running import DiskError, Interrupted
-from hgms_mix.finetune import Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
+from hgms_mix.finetune import SEAL, Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
 from hgms_mix.losses import row_losses
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -145,6 +145,30 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path:
     assert logged(tmp_path / "whole") == logged(tmp_path / "broken")
     assert len(logged(tmp_path / "whole")) == 10
     assert not (tmp_path / "broken" / "checkpoints").exists()
+
+
+def test_a_kill_while_the_last_checkpoint_is_removed_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=3), made_rows(10)
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    settings.train(gpt(), rows, tmp_path / "whole", seed=5)
+    real = shutil.rmtree
+
+    def half(path: Path, **named: Any) -> None:
+        held = [file for file in Path(path).rglob("*") if file.is_file() and file.name != SEAL]
+        if "checkpoints" not in path.parts or not (tmp_path / "broken" / "model").exists() or not held:
+            return real(path, **named)
+        held[0].unlink()
+        raise RuntimeError("the power went")
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(RuntimeError, match="the power went"):
+        settings.train(gpt(), rows, tmp_path / "broken", seed=5)
+    monkeypatch.undo()
+    settings.train(gpt(), rows, tmp_path / "broken", seed=5)
+    whole, resumed = parameters(tmp_path / "whole"), parameters(tmp_path / "broken")
+    assert all(leaf.equal(resumed[name]) for name, leaf in whole.items())
+    assert logged(tmp_path / "whole") == logged(tmp_path / "broken")
 
 
 def broken_off(folder: Path, adapter: Any = None) -> Finetune:
