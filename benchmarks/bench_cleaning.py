@@ -13,11 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
-from hgms_core.config import load
-from hgms_core.launch import run_config
-from hgms_core.progress import Progress
-from hgms_core.runner import RunResult
-from hgms_core.table import table
+from hgms_results.tables import table
+from hgms_run.config import load
+from hgms_run.launch import run_config
+from hgms_run.progress import Progress
+from hgms_run.runner import RunResult
 
 SETTINGS = Path(__file__).with_name("cleaning.toml")
 BRANCHES, CG = "method.generator", "method.hypergradient.solver"

@@ -23,11 +23,11 @@ from bench_pipeline import cleaning, show, straight_down  # which puts tests/ on
 from helpers import moved
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import Key, Pipeline, Problem, State
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
+from hgms_solvers import CG
 
 COUNT, STEPS, BATCH, PRODUCTS, ROWS = 8, 20, 256, 30, 5000  # the paper, appendix on hyper-cleaning
 

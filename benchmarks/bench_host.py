@@ -22,8 +22,9 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 
 from hgms_core import hookimpl
-from hgms_core.plugins import Host, host
-from hgms_core.running import RunConfig, run_config
+from hgms_core.host import Host, host
+from hgms_run.config import RunConfig
+from hgms_run.launch import run_config
 
 PLUGIN = '''
 from typing import ClassVar
@@ -93,11 +94,11 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-made-{number}\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text(f"[hgms]\nmade-{number} = made_{number}\n")
         count = subprocess.run(
-            [sys.executable, "-m", "hgms_core", "plugins"],
+            [sys.executable, "-m", "hgms_cli", "plugins"],
             env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True,
         ).stdout.count(" loaded ")  # fmt: skip
         assert count == plugins, f"{count} plugins loaded"
-        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms_core", "list"], site)) for _ in range(repeats)]
+        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms_cli", "list"], site)) for _ in range(repeats)]
     return statistics.median(one for one, _ in pairs), statistics.median(two - one for one, two in pairs)
 
 

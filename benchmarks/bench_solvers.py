@@ -24,8 +24,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from hgms_cg import CG, NystromCG
 from hgms_core import Hypergradient, Outcome, implicit
+from hgms_solvers import CG, NystromCG
 
 PRODUCTS = 30
 RIDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # the first with which CG uses up its steps is taken

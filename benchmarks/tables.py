@@ -24,9 +24,9 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from hgms_core import report
-from hgms_core.report.parquet import runs as run_rows
-from hgms_core.statistics import Interval, compared, paired, spell
+import hgms_report as report
+from hgms_report.parquet import runs as run_rows
+from hgms_results.statistics import Interval, compared, paired, spell
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"

@@ -19,12 +19,12 @@ import attrs
 import torch
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import Candidates, Key, Problem, Tree
-from hgms_core.config import RunConfig
 from hgms_core.hypergrad import hypergradient
-from hgms_core.runner import run
+from hgms_run.config import RunConfig
+from hgms_run.runner import run
 from hgms_selectors import BestOfN
+from hgms_solvers import CG
 from hgms_task_circle import CircleDegenerate, CircleKink
 from hgms_ula import Ula
 

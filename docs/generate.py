@@ -23,10 +23,15 @@ import traced
 from click.testing import CliRunner
 
 import hgms_core
-from hgms_core import cli, config, hookspecs, registry, running, structure, testing
-from hgms_core.plugins import FIRST_PARTY, host
+import hgms_testing as testing
+from hgms_cli import group as cli
+from hgms_core import hookspecs, registry
+from hgms_core.host import FIRST_PARTY, host
+from hgms_run import config
+from hgms_run import convert as structure
 
 DOCS = Path(__file__).resolve().parent
+PROGRAMS = (hgms_compare, hgms_loops, hgms_report, hgms_results, hgms_run)
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -35,7 +40,7 @@ def commands() -> str:
     """The help of each command of ours; of a group, that of the commands in it."""
     parent = click.Context(cli.main, info_name="hgms")
     shown = []
-    for name in sorted({*cli.main.commands, *cli.BESIDES}):
+    for name in sorted(cli.programs()):
         command = cli.main.get_command(parent, name)
         assert command is not None
         context = _context(command, name, parent)
@@ -99,14 +104,14 @@ def api() -> str:
 
 
 def programs() -> str:
-    """Every public name of hgms_core.running, for programs."""
-    return _names(running, "0.2")
+    """Every public name of the packages of programs, a table each."""
+    return "\n".join(f"### `{module.__name__}`\n\n{_names(module, '0.2')}" for module in PROGRAMS)
 
 
 def full() -> str:
     """The public functions and classes of which there is more to say than a line, each with its whole docstring."""
     shown = []
-    for module in (hgms_core, running):
+    for module in (hgms_core, *PROGRAMS):
         for name in _in_full(module):
             thing = getattr(module, name)
             written = f"from {module.__name__} import {name}\n\n{name}{_bare(inspect.signature(thing))}"
@@ -190,7 +195,7 @@ def _places() -> dict[str, str]:
     """Where each name is described in full; of two headings that differ in case, the second is numbered."""
     places = {kind.protocol.__name__: f"protocols.md#{kind.protocol.__name__.lower()}" for kind in registry.KINDS.values()}
     taken: list[str] = []
-    for name in (*_in_full(hgms_core), *_in_full(running)):
+    for name in [name for module in (hgms_core, *PROGRAMS) for name in _in_full(module)]:
         places[name] = f"functions.md#{name.lower()}" + (f"-{taken.count(name.lower())}" if name.lower() in taken else "")
         taken.append(name.lower())
     return places

@@ -1,13 +1,13 @@
-"""HGMS core: protocols, pipeline, hypergradient calculus, plugin host, registry, config and runs.
+"""HGMS core: protocols, pipeline, hypergradient calculus, plugin host and registry.
 
-Everything a plugin needs is here, listed in ``__all__``; names that are not are private to the core. The heavy parts
-(configuration, runs, command line) live in their own modules and are imported when first used.
+Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs, comparisons, reports) are packages
+of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_core.registry``.
 """
 
 from __future__ import annotations
 
 from hgms_core.budget import Budget
-from hgms_core.composition import Composition
+from hgms_core.composition import Composition, overlay
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -21,27 +21,42 @@ from hgms_core.errors import (
     check_memory,
     choice,
     closest,
+    once_differentiable,
+    one_of,
     out_of_memory,
+    shortened,
     unknown,
 )
-from hgms_core.folder import load_state, save_state
-from hgms_core.graphs import RecordedProduct, Replay, recorded
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
     CallableSolver,
     Linearization,
     Strategy,
+    as_solver,
     cross_product,
     curvature,
+    differences_named,
     hypergradient,
     implicit,
+    pure,
     twice_differentiable_attention,
     upper_gradients,
 )
-from hgms_core.images import Images, image_set, load_images
 from hgms_core.linear import LinearSystem
 from hgms_core.pipeline import Pipeline
-from hgms_core.problem import Batch, Data, Loss, Problem, Sources, learned_start, roles, validation_shares, without_start
+from hgms_core.problem import (
+    ROLES,
+    Batch,
+    Data,
+    Loss,
+    Problem,
+    Sources,
+    check_floating,
+    learned_start,
+    roles,
+    validation_shares,
+    without_start,
+)
 from hgms_core.protocols import (
     Branch,
     CandidateGenerator,
@@ -54,16 +69,18 @@ from hgms_core.protocols import (
     State,
     Task,
 )
-from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome, Record, Selection, Solution
+from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome, Record, Selection, Solution, to_numbers
 from hgms_core.seeding import Key
-from hgms_core.solution import lower_solution
 from hgms_core.stacking import Group, Mode, gradient, groups, values
+from hgms_core.traits import TRAITS, ensure_fits, misfit, missing_traits, needs, wanted_traits
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack, trainable
 
 __version__ = "0.2.0"
 
 __all__ = [
     "PLUGIN_API",
+    "ROLES",
+    "TRAITS",
     "Batch",
     "Branch",
     "Budget",
@@ -80,7 +97,6 @@ __all__ = [
     "HgmsError",
     "HyperGradient",
     "Hypergradient",
-    "Images",
     "Key",
     "LastStep",
     "LinearSolver",
@@ -100,8 +116,6 @@ __all__ = [
     "Problem",
     "Ravel",
     "Record",
-    "RecordedProduct",
-    "Replay",
     "RunInfo",
     "Selection",
     "Selector",
@@ -112,6 +126,8 @@ __all__ = [
     "Task",
     "Tree",
     "UnknownComponent",
+    "as_solver",
+    "check_floating",
     "check_memory",
     "choice",
     "clone",
@@ -119,28 +135,34 @@ __all__ = [
     "cross_product",
     "curvature",
     "detach",
+    "differences_named",
+    "ensure_fits",
     "gradient",
     "groups",
     "hookimpl",
     "hypergradient",
-    "image_set",
     "implicit",
     "learned_start",
-    "load_images",
-    "load_state",
-    "lower_solution",
+    "misfit",
+    "missing_traits",
+    "needs",
     "norm",
+    "once_differentiable",
+    "one_of",
     "out_of_memory",
-    "recorded",
+    "overlay",
+    "pure",
     "repeat",
     "roles",
-    "save_state",
+    "shortened",
     "stack",
+    "to_numbers",
     "trainable",
     "twice_differentiable_attention",
     "unknown",
     "upper_gradients",
     "validation_shares",
     "values",
+    "wanted_traits",
     "without_start",
 ]

@@ -16,7 +16,7 @@ class Composition:
 
     So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
     whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline.
-    ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.compat`), laid over the parts: what fits a hundred small
+    ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.traits`), laid over the parts: what fits a hundred small
     networks a second does not fit one language model. ``testing`` is laid over them where the conformance kit asks, on problems
     of size 1; ``testing_failures`` holds the reason for each check that its definition does not pass, as a class's does.
 

@@ -35,15 +35,7 @@ if TYPE_CHECKING:
     import click
 
     from hgms_core.composition import Composition
-    from hgms_core.protocols import (
-        CandidateGenerator,
-        HyperGradient,
-        LinearSolver,
-        Method,
-        OuterOptimizer,
-        Selector,
-        Task,
-    )
+    from hgms_core.protocols import CandidateGenerator, HyperGradient, LinearSolver, Method, OuterOptimizer, Selector, Task
 
 PLUGIN_API = 1
 """The version of hooks and protocols that plugins are written against; it grows only when an old plugin would break."""

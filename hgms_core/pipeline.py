@@ -39,7 +39,7 @@ class Pipeline:
     >>> import torch
     >>> from hgms_core import Pipeline, Problem
     >>> from hgms_branches import Branches
-    >>> from hgms_cg import CG
+    >>> from hgms_solvers import CG
     >>> from hgms_hypergradients import Implicit
     >>> from hgms_outer import Sgd
     >>> from hgms_selectors import BestOfN
@@ -77,7 +77,7 @@ class Pipeline:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.compat`)."""
+        """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.traits`)."""
         reference = {f"reference:{self.reference}"} if self.reference is not None else set()
         mixture = {"sources"} if self.mixture is not None else set()
         return frozenset(reference | mixture | ({"stop-rows"} if self.keep == "best" else set()))

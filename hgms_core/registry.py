@@ -17,8 +17,8 @@ from hgms_core import protocols
 from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
+from hgms_core.host import Host, PluginInfo, describe, host
 from hgms_core.pipeline import Pipeline
-from hgms_core.plugins import Host, PluginInfo, describe, host
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 

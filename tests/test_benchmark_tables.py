@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from pyarrow import parquet
 
-from hgms_core.statistics import Interval
+from hgms_results.statistics import Interval
 
 pytestmark = pytest.mark.plugins
 

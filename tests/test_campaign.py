@@ -24,12 +24,12 @@ def campaign(*arguments: str, planted: str = "") -> tuple[int, str]:
 
 # Rows after the checkpoint stay, and come twice.
 NO_REWIND = """
-from hgms_core.folder import RunFolder
+from hgms_run.folder import RunFolder
 RunFolder.rewind = lambda self, step: 0.0
 """
 
 CRASH = """
-from hgms_core.config import RunConfig
+from hgms_run.config import RunConfig
 def broken(*_, **__): raise KeyError("planted")
 RunConfig.from_dict = broken
 """

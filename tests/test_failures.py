@@ -14,15 +14,16 @@ from filelock import FileLock
 from torch.utils.checkpoint import checkpoint
 
 from hgms_branches import Branches
-from hgms_cg import CG
+from hgms_cli.group import main
+from hgms_compare.grid_file import load
 from hgms_core import Budget, Pipeline, Problem
-from hgms_core.cli import main
 from hgms_core.errors import ConfigError
-from hgms_core.grid_file import load
-from hgms_core.running import RunFolder, run
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
+from hgms_run.folder import RunFolder
+from hgms_run.runner import run
 from hgms_selectors import First
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hgms_cg import CG
-from hgms_core.code import digests
+from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError
-from hgms_core.running import RunConfig, compare
-from hgms_minres import MINRES
+from hgms_run.config import RunConfig
+from hgms_run.provenance import digests
+from hgms_solvers import CG, MINRES
 
 pytestmark = pytest.mark.plugins
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def hgms(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Each in a process of its own: a module is imported once."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "hgms_core", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-P", "-m", "hgms_cli", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -45,8 +45,8 @@ SERVER = """
 import os, sys
 import torch, sklearn.datasets
 torch.set_num_threads(1)
-from hgms_core.config import load
-from hgms_core.launch import run_config
+from hgms_run.config import load
+from hgms_run.launch import run_config
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
@@ -129,7 +129,7 @@ def test_killed_ten_times_equals_left_alone(tmp_path: Path, server: Server) -> N
 
 def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "run", "hg-implicit", 1)
-    command = [sys.executable, "-m", "hgms_core.cli", "run", "config.toml"]
+    command = [sys.executable, "-m", "hgms_cli.group", "run", "config.toml"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and steps_written(folder) < 3:
             time.sleep(0.001)

@@ -195,7 +195,7 @@ def _become(argv: Sequence[str], folder: Path, log: Path, memory: int, strike: S
 
 
 def _main(argv: Sequence[str]) -> int:
-    from hgms_core.cli import main
+    from hgms_cli.group import main
 
     try:
         main(list(argv), prog_name="hgms")
@@ -215,7 +215,7 @@ def ready(*commands: Sequence[str], folder: Path) -> None:
     import sklearn.datasets  # noqa: F401
     import torch
 
-    from hgms_core import plugins
+    from hgms_core import host as plugins
 
     torch.set_num_threads(1)
     plugins.host(())

@@ -125,9 +125,10 @@ def pairs() -> list[tuple[str, str]]:
 
 @functools.cache
 def _methods(task: str) -> list[str]:
-    from hgms_core import compat, registry
-    from hgms_core.config import RunConfig
+    from hgms_core import registry
+    from hgms_core import traits as compat
     from hgms_core.errors import HgmsError
+    from hgms_run.config import RunConfig
 
     found = []
     for method in registry.default().components("method"):

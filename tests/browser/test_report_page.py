@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from made_runs import write_comparison, write_mixtures
 
-from hgms_core import report
+import hgms_report as report
 
 pytestmark = pytest.mark.browser
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hgms_cli.group import main
 from hgms_core import Key, registry
 from hgms_core.budget import Budget
-from hgms_core.check import check as hgms_check
-from hgms_core.cli import main
 from hgms_core.composition import Composition
-from hgms_core.config import RunConfig
-from hgms_core.runner import run
-from hgms_core.testing import Check, checks_of, failures_of, instance_of, methods, parametrize_with_checks
+from hgms_run.config import RunConfig
+from hgms_run.runner import run
+from hgms_testing import Check, checks_of, failures_of, instance_of, methods, parametrize_with_checks
+from hgms_testing.check import check as hgms_check
 
 pytestmark = pytest.mark.plugins
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from fakes import Site
 
-from hgms_core import plugins, registry
+from hgms_core import host as plugins
+from hgms_core import registry
 
 
 @pytest.fixture(scope="session", autouse=True)

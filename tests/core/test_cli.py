@@ -16,9 +16,11 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_core import PLUGIN_API, NumericalError, launch, plugins, registry
-from hgms_core.cli import main
-from hgms_core.runner import Interrupted
+from hgms_cli.group import main
+from hgms_core import PLUGIN_API, NumericalError, registry
+from hgms_core import host as plugins
+from hgms_run import launch
+from hgms_run.runner import Interrupted
 
 PLUGIN = '''
 from __future__ import annotations
@@ -434,7 +436,7 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
 @pytest.mark.plugins
 @pytest.mark.parametrize("how", ["ascii", "closed", "full pipe"])
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
-    command = f"{sys.executable} -m hgms_core.cli"
+    command = f"{sys.executable} -m hgms_cli.group"
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
     line = {
         "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
@@ -484,9 +486,9 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
 
 
 def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_core import demo
-    from hgms_core.statistics import Interval
-    from hgms_core.table import Row, Table
+    from hgms_demo import demo
+    from hgms_results.statistics import Interval
+    from hgms_results.tables import Row, Table
 
     def fake_demo(out: Path, *, seeds: int, seconds: float, progress: bool) -> demo.Demo:
         count = Interval.of([10.0] * seeds)
@@ -529,7 +531,7 @@ def test_version() -> None:
 
 def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
     code = (
-        "import sys\nfrom hgms_core.cli import main\n"
+        "import sys\nfrom hgms_cli.group import main\n"
         "try: main(['list', '--json'])\nexcept SystemExit: pass\n"
         "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
     )

@@ -22,17 +22,19 @@ from click.testing import CliRunner
 from filelock import FileLock
 from scipy import stats
 
-from hgms_core import ConfigError, RunInfo, workers
+from hgms_cli.group import main
+from hgms_compare import workers
+from hgms_compare.board import Board
+from hgms_compare.compare import Comparison, compare, run_grid
+from hgms_compare.grid_file import load
+from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
-from hgms_core.cli import main
-from hgms_core.compare import Comparison, compare, run_grid
-from hgms_core.demo import draw
-from hgms_core.folder import DiskError, RunFolder
-from hgms_core.grid_file import load
-from hgms_core.plots import accuracy, weights
-from hgms_core.progress import Board, Progress
-from hgms_core.runner import Interrupted, RunResult
-from hgms_core.table import Point, table
+from hgms_demo.demo import draw
+from hgms_report.pictures import draw_accuracy, draw_weights
+from hgms_results.tables import Point, table
+from hgms_run.folder import DiskError, RunFolder
+from hgms_run.progress import Progress
+from hgms_run.runner import Interrupted, RunResult
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3
@@ -573,8 +575,8 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
         def carry_out(self, jobs: Any, **_: Any) -> Iterator[Any]:
             return iter(())
 
-    monkeypatch.setattr("hgms_core.workers.Crew", Crew)
-    monkeypatch.setattr("hgms_core.workers.cores", lambda: 8)
+    monkeypatch.setattr("hgms_compare.workers.Crew", Crew)
+    monkeypatch.setattr("hgms_compare.workers.cores", lambda: 8)
     timed, counted = (
         load({"budget": each, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for each in ("5 s", "5 steps")
     )
@@ -653,8 +655,8 @@ def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
 
 
 def test_what_is_not_recorded_is_not_drawn(tmp_path: Path) -> None:
-    assert weights({"b": [RESULTS["b"][0].records]}, tmp_path / "weights") == []
-    assert len(accuracy({"none": [[{"step": 0}]]}, tmp_path / "accuracy")) == 2
+    assert draw_weights({"b": [RESULTS["b"][0].records]}, tmp_path / "weights") == []
+    assert len(draw_accuracy({"none": [[{"step": 0}]]}, tmp_path / "accuracy")) == 2
 
 
 def test_view_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -681,7 +683,7 @@ import os, pty
 process, handle = pty.fork()
 if process == 0:
     import termios
-    from hgms_core.progress import Board, Progress
+    from hgms_run.progress import Board, Progress
     flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
     flags = [flag()]
     for view in (Progress(), Board(2)):

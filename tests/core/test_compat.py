@@ -12,12 +12,13 @@ import torch
 from click.testing import CliRunner
 from helpers import F64, normal, spd
 
-from hgms_core import ConfigError, Problem, Ravel, Tree, compat, registry
-from hgms_core.cli import main
-from hgms_core.config import RunConfig
-from hgms_core.gradient_check import check_problem
+from hgms_cli.group import main
+from hgms_core import ConfigError, Problem, Ravel, Tree, registry
+from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients
-from hgms_core.launch import run_config
+from hgms_run.config import RunConfig
+from hgms_run.launch import run_config
+from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins
 
@@ -139,8 +140,8 @@ class Silent:
 
 
 def build(name: str, **fields: Any) -> Any:
-    from hgms_core.commands.compat import built
     from hgms_core.protocols import Method
+    from hgms_run.command import built
 
     return built(name, Method, [f"method.{key}={value}" for key, value in fields.items()])
 
@@ -149,19 +150,19 @@ def build(name: str, **fields: Any) -> Any:
     ("method", "part"), [("hg-implicit", "implicit"), ("hg-baseline", "unrolled"), ("darts", None), ("uniform", None)]
 )
 def test_estimators_with_hessians_need_a_smooth_lower_level(method: str, part: str | None) -> None:
-    lacking = compat.missing(build(method), Kinked())
+    lacking = compat.missing_traits(build(method), Kinked())
     assert lacking == ({"smooth-lower": part} if part else {})
 
 
 def test_what_is_lacking_is_one_sentence_and_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        compat.ensure(build("hg-ms"), Kinked(), "my-method")
+        compat.ensure_fits(build("hg-ms"), Kinked(), "my-method")
     assert str(caught.value) == (
         "method 'my-method' cannot run on task 'kinked': it needs a lower loss that is twice differentiable in x (almost "
         "everywhere is enough) (its part 'implicit')\n  `hgms compat` shows which methods fit which tasks"
     )
-    assert compat.missing(build("hg-ms"), Silent()) is None
-    compat.ensure(build("hg-ms"), Silent())
+    assert compat.missing_traits(build("hg-ms"), Silent()) is None
+    compat.ensure_fits(build("hg-ms"), Silent())
 
 
 def test_keeping_the_best_needs_data_to_stop_by_and_a_reference_needs_the_reference() -> None:

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 
 from hgms_core import Budget, LinearSolver, Pipeline, hookimpl
 from hgms_core.composition import Composition
-from hgms_core.config import RunConfig, RunSettings, load
 from hgms_core.errors import ConfigError
-from hgms_core.plugins import Host
+from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_core.structure import plain, spell
+from hgms_run.config import RunConfig, RunSettings, load
+from hgms_run.convert import plain, spell
 
 
 @frozen(kw_only=True)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from fakes import Site
 
-from hgms_core import PLUGIN_API, Budget, RunInfo, discovery, hookimpl, hookspecs, plugins
+from hgms_core import PLUGIN_API, Budget, RunInfo, discovery, hookimpl, hookspecs
+from hgms_core import host as plugins
 from hgms_core.errors import PluginError
-from hgms_core.plugins import Host
+from hgms_core.host import Host
 from hgms_core.registry import Registry
 
 RUN = RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=1))

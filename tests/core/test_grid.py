@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from hgms_compare.grid import Grid
+from hgms_compare.grid_file import load
+from hgms_compare.space import Choices, Range, parse, points
 from hgms_core import ConfigError
 from hgms_core.budget import Budget
-from hgms_core.grid import Grid
-from hgms_core.grid_file import load
-from hgms_core.space import Choices, Range, parse, points
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

@@ -22,12 +22,12 @@ from hgms_core import (
     cross_product,
     curvature,
     hypergradient,
-    lower_solution,
     stack,
     twice_differentiable_attention,
     upper_gradients,
 )
 from hgms_core.hypergrad import implicit
+from hgms_loops.lower_solution import lower_solution
 
 STRATEGIES = ("vjp", "jvp", "difference")
 TOLERANCE = {"vjp": 1e-12, "jvp": 1e-12, "difference": 1e-7}

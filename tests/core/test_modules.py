@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hgms_branches import Branches
-from hgms_cg import CG
-from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, lower_solution, trainable, values
+from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, trainable, values
 from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms_loops.lower_solution import lower_solution
 from hgms_outer import Sgd
 from hgms_selectors import BestOfN, First
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes import Site
 
-from hgms_core import PLUGIN_API, __version__, plugins, registry
-from hgms_core.cli import main
-from hgms_core.commands.new import kebab
+from hgms_cli.group import main
+from hgms_core import PLUGIN_API, __version__, registry
+from hgms_core import host as plugins
+from hgms_new.command import kebab
 
 FILES = {
     ".github/workflows/tests.yml",

@@ -11,12 +11,12 @@ from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import ConfigError, Key, Method, Pipeline, Problem, Record, State, hypergradient
 from hgms_core.records import Outcome, to_numbers
 from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
 from hgms_outer import Adam, ProjectedGradient, Projection, Sgd
 from hgms_selectors import BestOfN, First
+from hgms_solvers import CG
 from hgms_ula import Ula
 
 pytestmark = pytest.mark.plugins

@@ -12,7 +12,7 @@ import pytest
 from fakes import Site
 
 from hgms_core.errors import MissingExtra, PluginError
-from hgms_core.plugins import Host
+from hgms_core.host import Host
 from hgms_core.registry import Registry
 
 BROKEN = "import does_not_exist_anywhere\n"

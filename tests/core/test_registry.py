@@ -13,8 +13,8 @@ from fakes import Site
 from hgms_core import Composition
 from hgms_core.composition import overlay
 from hgms_core.errors import PluginError, UnknownComponent
+from hgms_core.host import Host
 from hgms_core.pipeline import Pipeline
-from hgms_core.plugins import Host
 from hgms_core.registry import KINDS, Registry, faults_of, kind_called, kinds_of
 
 SOLVER = KINDS["solver"]
@@ -310,7 +310,8 @@ def test_overrides_reach_down_and_replace_what_has_another_name() -> None:
 
 
 def test_the_default_registry_follows_added_plugins(site: Site) -> None:
-    from hgms_core import plugins, registry
+    from hgms_core import host as plugins
+    from hgms_core import registry
 
     assert registry.default().find("solver", "late") is None
     plugins.host([site.solver("late_plugin", "late")])

@@ -20,14 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import CONFIG, write_comparison, write_mixtures, write_run
 
-from hgms_core import report
-from hgms_core.cli import main
+import hgms_report as report
+from hgms_cli.group import main
 from hgms_core.errors import ConfigError
-from hgms_core.report import Study, curves, tables
-from hgms_core.report.figures import DARK, LIGHT, figures, source_colours, styles
-from hgms_core.report.latex import latex
-from hgms_core.report.markdown import markdown
-from hgms_core.statistics import Interval
+from hgms_report import Study, curves, tables
+from hgms_report.figures import DARK, LIGHT, figures, source_colours, styles
+from hgms_report.latex import latex
+from hgms_report.markdown import markdown
+from hgms_results.statistics import Interval
 
 
 @pytest.fixture(scope="module")
@@ -779,8 +779,8 @@ def test_a_missing_extra_is_named(
 
 @pytest.mark.plugins
 def test_real_runs(tmp_path: Path) -> None:
-    from hgms_core.config import RunConfig
-    from hgms_core.launch import run_config
+    from hgms_run.config import RunConfig
+    from hgms_run.launch import run_config
 
     for task in ("quadratic", "sphere"):
         for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):

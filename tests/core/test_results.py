@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from made_runs import CONFIG, write_run
 
+from hgms_cli.terminal import printable
 from hgms_core.errors import CheckpointError, ConfigError
-from hgms_core.folder import RunFolder
-from hgms_core.results import difference, names, read, scan, sweeps
-from hgms_core.untrusted import printable
+from hgms_results.stored import read_run, scan, scan_sweeps, short_names
+from hgms_run.config import difference
+from hgms_run.folder import RunFolder
 
 
 def config() -> str:
@@ -59,7 +60,7 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
     if fast:
         pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
-        monkeypatch.setattr("hgms_core.columns._decoder", lambda wanted: None)
+        monkeypatch.setattr("hgms_results.columns._decoder", lambda wanted: None)
     rows = ['{"step": 0, "metric.value": 1}'] + [
         f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}}'
         for step in (1, 2, 3)
@@ -67,7 +68,7 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
     path = write(tmp_path, steps_jsonl="\n".join(rows) + "\n")
     with (path / "steps.jsonl").open("a") as stream:
         stream.write('{"step": 4, "gap": 0')  # killed while appending
-    columns = read(path).columns(["seconds", "gap", "outcome", "residual", "metric.value", "nobody"])
+    columns = read_run(path).columns(["seconds", "gap", "outcome", "residual", "metric.value", "nobody"])
     assert list(columns) == ["step", "seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
     np.testing.assert_array_equal(columns["step"], [0, 1, 2, 3])
     np.testing.assert_array_equal(columns["seconds"], [0, 0.25, 0.5, 0.75])
@@ -79,13 +80,13 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
 
 def test_a_step_without_its_time_has_none(tmp_path: Path) -> None:
     path = write(tmp_path, timings_jsonl='{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n')
-    np.testing.assert_array_equal(read(path).columns(["seconds"])["seconds"], [0, np.nan, 0.5, np.nan])
+    np.testing.assert_array_equal(read_run(path).columns(["seconds"])["seconds"], [0, np.nan, 0.5, np.nan])
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, steps_jsonl='{"step": 0}\n{"step": 1, "gap"\n{"step": 2}\n')
     with pytest.raises(CheckpointError, match=r"line 2 of steps\.jsonl is not valid JSON"):
-        read(path).columns(["gap"])
+        read_run(path).columns(["gap"])
 
 
 def empty(path: Path) -> None:
@@ -156,7 +157,7 @@ def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
     runs, skipped = scan(tmp_path)
     assert [run.seed for run in runs] == [0]
     assert skipped == []
-    [found], [damaged] = sweeps(tmp_path)
+    [found], [damaged] = scan_sweeps(tmp_path)
     assert found.table == {"trials": [], "chosen": 0}
     assert "not valid JSON" in damaged.reason
     assert [run.seed for run in scan(tmp_path / "sweeps")[0]] == [3]  # asked for by name
@@ -178,7 +179,7 @@ def test_names_tell_equal_labels_apart() -> None:
         "c": {"name": "hg", "solver": {"name": "neumann"}},
         "d": {"name": "other"},
     }
-    assert names(tables, {"a": "hg", "b": "hg", "c": "hg", "d": "other"}) == {
+    assert short_names(tables, {"a": "hg", "b": "hg", "c": "hg", "d": "other"}) == {
         "a": "hg (solver.name = cg, solver.rtol = 0.1)",
         "b": "hg (solver.name = cg, solver.rtol = 0.2)",
         "c": "hg (solver.name = neumann, solver.rtol = none)",
@@ -330,7 +331,7 @@ def test_no_folder_is_a_link_out_of_the_folders(tmp_path: Path) -> None:
 def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
     path = write(tmp_path)
     RunFolder(path).write_summary({"status": "done", "metrics": {"value": 0.25}})
-    assert read(path).metrics == {"value": 0.25}
+    assert read_run(path).metrics == {"value": 0.25}
     (path / "summary.json").write_text((path / "summary.json").read_text().replace("0.25", "0.35"))
     _, [skipped] = scan(tmp_path)
     assert "do not match its checksum" in skipped.reason
@@ -338,7 +339,7 @@ def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
 
 def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
     path = write(tmp_path, summary_json='{"status": "done", "metrics": {"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}}')
-    stored = read(path).metrics
+    stored = read_run(path).metrics
     assert stored.pop("d") == 1e308
     assert all(map(math.isnan, stored.values()))
 
@@ -347,7 +348,7 @@ def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
 def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
     """The fast reader takes no such names."""
     rows = "".join(json.dumps({"step": step, f"weight.{name}": step / 4}) + "\n" for step in range(4))
-    columns = read(write(tmp_path, steps_jsonl=rows)).columns([f"weight.{name}"])
+    columns = read_run(write(tmp_path, steps_jsonl=rows)).columns([f"weight.{name}"])
     np.testing.assert_array_equal(columns[f"weight.{name}"], [0, 0.25, 0.5, 0.75])
 
 
@@ -361,14 +362,14 @@ def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_odd_values_in_rows_are_numbers_or_none(tmp_path: Path, value: str, expected: float, everywhere: bool) -> None:
     rows = [f'{{"step": {step}, "gap": {value if everywhere or step == 1 else 0.5}}}' for step in range(3)]
-    column = read(write(tmp_path, steps_jsonl="\n".join(rows) + "\n")).columns(["gap"])["gap"]
+    column = read_run(write(tmp_path, steps_jsonl="\n".join(rows) + "\n")).columns(["gap"])["gap"]
     assert column.dtype == float
     np.testing.assert_array_equal(column, [expected] * 3 if everywhere else [0.5, expected, 0.5])
 
 
 def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
     rows = "".join(f'{{"step": {step}, "outcome": "{step}"}}\n' for step in range(3))
-    assert read(write(tmp_path, steps_jsonl=rows)).columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
+    assert read_run(write(tmp_path, steps_jsonl=rows)).columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
 
 
 def lines(name: str, *values: object) -> str:
@@ -395,7 +396,7 @@ def lines(name: str, *values: object) -> str:
     ],
 )
 def test_rows_that_no_run_wrote_are_refused(tmp_path: Path, files: dict[str, str], reason: str) -> None:
-    run = read(write(tmp_path, **files))
+    run = read_run(write(tmp_path, **files))
     with pytest.raises(CheckpointError) as caught:
         run.columns(["seconds", "oracle_calls"])
     assert reason in str(caught.value)
@@ -403,7 +404,7 @@ def test_rows_that_no_run_wrote_are_refused(tmp_path: Path, files: dict[str, str
 
 @pytest.mark.parametrize("last", ['"x"', "[]", "9" * 400, "null", "1e999"])
 def test_a_clock_that_is_none(tmp_path: Path, last: str) -> None:
-    assert math.isnan(read(write(tmp_path, timings_jsonl=f'{{"step": 0, "seconds": {last}}}\n')).seconds)
+    assert math.isnan(read_run(write(tmp_path, timings_jsonl=f'{{"step": 0, "seconds": {last}}}\n')).seconds)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +413,7 @@ def test_a_clock_that_is_none(tmp_path: Path, last: str) -> None:
 def test_a_sweep_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "sweep.json").write_text(text)
-    stored, [skipped] = sweeps(tmp_path)
+    stored, [skipped] = scan_sweeps(tmp_path)
     assert stored == []
     assert "sweep.json" in skipped.reason
 

@@ -18,15 +18,15 @@ import pytest
 import torch
 from attrs import field, frozen
 
+from hgms_compare.usage import cuda_for, measured
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
-from hgms_core.code import _git
 from hgms_core.errors import out_of_memory
-from hgms_core.folder import DiskError, RunFolder, pack, unpack
-from hgms_core.launch import device_called
-from hgms_core.resources import cuda_for, measured
-from hgms_core.results import read, scan
-from hgms_core.runner import Interrupted, _Clock, run
+from hgms_results.stored import read_run, scan
+from hgms_run.folder import DiskError, RunFolder, pack, unpack
+from hgms_run.launch import device_called
+from hgms_run.provenance import _git
+from hgms_run.runner import Interrupted, _Clock, run
 
 
 @frozen(kw_only=True)
@@ -498,7 +498,7 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
     )
     assert result.info.folder == place
     assert set(seen) == {place}, "observers see it"
-    stored = read(place)
+    stored = read_run(place)
     assert (stored.task_name, stored.label, stored.seed, stored.status) == ("problem", "descent", 0, "done")
     assert stored.environment["versions"]["torch"] == torch.__version__
     assert scan(place)[0][0].metrics == stored.metrics == {"size": result.records[-1]["metric.size"]}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_core.cli import main
+from hgms_cli.group import main
+from hgms_compare.scale import scaled
 from hgms_core.errors import ConfigError
-from hgms_core.scale import scaled
 
 GRID: dict[str, Any] = {
     "budget": "60s",

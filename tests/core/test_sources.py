@@ -19,9 +19,9 @@ from test_runs import contents, folder
 from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
-from hgms_core.runner import Interrupted, run
 from hgms_hypergradients import Fixed
 from hgms_outer import Sgd
+from hgms_run.runner import Interrupted, run
 from hgms_selectors import First
 
 # --- stratified draws --------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hgms_core.statistics import Interval, compared, paired, spell
-from hgms_core.table import Point, table
+from hgms_results.statistics import Interval, compared, paired, spell
+from hgms_results.tables import Point, table
 
 VALUES = [0.91, 0.88, 0.93, 0.90, 0.89]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from hgms_compare.compare import Comparison, compare
 from hgms_core import ConfigError, MissingExtra
-from hgms_core.compare import Comparison, compare
-from hgms_core.results import scan, sweeps
+from hgms_results.stored import scan, scan_sweeps
 
 pytestmark = pytest.mark.usefixtures("bowl")
 
@@ -42,7 +42,7 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
     assert trials[0]["values"]["move.lr"] == 0.1, "the first trial is the given settings"
     assert len({json.dumps(one["values"]) for one in trials}) == 5
     assert told["chosen"] == min(range(5), key=lambda k: trials[k]["loss"])
-    [written], skipped = sweeps(tmp_path)
+    [written], skipped = scan_sweeps(tmp_path)
     assert not skipped
     assert written.table == told
     # what ran is what was chosen, and the trials are no results
@@ -55,8 +55,8 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
 
 
 def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: Path) -> None:
-    from hgms_core.folder import RunFolder
     from hgms_core.registry import default
+    from hgms_run.folder import RunFolder
 
     swept(tmp_path)
     problem = default().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]

@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from fakes import Site
 
-from hgms_core import ConfigError, plugins
-from hgms_core.cli import main
+from hgms_cli.group import main
+from hgms_compare.grid import Grid
+from hgms_compare.grid_file import load
+from hgms_core import ConfigError
+from hgms_core import host as plugins
 from hgms_core.composition import Composition
-from hgms_core.config import RunConfig
-from hgms_core.grid import Grid
-from hgms_core.grid_file import load
+from hgms_run.config import RunConfig
 
 PLUGIN = '''
 from typing import ClassVar, final

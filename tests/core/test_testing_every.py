@@ -17,18 +17,9 @@ from fakes import Site
 from torch import Tensor
 
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
-from hgms_core.check import check as hgms_check
-from hgms_core.testing import (
-    check_component,
-    checks_of,
-    every,
-    inputs_on,
-    parametrize_with_checks,
-    problems,
-    selectors,
-    solvers,
-)
-from hgms_core.testing.kit import Check, place, snapshot, tensors
+from hgms_testing import check_component, checks_of, every, inputs_on, parametrize_with_checks, problems, selectors, solvers
+from hgms_testing.check import check as hgms_check
+from hgms_testing.kit import Check, place, snapshot, tensors
 
 DOC = """An exact solver, through the matrix that its operator is.
 
@@ -264,7 +255,7 @@ def test_a_class_without_any_method_is_told_what_there_is() -> None:
 
 SUITE = """
 from test_testing_every import Exact
-from hgms_core.testing import parametrize_with_checks
+from hgms_testing import parametrize_with_checks
 
 @parametrize_with_checks([Exact()], expected_failures={failures})
 def test_conformance(component, check):
@@ -323,8 +314,8 @@ def test_without_pytest_the_decorator_says_what_to_install(monkeypatch: pytest.M
 def test_the_kit_is_imported_only_when_asked_for() -> None:
     code = """
 import sys, hgms_core
-print([name for name in sys.modules if name.startswith("hgms_core.testing")])
-import hgms_core.testing
+print([name for name in sys.modules if name.startswith("hgms_testing")])
+import hgms_testing
 print("pytest" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\nFalse\n"

@@ -26,7 +26,7 @@ from hgms_core import (
     hypergradient,
     values,
 )
-from hgms_core.testing import check_component
+from hgms_testing import check_component
 
 DOC = """A small sound component to break in many ways.
 

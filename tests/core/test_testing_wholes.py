@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
-from hgms_core.testing import check_component, checks_of, tasks
-from hgms_core.testing.generators import proposed
+from hgms_testing import check_component, checks_of, tasks
+from hgms_testing.generators import proposed
 
 DOC = """A small sound component to break in many ways.
 

@@ -9,12 +9,12 @@ import torch
 from helpers import F64, assert_same, network_problem
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
-from hgms_core.folder import pack, unpack
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import ProjectedGradient
+from hgms_run.folder import pack, unpack
 from hgms_selectors import BestOfN, First
+from hgms_solvers import CG
 from hgms_task_sphere import Sphere
 
 pytestmark = pytest.mark.plugins

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hgms_core import registry
-from hgms_core.plugins import FIRST_PARTY
+from hgms_core.host import FIRST_PARTY
 
 pytestmark = pytest.mark.plugins
 

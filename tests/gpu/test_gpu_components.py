@@ -12,8 +12,8 @@ from placed import Draws, brought, elsewhere
 
 from hgms_core import registry
 from hgms_core.composition import Composition
-from hgms_core.testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
-from hgms_core.testing.kit import difference, snapshot, tensors
+from hgms_testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
+from hgms_testing.kit import difference, snapshot, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

@@ -11,11 +11,12 @@ from helpers import assert_same, moved, network_problem
 from torch import Tensor
 
 from hgms_branches import Branches
-from hgms_cg import CG
-from hgms_core import ConfigError, Pipeline, graphs
+from hgms_core import ConfigError, Pipeline
+from hgms_graphs import graphs
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.gpu
 

@@ -17,19 +17,19 @@ import torch
 from attrs import evolve
 
 from hgms_core import Budget, ConfigError, Pipeline, Problem
-from hgms_core.runner import run
+from hgms_run.runner import run
 
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_llm import BaseModel, Lora, Source, SourceMixture
 from hgms_outer import Adam
 from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms_selectors import BestOfN, First
 from hgms_single_loop import Soba
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.gpu
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from placed import Draws, brought, elsewhere
 
-from hgms_core import Key, Problem, compat, registry
+from hgms_core import Key, Problem, registry
+from hgms_core import traits as compat
 from hgms_core.composition import Composition
-from hgms_core.config import RunConfig
 from hgms_core.errors import ConfigError, DataError, MissingExtra
-from hgms_core.testing import inputs_on, instance_of, methods
-from hgms_core.testing.kit import difference, snapshot
+from hgms_run.config import RunConfig
+from hgms_testing import inputs_on, instance_of, methods
+from hgms_testing.kit import difference, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
@@ -41,7 +42,7 @@ def _method_and_task(name: str) -> tuple[Any, Any]:
         except ConfigError as error:
             refused = error
             continue
-        if not compat.missing(config.method, config.task):
+        if not compat.missing_traits(config.method, config.task):
             return config.method, config.task
         if "sources" in compat.needs(config.method):
             return config.method, None

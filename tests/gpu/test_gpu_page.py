@@ -12,18 +12,17 @@ from attrs import evolve
 from placed import elsewhere
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import Budget, ConfigError, Key, Pipeline, Problem
-from hgms_core.folder import RunFolder
-from hgms_core.launch import device_called
-from hgms_core.runner import run
-from hgms_core.testing import inputs_on, problems
-from hgms_core.testing.kit import difference, snapshot
 from hgms_hypergradients import Implicit
-from hgms_interop import LinearOperatorSolver, ScipySolver, TorchOptimizer
-from hgms_outer import Adam
+from hgms_outer import Adam, TorchOptimizer
+from hgms_run.folder import RunFolder
+from hgms_run.launch import device_called
+from hgms_run.runner import run
 from hgms_selectors import BestOfN
+from hgms_solvers import CG, LinearOperatorSolver, ScipySolver
 from hgms_task_cleaning import HyperCleaning
+from hgms_testing import inputs_on, problems
+from hgms_testing.kit import difference, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

@@ -19,12 +19,12 @@ from attrs import frozen
 from click.testing import CliRunner
 from helpers import steps_written
 
+from hgms_cli.group import main
 from hgms_core import Budget, Problem, State
-from hgms_core.cli import main
-from hgms_core.config import RunConfig
 from hgms_core.errors import OutOfMemory
-from hgms_core.launch import run_config
-from hgms_core.runner import run
+from hgms_run.config import RunConfig
+from hgms_run.launch import run_config
+from hgms_run.runner import run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
@@ -56,7 +56,7 @@ STEPS = 40
 DETERMINISTIC = """
 import sys, torch
 torch.use_deterministic_algorithms(True)
-from hgms_core.cli import main
+from hgms_cli.group import main
 main(sys.argv[1:])
 """
 

@@ -12,14 +12,11 @@ from attrs import frozen
 from placed import never_waiting, waits
 
 from hgms_branches import Branches, Trajectory
-from hgms_cg import CG, NystromCG
 from hgms_core import Branch, Data, Key, LastStep, Pipeline, Problem, Tree, norm
 from hgms_hypergradients import Implicit, OneStep, ThroughStep, Unrolled
-from hgms_identity import Identity
-from hgms_minres import MINRES
-from hgms_neumann import FixedPoint, Neumann
 from hgms_outer import Adam, Projection
 from hgms_selectors import BestOfN, First, Worst
+from hgms_solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 from hgms_ula import Ula
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]

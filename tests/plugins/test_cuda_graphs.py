@@ -17,26 +17,14 @@ from waiting import NoWaiting, Waits
 
 from hgms_branches import Branches
 from hgms_branches.update import gradient_on
-from hgms_cg import CG, NystromCG
-from hgms_cg.pcg import iteration
-from hgms_core import (
-    ConfigError,
-    Linearization,
-    LinearSystem,
-    Pipeline,
-    Problem,
-    RecordedProduct,
-    Replay,
-    Strategy,
-    Task,
-    graphs,
-    groups,
-    recorded,
-    repeat,
-)
+from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, groups, repeat
+from hgms_graphs import graphs
+from hgms_graphs.graphs import RecordedProduct, Replay, recorded
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
+from hgms_solvers import CG, NystromCG
+from hgms_solvers.pcg import iteration
 from hgms_task_circle import CircleDegenerate, CircleKink
 from hgms_task_cleaning import HyperCleaning
 from hgms_task_quadratic import Quadratic

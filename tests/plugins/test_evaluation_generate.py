@@ -16,10 +16,11 @@ import attrs
 import pytest
 import torch
 
-from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, registry, structure
+from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, registry
 from hgms_evaluation import Evaluate, Judge, Verifier
 from hgms_evaluation.generate import fingerprint, prompt_cap, replies
 from hgms_llm import BaseModel
+from hgms_run import convert as structure
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 

@@ -11,14 +11,13 @@ from helpers import F64, assert_same, counted, network_problem
 from torch import Tensor
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import Key, Pipeline, Problem, Tree
-from hgms_core.config import RunConfig
 from hgms_core.trees import Ravel
 from hgms_hypergradients import Implicit
-from hgms_neumann import FixedPoint, Neumann
 from hgms_outer import Sgd
+from hgms_run.config import RunConfig
 from hgms_selectors import BestOfN
+from hgms_solvers import CG, FixedPoint, Neumann
 from hgms_task_quadratic import Quadratic
 
 pytestmark = pytest.mark.plugins

@@ -14,7 +14,6 @@ from source_problems import convex_sources, network_sources
 from torch import Tensor
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import (
     Branch,
     CallableSolver,
@@ -35,6 +34,7 @@ from hgms_core import (
 from hgms_hypergradients import Fixed, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
+from hgms_solvers import CG
 from hgms_task_quadratic import Quadratic
 from hgms_ula import Ula
 

@@ -12,9 +12,10 @@ import torch
 from helpers import F64, assert_same
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, load_state, save_state
-from hgms_interop import OuterSteps
+from hgms_core import ConfigError
+from hgms_loops import OuterSteps
 from hgms_outer import Adam, Sgd
+from hgms_run.folder import load_state, save_state
 
 pytestmark = pytest.mark.plugins
 
@@ -220,7 +221,7 @@ class TestLightning:
         return trainer, module
 
     def callback(self, theta: Tensor, **fields: Any) -> Any:
-        from hgms_interop.lightning import HypergradientCallback
+        from hgms_loops.lightning import HypergradientCallback
 
         given = {"f": f, "g": g, "upper": [AIM], "solver": identity, "every": 2, "optimizer": Sgd(lr=0.5)}
         return HypergradientCallback(theta=theta, **{**given, **fields})
@@ -275,7 +276,7 @@ class TestLightning:
     def test_the_class_can_be_pickled_and_is_lightnings(self) -> None:
         import lightning.pytorch as pl
 
-        import hgms_interop.lightning as module
+        import hgms_loops.lightning as module
 
         assert issubclass(module.HypergradientCallback, pl.Callback)
         assert pickle.loads(pickle.dumps(module.HypergradientCallback)) is module.HypergradientCallback
@@ -293,7 +294,7 @@ def test_neither_package_is_imported_unless_it_is_used() -> None:
     import sys
 
     code = (
-        "import sys, hgms_interop, hgms_interop.lightning, hgms_interop.trainer\n"
+        "import sys, hgms_loops, hgms_loops.lightning, hgms_loops.trainer\n"
         "print(sorted({'lightning', 'pytorch_lightning', 'transformers', 'scipy', 'linear_operator'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -301,10 +302,10 @@ def test_neither_package_is_imported_unless_it_is_used() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    import hgms_interop.lightning
-    import hgms_interop.trainer
+    import hgms_loops.lightning
+    import hgms_loops.trainer
 
-    for module in (hgms_interop.lightning, hgms_interop.trainer):
+    for module in (hgms_loops.lightning, hgms_loops.trainer):
         with pytest.raises(AttributeError, match="no attribute 'HypergradientCallbak'"):
             _ = module.HypergradientCallbak
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from helpers import F64, assert_same, normal
 from torch import Tensor
 
+from hgms_cli.group import main
 from hgms_core import Budget, ConfigError, Tree
-from hgms_core.cli import main
-from hgms_core.config import RunConfig
-from hgms_core.folder import pack, unpack
-from hgms_core.runner import run
-from hgms_core.testing import Check, parametrize_with_checks
-from hgms_interop import TorchOptimizer
+from hgms_outer import TorchOptimizer
+from hgms_run.config import RunConfig
+from hgms_run.folder import pack, unpack
+from hgms_run.runner import run
+from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 

@@ -12,12 +12,11 @@ import torch
 from helpers import F64, assert_same, normal, spd
 from torch import Tensor
 
-from hgms_cg import CG
 from hgms_core import ConfigError, MissingExtra, Outcome, hypergradient
-from hgms_core.config import RunConfig
-from hgms_core.testing import Check, parametrize_with_checks
-from hgms_interop import LinearOperatorSolver, ScipySolver
-from hgms_interop.scipy_solver import Method
+from hgms_run.config import RunConfig
+from hgms_solvers import CG, LinearOperatorSolver, ScipySolver
+from hgms_solvers.scipy_solver import Method
+from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hgms_core import CheckpointError, ConfigError, hypergradient
-from hgms_minres import MINRES
 from hgms_outer import Adam, Sgd
+from hgms_solvers import MINRES
 
 pytestmark = pytest.mark.plugins
 
@@ -72,7 +72,7 @@ class TestTrainer:
         return (theta.exp()[batch["index"]] * self.losses(x, batch)).mean() + ridge
 
     def callback(self, theta: Tensor, **fields: Any) -> Any:
-        from hgms_interop.trainer import HypergradientCallback
+        from hgms_loops.trainer import HypergradientCallback
 
         given: dict[str, Any] = {
             "f": self.upper, "g": self.lower, "upper": [self.batch(8, 10), self.batch(10, 12)], "lower": [self.batch(0, 8)],

@@ -17,11 +17,11 @@ from source_problems import language_sources, network_sources, token_losses
 from torch import Tensor
 
 from hgms_core import ConfigError, Key, NumericalError, Problem, State, Tree
-from hgms_core.folder import pack, unpack
 from hgms_less import Less
 from hgms_less.features import Preconditioner
 from hgms_less.projection import Projector
 from hgms_llm import adamw, adamw_part, adamw_start
+from hgms_run.folder import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hgms_cg import CG, NystromCG
 from hgms_core import LinearSolver, Outcome
-from hgms_identity import Identity
-from hgms_minres import MINRES
-from hgms_neumann import FixedPoint, Neumann
+from hgms_solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 
 pytestmark = pytest.mark.plugins
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hgms_core import Budget
-from hgms_core.config import RunConfig
-from hgms_core.runner import run
-from hgms_core.statistics import paired
+from hgms_results.statistics import paired
+from hgms_run.config import RunConfig
+from hgms_run.runner import run
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,20 +12,19 @@ import torch
 from attrs import evolve
 
 from hgms_core import Branch, ConfigError, Cost, Data, Key, LastStep, Pipeline, Problem, Tree, gradient, groups, repeat
-from hgms_core.testing import check_component
+from hgms_testing import check_component
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_hypergradients import Implicit, ThroughStep, Unrolled
 from hgms_llm import BaseModel, Lora, Source, SourceMixture
 from hgms_llm.tokens import warn
-from hgms_neumann import Neumann
 from hgms_outer import Adam
 from hgms_penalty import Minimax
 from hgms_selectors import BestOfN
+from hgms_solvers import CG, Neumann
 
 F64 = torch.float64
 CPU = torch.device("cpu")
@@ -362,8 +361,8 @@ def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> 
 )
 def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: bool) -> None:
     from hgms_core import Budget
-    from hgms_core.config import RunConfig
-    from hgms_core.runner import run
+    from hgms_run.config import RunConfig
+    from hgms_run.runner import run
 
     table = {
         "task": {
@@ -391,7 +390,7 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
 
 def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: Path) -> None:
     from hgms_core import Budget
-    from hgms_core.runner import run
+    from hgms_run.runner import run
 
     problem = problem_of(files)
     method = Pipeline(generator=one_step(), selector=BestOfN(), hypergradient=ThroughStep(), outer=Adam(lr=0.1))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from hgms_core.cli import main
+from hgms_cli.group import main
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -214,7 +214,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
 
 
 def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_core.progress import Progress
+    from hgms_run.progress import Progress
 
     whole = Path(told("reweight", "mix.toml", "--out", "whole")["folder"])
 
@@ -568,7 +568,7 @@ def as_grid(text: str) -> str:
 
 
 def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_core import runner
+    from hgms_run import runner
 
     Path("grid.toml").write_text(as_grid(MIX))
     compared = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0"])

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from hgms_core import CheckpointError, NumericalError, OutOfMemory
-from hgms_core.running import DiskError, Interrupted
 from hgms_mix.finetune import SEAL, Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
 from hgms_mix.losses import row_losses
+from hgms_run.folder import DiskError
+from hgms_run.runner import Interrupted
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")

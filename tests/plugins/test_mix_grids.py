@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from hgms_cli.group import main
+from hgms_compare.grid_file import load as load_grid
 from hgms_core import ConfigError
-from hgms_core.cli import main
-from hgms_core.config import read_toml
-from hgms_core.grid_file import load as load_grid
 from hgms_mix.config import load
 from hgms_mix.summary import _scores
+from hgms_run.config import read_toml
 
 GRID = """
 budget = "2 steps"

@@ -15,9 +15,9 @@ from source_problems import convex_sources, language_sources, network_sources, t
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Problem, State, Tree
-from hgms_core.folder import pack, unpack
 from hgms_regmix import RegMix
 from hgms_regmix.regression import Mixtures, best, fit
+from hgms_run.folder import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

@@ -14,9 +14,9 @@ from source_problems import convex_sources, network_sources
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
-from hgms_core.folder import pack, unpack
 from hgms_llm import adamw_part
 from hgms_rho_loss import RhoLoss
+from hgms_run.folder import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

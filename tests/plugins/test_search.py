@@ -13,14 +13,17 @@ from field_problems import pipeline, run, tuned_penalty
 from helpers import F64, assert_same, counted, network_problem
 
 from hgms_branches import Branches
-from hgms_cg import CG
-from hgms_core import Budget, ConfigError, MissingExtra, Problem, State, check, compat, runner
-from hgms_core.config import RunConfig
+from hgms_core import Budget, ConfigError, MissingExtra, Problem, State
+from hgms_core import traits as compat
 from hgms_hypergradients import Implicit
 from hgms_outer import Sgd
+from hgms_run import runner
+from hgms_run.config import RunConfig
 from hgms_search import Search
 from hgms_selectors import BestOfN, First
+from hgms_solvers import CG
 from hgms_task_sphere import Sphere
+from hgms_testing import check
 
 pytestmark = pytest.mark.plugins
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hgms_branches import Branches
-from hgms_cg import CG
 from hgms_core import Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 from hgms_hypergradients import Carried, Implicit, Unrolled
@@ -22,6 +21,7 @@ from hgms_outer import Schedule, Sgd
 from hgms_penalty import DynamicBarrier, GradientNorm
 from hgms_selectors import BestOfN, First
 from hgms_single_loop import Soba
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import hgms_core
-from hgms_core import DataError, Key, MissingExtra, load_images
+from hgms_core import DataError, Key, MissingExtra
+from hgms_images import load_images
 from hgms_task_cleaning import HyperCleaning
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

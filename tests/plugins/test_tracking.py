@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hgms_core.compare import compare
-from hgms_core.config import RunConfig
+from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError, MissingExtra
-from hgms_core.launch import run_config
+from hgms_run.config import RunConfig
+from hgms_run.launch import run_config
 
 TOML = """
 seed = 0

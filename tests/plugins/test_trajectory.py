@@ -13,11 +13,11 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
 from hgms_branches import Branches, Trajectory
-from hgms_cg import CG
 from hgms_core import Key, Pipeline, Problem, Tree, learned_start, without_start
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam, Schedule, Sgd, Split
 from hgms_selectors import BestOfN, First, Worst
+from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

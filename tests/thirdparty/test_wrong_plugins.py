@@ -20,9 +20,12 @@ import torch
 from attrs import frozen
 from click.testing import CliRunner, Result
 
-from hgms_core import cli, plugins, registry
-from hgms_core.discovery import import_plugin, watched
-from hgms_core.testing import Check, imports
+from hgms_cli import group as cli
+from hgms_core import host as plugins
+from hgms_core import registry
+from hgms_core.discovery import import_plugin
+from hgms_core.sandbox import watched
+from hgms_testing import Check, imports
 
 pytestmark = pytest.mark.plugins
 
@@ -866,7 +869,7 @@ def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Pa
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
 
     def call(words: Sequence[str]) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "hgms_core.cli", *words]
+        command = [sys.executable, "-m", "hgms_cli.group", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         return done.returncode, done.stdout, done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hgms_core.cli import main
+from hgms_cli import main
 
 
 def said(*arguments: object, exit_code: int = 0) -> str:

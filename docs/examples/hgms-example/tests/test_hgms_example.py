@@ -9,7 +9,7 @@ import torch
 from hgms_example import ChebyshevSolver
 
 from hgms_core import Outcome
-from hgms_core.testing import parametrize_with_checks
+from hgms_testing import parametrize_with_checks
 
 SPECTRUM = torch.logspace(-1, 1, 40, dtype=torch.float64)
 

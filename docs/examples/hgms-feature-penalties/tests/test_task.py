@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
 from hgms_core import Key, MissingExtra, Problem, Tree, hypergradient
-from hgms_core.testing import parametrize_with_checks
+from hgms_testing import parametrize_with_checks
 
 CPU, F64 = torch.device("cpu"), torch.float64
 SMALL = {"noise_features": 5}

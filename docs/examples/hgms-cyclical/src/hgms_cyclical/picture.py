@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hgms_core import ConfigError, MissingExtra
-from hgms_core.running import COLOURS
+from hgms_report import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,369 @@
+"""The plugin host: finds plugins, loads them one by one, says what became of each, and calls their observers.
+
+A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`), found through the
+entry-point group ``hgms`` of an installed distribution or named as a single file (``--plugin ./my_solver.py``).
+
+What happens to a plugin that fails:
+
+- installed by somebody else: one warning, and a row in ``hgms plugins``; everything else works;
+- a module of an optional extra is missing: no warning, still listed, with the line that installs it;
+- a part of HGMS itself, or a file named by the user: an error, since nothing can be right without it.
+
+``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none), and
+``HGMS_STRICT_PLUGINS=1`` turns every failure into an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import attrs
+import pluggy
+from attrs import frozen
+
+from hgms_core import hookspecs
+from hgms_core.discovery import FIRST_PARTY, PROGRAMS, Found, canonical, import_plugin, install_line, installed, versions_of
+from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
+from hgms_core.sandbox import Watch, settings, undone, watched
+
+LOG = logging.getLogger("hgms.plugins")
+SLOW = 1.0
+"""Seconds that the import of somebody's plugin may take before it is said: every command waits for it."""
+
+Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
+
+
+@frozen(kw_only=True)
+class PluginInfo:
+    """What became of one plugin. ``incomplete``: it loaded, but some of its components were refused. ``seconds`` its import
+    took; ``notes`` are what else a person should know of it."""
+
+    name: str
+    module: str
+    distribution: str | None = None
+    version: str | None = None
+    status: Status = "loaded"
+    hooks: tuple[str, ...] = ()
+    error: str | None = None
+    install: str | None = None
+    traceback: str | None = None
+    extras: tuple[str, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """``hgms-fastcg 2.1``, or ``file my_solver.py``."""
+        return f"{self.distribution} {self.version}" if self.distribution else f"file {self.module}"
+
+    @property
+    def vital(self) -> bool:
+        """A failure of this plugin is an error: it is ours, or the user named it."""
+        return self.distribution in (None, FIRST_PARTY)
+
+    def row(self) -> dict[str, Any]:
+        shown = attrs.asdict(self, filter=lambda field, _: field.name not in ("traceback", "extras"))
+        return {**shown, "hooks": list(self.hooks), "notes": list(self.notes), "seconds": round(self.seconds, 3)}
+
+
+class Host:
+    """The plugins of one process. ``tolerant`` records every failure instead of raising it (``hgms plugins``)."""
+
+    def __init__(self, *, strict: bool = False, tolerant: bool = False) -> None:
+        self.strict = strict and not tolerant
+        self.tolerant = tolerant
+        self.infos: dict[str, PluginInfo] = {}
+        self._manager = pluggy.PluginManager("hgms")
+        self._manager.add_hookspecs(hookspecs)
+        self._silenced: set[str] = set()
+        self._told: set[str] = set()
+
+    @classmethod
+    def load(cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False) -> Host:
+        """Every installed plugin that the environment lets in, in the order of their names, then ``plugins``."""
+        host = cls(strict=os.environ.get("HGMS_STRICT_PLUGINS", "") not in ("", "0"), tolerant=tolerant)
+        host._load_installed()
+        for plugin in plugins:
+            host.add(plugin)
+        return host
+
+    def add(self, plugin: str | Path | ModuleType) -> PluginInfo:
+        """One more plugin: a file ending in ``.py``, the name of a module, or a module."""
+        where = plugin.__name__ if isinstance(plugin, ModuleType) else str(plugin)
+        for info in self.infos.values():
+            if _place(info.module) == _place(where) and info.distribution is None:
+                return info
+        name = Path(where).stem if where.endswith(".py") else where
+        info = PluginInfo(name=where if name in self.infos else name, module=where)
+        with self._guarded(info):
+            module = plugin if isinstance(plugin, ModuleType) else import_plugin(str(plugin))
+            self._register(info, module)
+        return self.infos[info.name]
+
+    def add_program(self, entry: Found) -> PluginInfo:
+        """The program behind a command (:func:`programs`). It is called like its module, since it may bring several."""
+        info = PluginInfo(
+            name=entry.module, module=entry.module, distribution=entry.distribution, version=entry.version, extras=entry.extras
+        )
+        if info.name not in self.infos:
+            with self._guarded(info):
+                self._register(info, entry.load())
+        return self.infos[info.name]
+
+    def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
+        """Who implements ``hook``, in the order of loading (pluggy's own calls go the other way round)."""
+        caller = getattr(self._manager.hook, hook)
+        return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more.
+
+        Only what a person asked for and cannot have (ConfigError, MissingExtra at the start of a run) stops the run: better now
+        than a night without the curves.
+        """
+        observers = [(info, impl) for info, impl in self.implementations(hook) if info.name not in self._silenced]
+        before = settings() if observers else {}
+        for info, impl in observers:
+            try:
+                with undone(before) as changed:
+                    impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
+                self._say_changed(info, changed)
+            except (Exception, SystemExit) as error:
+                if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
+                    raise
+                if self.strict:
+                    error.add_note(f"raised by {hook} of the plugin {info.name!r} ({info.owner})")
+                    raise
+                self._silenced.add(info.name)
+                text = f"{hook} raised {describe(error)}"
+                self.infos[info.name] = attrs.evolve(
+                    self.infos[info.name], status="incomplete", error=text, traceback=_trace(error)
+                )
+                LOG.warning(
+                    "plugin %r (%s): %s; its observers are not called again, the run goes on", info.name, info.owner, text
+                )
+
+    def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
+        """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring says."""
+        install = install_line(info, error)
+        status: Status = "missing-extra" if install else ("incomplete" if part else "failed")
+        earlier = self.infos.get(info.name, info).error
+        text = describe(error)
+        self.infos[info.name] = attrs.evolve(
+            self.infos.get(info.name, info),
+            status=status,
+            error=f"{earlier}\n{text}" if earlier else text,
+            install=install,
+            traceback=_trace(error),
+        )
+        what = f"plugin {info.name!r} ({info.owner})"
+        message = f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
+        if install:
+            if self.strict:
+                raise MissingExtra(f"{message}\n  {install}") from error
+            return
+        if self.strict or (info.vital and not self.tolerant):
+            shown = "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
+            raise PluginError(f"{message}{shown}") from error
+        first, *rest = (line.strip(" -") for line in message.splitlines())
+        LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
+
+    def failed(self) -> list[PluginInfo]:
+        """The plugins that are not there, or not whole."""
+        return [info for info in self.infos.values() if info.status in ("failed", "incomplete", "missing-extra")]
+
+    def note(self, info: PluginInfo, text: str) -> None:
+        """Something to say of a plugin that works all the same."""
+        self.infos[info.name] = attrs.evolve(self.infos[info.name], notes=(*self.infos[info.name].notes, text))
+        LOG.warning("plugin %r (%s): %s", info.name, info.owner, text)
+
+    @contextlib.contextmanager
+    def watched(self, info: PluginInfo) -> Iterator[Watch]:
+        """:func:`hgms_core.sandbox.watched`, with what was seen noted on the plugin."""
+        with watched() as seen:
+            yield seen
+        self._say_changed(info, seen.changed)
+
+    def _say_changed(self, info: PluginInfo, changed: list[str]) -> None:
+        """Once of a plugin: an observer would have it said at every step."""
+        if changed and info.name in self.infos and info.name not in self._told:
+            self._told.add(info.name)
+            self.note(info, f"it changed {' and '.join(changed)}, for everybody; this was undone")
+
+    def _load_installed(self) -> None:
+        found = installed()
+        names = {each.name for each in found}
+        allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
+        for name in sorted((allowed or set()) - names):
+            if not self.tolerant:
+                raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
+        for name in sorted(blocked - names):
+            LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
+        taken: dict[str, PluginInfo] = {}
+        for each in found:
+            info = PluginInfo(
+                name=each.name,
+                module=each.module,
+                distribution=each.distribution,
+                version=each.version,
+                extras=each.extras,
+            )
+            twin = taken.setdefault(canonical(each.name), info)
+            if twin is not info:
+                info = attrs.evolve(info, name=f"{each.name} ({each.distribution})")
+                alike = "" if twin.name == each.name else " (case, - and _ do not tell names apart)"
+                self.blame(info, PluginError(f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; rename one"))
+            elif each.name in blocked or (allowed is not None and each.name not in allowed):
+                variable = "HGMS_DISABLE_PLUGINS" if each.name in blocked else "HGMS_PLUGINS"
+                self.infos[each.name] = attrs.evolve(info, status="blocked", error=f"by {variable}")
+            else:
+                with self._guarded(info):
+                    self._register(info, each.load())
+        self._say_twice_installed()
+
+    def _say_twice_installed(self) -> None:
+        for info in list(self.infos.values()):
+            if info.vital or info.distribution is None:
+                continue
+            copies = versions_of(info.distribution)
+            if len(copies) > 1:
+                where = ", ".join(f"{version} in {folder}" for version, folder in copies)
+                self.note(
+                    info,
+                    f"{info.distribution} is installed {len(copies)} times: {where}; {copies[0][0]} comes first on the path "
+                    f"and is used; `pip uninstall {info.distribution}` until none is left, then install one",
+                )
+
+    @contextlib.contextmanager
+    def _guarded(self, info: PluginInfo) -> Iterator[None]:
+        try:
+            with self.watched(info) as seen:
+                yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
+            if self._manager.has_plugin(info.name):
+                self._manager.unregister(name=info.name)
+            self.blame(info, error)
+        self.infos[info.name] = attrs.evolve(self.infos[info.name], seconds=seen.seconds)
+        if seen.seconds > SLOW and info.distribution != FIRST_PARTY:
+            self.note(info, f"its import took {seen.seconds:.1f} s, and every command waits for it; import heavy things at use")
+        if seen.printed:
+            self.note(info, "it prints while it is imported (shown on stderr)")
+        for text in seen.deprecated:
+            self.note(info, text)
+
+    def _register(self, info: PluginInfo, plugin: object) -> None:
+        _ensure_api(plugin)
+        known = {name for name in vars(self._manager.hook) if name.startswith("hgms_")}
+        hooks = []
+        for name in dir(plugin):
+            options = self._manager.parse_hookimpl_opts(plugin, name)
+            if options is None:
+                if name in known and callable(getattr(plugin, name)):
+                    raise PluginError(f"the function {name} is not marked; put @hookimpl above it")
+                continue
+            if options.get("wrapper") or options.get("hookwrapper"):
+                raise PluginError(f"{name} is a hook wrapper; HGMS calls plain hook functions only")
+            hook = options.get("specname") or name
+            if hook not in known:
+                near = closest(hook, known)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known))}"
+                raise PluginError(f"unknown hook {hook!r}; {hint}")
+            hooks.append(hook)
+        if not hooks:
+            raise PluginError("it implements no hook; mark its functions with @hookimpl (called hgms_register_…)")
+        try:
+            self._manager.register(plugin, name=info.name)
+        except pluggy.PluginValidationError as error:
+            raise PluginError(" ".join(str(error).split())) from error
+        self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
+
+
+def programs() -> dict[str, list[Found]]:
+    """Who brings each command, by its name: not loaded yet, and ours last, so that an installed program can replace it."""
+    entries: dict[str, list[Found]] = {}
+    for entry in installed(PROGRAMS):
+        entries.setdefault(entry.name, []).insert(0, entry)
+    return entries
+
+
+_current: Host | None = None
+
+
+def host(plugins: Iterable[str | Path | ModuleType] = ()) -> Host:
+    """The host of this process: loaded at the first call, and ``plugins`` added to it."""
+    global _current
+    if _current is None:
+        _current = Host.load()
+    for plugin in plugins:
+        _current.add(plugin)
+    return _current
+
+
+def notify(hook: str, **arguments: Any) -> None:
+    """:meth:`Host.notify` of this process's host."""
+    host().notify(hook, **arguments)
+
+
+def _place(where: str) -> str:
+    """A file by its whole path, so that one file named in two ways is one plugin; a module by its name."""
+    return str(Path(where).expanduser().resolve()) if where.endswith(".py") else where
+
+
+def _own_copy(value: Any) -> Any:
+    """An observer may do with a record what it likes: neither the run nor another observer sees it."""
+    if isinstance(value, dict):
+        return {key: _own_copy(each) for key, each in value.items()}
+    return [_own_copy(each) for each in value] if isinstance(value, list) else value
+
+
+def _ensure_api(plugin: object) -> None:
+    """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 1`` at module level."""
+    wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
+    if wanted is None:
+        return
+    if not isinstance(wanted, int) or isinstance(wanted, bool):
+        raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
+    if wanted > here:
+        raise PluginError(
+            f"it was written for plugin API {wanted}, this hgms has {here}; "
+            "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
+        )
+    if wanted < oldest:
+        raise PluginError(
+            f"it was written for plugin API {wanted}, this hgms has {oldest} to {here}; "
+            "install a newer version of the plugin, or an older hgms"
+        )
+
+
+def describe(error: BaseException) -> str:
+    """One of our own messages as it is; any other exception with its type."""
+    text = str(error).strip()
+    if isinstance(error, SystemExit):
+        return f"SystemExit: it calls sys.exit({text})"
+    return text if isinstance(error, HgmsError) else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _names(variable: str) -> set[str] | None:
+    text = os.environ.get(variable)
+    return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
+
+
+def _not_installed(variable: str, name: str, names: Iterable[str]) -> str:
+    near = closest(name, names)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return (
+        f"{variable} names {name!r}, which is not an installed plugin{hint} (installed: {', '.join(sorted(names)) or 'none'})"
+    )

@@ -1,0 +1,76 @@
+"""What fits what, known before anything runs.
+
+A component may name what it ``needs`` of a problem, a task what its problems have (``traits``); both are sets of the names in
+:data:`TRAITS` (or of names of one's own). A method needs what any of its parts needs. A task without ``traits`` makes no
+promise: nothing is refused there, and the table shows a question mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from hgms_core.errors import ConfigError
+
+TRAITS: Mapping[str, str] = {
+    "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
+    "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
+    "few-upper": "few upper variables (about 1000 at most), so that they can be searched without derivatives",
+    "per-example-losses": "a loss for each single example",
+    "sources": "named data sources with one weight each",
+    "stop-rows": "validation data for the role `stop`",
+    "reference:clean": "a named upper variable `clean` that knows the truth",
+    "closed-form": "a known solution, value and hypergradient",
+}
+"""The traits that built-in components speak of, each with what a message says."""
+
+
+def needs(component: Any) -> dict[str, str]:
+    """Every trait that ``component`` or one of its parts needs, with the name of the part that needs it.
+
+    >>> class Solver:
+    ...     name, needs = "my-solver", frozenset({"smooth-lower"})
+    >>> @attrs.frozen
+    ... class Estimator:
+    ...     solver: object
+    ...     name = "my-estimator"
+    >>> needs(Estimator(Solver()))
+    {'smooth-lower': 'my-solver'}
+    """
+    found = dict.fromkeys(sorted(getattr(component, "needs", ())), str(getattr(component, "name", type(component).__name__)))
+    if attrs.has(type(component)):
+        for one in attrs.fields(type(component)):
+            for trait, part in needs(getattr(component, one.name)).items():
+                found.setdefault(trait, part)
+    return found
+
+
+def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
+    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each ("" for the method itself); None if
+    the task promises nothing."""
+    traits = getattr(task, "traits", None)
+    if traits is None:
+        return None
+    own = getattr(method, "needs", ())
+    return {trait: "" if trait in own else part for trait, part in needs(method).items() if trait not in traits}
+
+
+def wanted_traits(lacking: Mapping[str, str]) -> str:
+    """What is needed and lacking, as the end of a sentence."""
+    wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
+    return f"it needs {' and '.join(wants)}"
+
+
+def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
+    """One sentence: who needs what, and that the task lacks it."""
+    return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
+
+
+def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
+    """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
+    lacking = missing_traits(method, task)
+    if lacking:
+        text = misfit(method_name or method.name, task.name, lacking)
+        raise ConfigError(f"{text}\n  `hgms compat` shows which methods fit which tasks")

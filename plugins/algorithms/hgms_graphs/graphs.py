@@ -1,0 +1,172 @@
+"""Work of fixed shapes, recorded once and launched at once: CUDA graphs.
+
+On a GPU a small step costs what it costs to launch its kernels one by one. A :class:`Replay` records them the first time and
+then launches all of them together. Recording is asked for (``cuda_graphs = true`` of a component), because not every
+loss can be recorded: nothing in it may wait for the device, choose by a number on it, or copy from the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from hgms_core import ConfigError, Problem, Tree
+
+RECORDING = ("cuda",)
+"""The types of devices on which anything is recorded."""
+
+Argument = Tensor | Tree | None
+Made = TypeVar("Made")
+
+
+@final
+class Replay:
+    """``function(*arguments)`` with the kernels that it launched for the first arguments, as often as one likes.
+
+    Arguments are tensors, trees or None, of the same shapes each time; they are copied into ``arguments``, whose addresses the
+    kernels know, so the function may also change those in place. What it returns is overwritten by the next call: copy what
+    is to be kept. Anything else the function reads (a batch it holds on to) has to stay where it is. Python
+    inside it runs while recording only. Autograd graphs that it builds and keeps stay valid: their saved tensors are renewed
+    by every call, and a further :class:`Replay` may go backward through them.
+
+    On a CPU, which has nothing to gain, the function is simply run again.
+
+    Errors: :class:`ConfigError` where the function cannot be recorded.
+
+    Cost: two more calls of the function, once. Memory: a copy of the arguments, and everything the function allocates.
+
+    >>> double = Replay(lambda x: 2 * x, torch.ones(2))
+    >>> double(torch.tensor([1.0, 3.0]))
+    tensor([2., 6.])
+
+    Source: CUDA graphs, as torch.cuda.graph offers them.
+
+    .. versionadded:: 0.2
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Argument) -> None:
+        self.arguments: list[Any] = [_copied(argument) for argument in arguments]
+        self._places = _leaves(self.arguments)
+        before = [place.clone() for place in self._places]
+        self._again: Callable[[], None]
+        if self._places[0].is_cuda:
+            with torch.cuda.device(self._places[0].device):
+                self._record(function)
+        else:
+            self._rerun(function)
+        torch._foreach_copy_(self._places, before)  # the call that warmed up may have changed them
+
+    def __call__(self, *arguments: Argument) -> Any:
+        self.load(*arguments)
+        return self.run()
+
+    def load(self, *arguments: Argument) -> None:
+        """Copies arguments into their places."""
+        torch._foreach_copy_(self._places, _leaves(arguments), non_blocking=True)
+
+    def run(self) -> Any:
+        """The function of what is in ``arguments`` now."""
+        self._again()
+        return self.outputs
+
+    def _record(self, function: Callable[..., Any]) -> None:
+        try:
+            # Libraries set themselves up in the first call, which must not be recorded; in a stream of its own, as torch asks.
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                function(*self.arguments)
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.outputs = function(*self.arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigError(
+                f"this computation cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}\n"
+                "  something in the losses waits for the device, chooses by a number on it, or copies from the CPU;\n"
+                "  leave `cuda_graphs` out, or write the loss without it"
+            ) from error
+        self._again = graph.replay
+
+    def _rerun(self, function: Callable[..., Any]) -> None:
+        def again() -> None:
+            self.outputs = function(*self.arguments)
+
+        again()
+        self._again = again
+
+
+@final
+class RecordedProduct:
+    """A recorded operator v ↦ Av that a solver may call, or record its own iteration with.
+
+    ``record(key, function, *arguments)`` is a :class:`Replay` of a function that calls this operator, made once for a key,
+    which must hold all that the function reads beside its arguments.
+
+    >>> product = RecordedProduct(lambda v: 2 * v, torch.zeros(2))
+    >>> product(torch.tensor([1.0, 3.0]))
+    tensor([2., 6.])
+    >>> product.record("shifted", lambda v: product(v) + v, torch.zeros(2))(torch.ones(2))
+    tensor([3., 3.])
+
+    .. versionadded:: 0.2
+    """
+
+    def __init__(self, matvec: Callable[[Tensor], Tensor], like: Tensor) -> None:
+        self._matvec, self._replay = matvec, Replay(matvec, like)
+        self._kept: dict[Hashable, Replay] = {}
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if v.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self._matvec(v)  # what records cannot launch a recording
+        found: Tensor = self._replay(v)
+        return found.clone()
+
+    def record(self, key: Hashable, function: Callable[..., Any], *arguments: Argument) -> Replay:
+        if key not in self._kept:
+            self._kept[key] = Replay(function, *arguments)
+        return self._kept[key]
+
+
+def _copied(argument: Argument) -> Argument:
+    if argument is None:
+        return None
+    if isinstance(argument, Tensor):
+        return argument.detach().clone()
+    return {name: leaf.detach().clone() for name, leaf in argument.items()}
+
+
+def _leaves(arguments: Any) -> list[Tensor]:
+    leaves: list[Tensor] = []
+    for argument in arguments:
+        leaves += [] if argument is None else [argument] if isinstance(argument, Tensor) else argument.values()
+    return leaves
+
+
+_kept: WeakKeyDictionary[Problem, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def recorded(problem: Problem, key: Hashable, device: torch.device, make: Callable[[], Made]) -> Made | None:
+    """What ``make()`` records for this problem, made at the second time of asking and kept as long as the problem.
+
+    None the first time, since what is done once is not worth recording, and wherever nothing is recorded (on a CPU). What is
+    made must not refer to the problem itself, or neither would ever be freed.
+
+    .. versionadded:: 0.2
+    """
+    if device.type not in RECORDING:
+        return None
+    mine = _kept.setdefault(problem, {})
+    if key not in mine:
+        mine[key] = None
+        return None
+    if mine[key] is None:
+        mine[key] = make()
+    found: Made = mine[key]
+    return found

@@ -1,0 +1,124 @@
+"""The implicit hypergradient: one linear solve with the lower Hessian at the selected state."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Literal, final
+
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Branch, Hypergradient, Key, LinearSolver, Problem, State, Strategy, Tree, choice, implicit
+from hgms_graphs import recorded
+from hgms_hypergradients.recorded import Recorded
+
+
+@final
+@frozen(kw_only=True)
+class Implicit:
+    """Equation (3) of the paper at the selected lower state x̂, with any linear solver::
+
+        ĥ = ∇_θ f(θ, x̂) − ∇²_θx g(θ, x̂) v,        (∇²_xx g(θ, x̂) + γI) v ≈ ∇_x f(θ, x̂)
+
+    Use when x̂ nearly minimises g, or when its path is too long to unroll. Avoid when x̂ is far from stationary: the formula
+    assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
+
+    Arguments:
+        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit.
+        strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
+            ``difference`` (central difference of gradients).
+        batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer step (None: all).
+        upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
+        batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian product and for the mixed term,
+            as stochastic approximation wants it (stocBiO, AmIGO). The solver then sees a noisy operator: take ``neumann`` or
+            ``fixed-point``; a residual is one batch's, and conjugate gradients do not work.
+        warm_start: start the solver from the last outer step's v.
+        cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as a whole afterwards; ``cg``
+            then records its iteration too. For losses so small that launching takes longer than computing. The same numbers;
+            needs losses that can be recorded (:class:`hgms_graphs.Replay`). No effect on a CPU, nor with a tilt or a learned
+            start.
+
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a
+    ``vjp`` product builds its batch's gradient anew, so there are as many lower gradients as products.
+
+    >>> import torch
+    >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> class Half:
+    ...     name = "half"
+    ...     def solve(self, matvec, b, x0=None):
+    ...         from hgms_core import CallableSolver
+    ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
+    >>> branch = Branch(x=problem.x0, replay=None)
+    >>> estimate, _ = Implicit(solver=Half()).estimate(problem, problem.theta0, branch, Key(0), {"v": None})
+    >>> estimate.value["t"]                                  # x*(θ) = θ, F = θ², F' = 2θ
+    tensor([6.])
+
+    Source: HG-MS paper, equation (3) and Algorithm 1.
+    """
+
+    name: ClassVar[str] = "implicit"
+    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
+    solver: LinearSolver
+    strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
+    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    upper_batch_size: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
+    )
+    batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
+    warm_start: bool = False
+    cuda_graphs: bool = field(default=False)
+
+    @cuda_graphs.validator
+    def _recordable(self, attribute: object, value: bool) -> None:
+        if value and self.batches == "fresh":
+            raise ValueError("cuda_graphs records one batch's graph, so it needs batches = 'one'")
+
+    def init(self, problem: Problem) -> State:
+        return {"v": None}
+
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+        lower, upper = problem.lower_data, problem.upper_data["differentiate"]
+        below = lower.draw(key.fold("lower"), self.batch_size, 1)
+        above = upper.draw(key.fold("upper"), self.upper_batch_size, 1)
+        below, above = (None if drawn is None else drawn[0] for drawn in (below, above))
+        v0 = state["v"] if self.warm_start else None
+        rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
+        kept = self._recorded(problem, theta, branch.x, below, above) if self.cuda_graphs else None
+        if kept is not None:
+            estimate = kept.at(theta, branch.x, below, above).hypergradient(self.solver, v0, rows)
+        else:
+            lower_batch, upper_batch = lower.batch(below), upper.batch(above)
+            estimate = implicit(
+                lambda t, x: problem.f(t, x, upper_batch),
+                lambda t, x: problem.g(t, x, lower_batch),
+                theta,
+                branch.x,
+                self.solver,
+                self.strategy,
+                v0,
+                rows,
+                another=self._batches(problem, key) if self.batches == "fresh" and below is not None else None,
+                precision=problem.precision,
+            )
+        assert estimate.solution is not None
+        return estimate, {"v": estimate.solution.value if self.warm_start else None}
+
+    def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
+        data = problem.lower_data, problem.upper_data["differentiate"]
+        how = (self.strategy, problem.precision)
+        make = functools.partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)
+        key = (self.name, self.strategy, self.batch_size, self.upper_batch_size)
+        return recorded(problem, key, next(iter(x.values())).device, make)
+
+    def _batches(self, problem: Problem, key: Key) -> Iterator[Callable[[Tree, Tree], Tensor]]:
+        """The lower loss on one new batch after the other."""
+        for count in itertools.count(1):
+            index = problem.lower_data.draw(key.fold("lower", count), self.batch_size, 1)
+            yield functools.partial(_on, problem, problem.lower_data.batch(None if index is None else index[0]))
+
+
+def _on(problem: Problem, batch: Tree, theta: Tree, x: Tree) -> Tensor:
+    return problem.g(theta, x, batch)

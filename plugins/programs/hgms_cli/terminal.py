@@ -1,0 +1,92 @@
+"""What all commands share: the options every one takes, JSON, and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+"""The option ``--json`` of a command, as its argument ``as_json``."""
+
+plugin_option = click.option(
+    "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
+)
+"""The option ``--plugin`` of a command, as its argument ``files``, which ``host(files)`` loads."""
+
+
+def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value:
+        os.environ["HGMS_TRACK"] = value  # where the observers look, in this process and in the ones it starts
+
+
+def _trust(_ctx: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["HGMS_TRUST_REMOTE_CODE"] = "1"  # where tasks look, in this process and in the ones it starts
+
+
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Let a model bring Python code, where the file asks for it. Read that code first.",
+)
+"""The option ``--trust-remote-code`` of a command that carries out runs: a file alone cannot have code run."""
+
+track_option = click.option(
+    "--track",
+    metavar="NAMES",
+    expose_value=False,
+    callback=_track,
+    help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
+)
+"""The option ``--track`` of a command that carries out runs; the trackers' observers hear of it by themselves."""
+
+
+def print_json(value: object) -> None:
+    """Strict JSON; an infinite or undefined number is null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, float) and not abs(item) < float("inf"):
+            return None
+        if isinstance(item, Mapping):
+            return {str(key): clean(inner) for key, inner in item.items()}
+        return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
+
+    plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")
+    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
+
+
+def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        table.add_row(*[Text(printable(row[column] if row[column] is not None else "")) for column in columns])
+    # into a pipe: one line a row, so that it can be searched
+    Console(file=sys.stdout, width=None if terminal else 10_000).print(table)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object) -> str:
+    r"""Text whose control characters, which a terminal would obey, are spelt out; tabs and line feeds stay.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))

@@ -1,0 +1,25 @@
+"""Methods × tasks × seeds under one budget; the command `compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgms_compare.compare import Comparison, compare
+from hgms_compare.scale import scaled
+from hgms_core import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = [
+    "Comparison",
+    "compare",
+    "scaled",
+]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group) -> None:
+    from hgms_compare.command import compare
+
+    cli.add_command(compare)

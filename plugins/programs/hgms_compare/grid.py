@@ -1,0 +1,138 @@
+"""Grids: tasks × methods × seeds under one budget, built and checked as values (:mod:`hgms_compare.grid_file` reads them).
+
+A cell is one run in its folder. What stands for a (task, method) pair may be varied, and replaced by what a sweep chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen, validators
+
+from hgms_core import Budget, Method, overlay
+from hgms_core import registry as registries
+from hgms_core.registry import Registry
+from hgms_run import RunConfig, RunSettings, put, run_path, structured
+
+MOST_SEEDS = 100_000
+"""More runs of one pair than anybody carries out."""
+
+
+def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Seeds: a count, or the numbers themselves; at most MOST_SEEDS."""
+    numbers = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
+    if not numbers:
+        raise ValueError(f"{attribute.name!r} must not be empty")
+    if (value if isinstance(value, int) else len(numbers)) > MOST_SEEDS:
+        raise ValueError(f"{attribute.name!r} must be at most {MOST_SEEDS:,} of them")
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"{attribute.name!r} must be >= 0: {numbers}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{attribute.name!r} names a seed twice: {numbers}")
+
+
+@frozen(kw_only=True)
+class SweepSettings:
+    """The pilot sweep of a grid (see :mod:`hgms_compare.sweep`).
+
+    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field); the first trial is the
+    method's given settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
+    ``seed`` is the sampler's.
+    """
+
+    trials: int = field(validator=validators.ge(2))
+    seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
+    budget: Budget | None = None
+    sampler: Literal["grid", "random", "tpe"] = field(default="random", validator=validators.in_(["grid", "random", "tpe"]))
+    seed: int = field(default=0, validator=validators.ge(0))
+    space: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One task or method of a grid: its label, its table as given, what it says for single tasks (``on``)."""
+
+    kind: Literal["task", "method"]
+    label: str
+    table: dict[str, Any]
+    stated: bool = False
+    on: Mapping[str, Any] = field(factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.table["name"])
+
+    def at(self, task: str) -> dict[str, Any]:
+        """The table for the task of that label."""
+        return overlay(self.table, self.on.get(task, {}))
+
+
+@frozen(kw_only=True)
+class Cell:
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep)."""
+
+    config: RunConfig
+    path: Path
+    note: str = ""
+
+    @property
+    def task(self) -> str:
+        return self.config.run.task_label or self.config.task.name
+
+    @property
+    def method(self) -> str:
+        return self.config.run.label or self.config.method_name
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
+
+
+@frozen(kw_only=True)
+class Grid:
+    """A checked grid: every configuration in it has been built once."""
+
+    tasks: Sequence[Entry]
+    methods: Sequence[Entry]
+    seeds: Sequence[int]
+    budget: Budget
+    run: RunSettings
+    metrics: Mapping[str, str]
+    """The primary metric of each task, by the task's label."""
+    reference: str
+    sweep: SweepSettings | None
+    pairs: Mapping[tuple[str, str], RunConfig]
+    """The configuration of every (task, method), by labels, for the first seed."""
+
+    @property
+    def out(self) -> Path:
+        return Path(self.run.out)
+
+    def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
+        """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
+        configurations of pairs by those that a sweep found."""
+        pairs = {**self.pairs, **(chosen or {})}
+        found = []
+        for seed in self.seeds:
+            for one in pairs.values():
+                made = attrs.evolve(one, seed=seed)
+                found.append(Cell(config=made, path=run_path(made)))
+        return found
+
+    def varied(self, task: str, method: str, values: Mapping[str, Any], registry: Registry | None = None) -> RunConfig:
+        """The configuration of a pair with dotted fields of the method set to ``values``."""
+        base = self.pairs[task, method]
+        entry = next(one for one in self.methods if one.label == method)
+        table = entry.at(task)
+        for key, value in values.items():
+            put(table, key.split("."), value)
+        traits = frozenset(getattr(base.task, "traits", ()))
+        made = structured(table, Method, registry or registries.default(), traits)
+        return attrs.evolve(base, method=made, method_name=entry.name)
+
+
+__all__ = ["MOST_SEEDS", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]

@@ -1,0 +1,64 @@
+"""Scales of a grid: one file for the machine of a paper and for the machine at hand.
+
+::
+
+    budget = "60s"
+    [run]
+    device = "cuda"
+
+    [scale.cpu]                                 # hgms compare grid.toml --scale cpu
+    budget = "30s"
+    run.device = "cpu"
+    task."*".train_size = 1000                  # all tasks
+    method.hg-ms.generator.count = 2            # one method, by its label
+
+A scale is laid over the file before anything in it is read, so its values are checked like any others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from hgms_core import ConfigError, overlay, unknown
+
+ALL = "*"
+
+
+def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid") -> dict[str, Any]:
+    """The table without its scales, with the one called ``name`` laid over it.
+
+    >>> scaled({"budget": "60s", "method": ["a"], "scale": {"cpu": {"budget": "9s", "method": {"a": {"lr": 1}}}}}, "cpu")
+    {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
+    """
+    base = copy.deepcopy(dict(table))
+    scales = base.pop("scale", {})
+    if not isinstance(scales, Mapping) or not all(isinstance(one, Mapping) for one in scales.values()):
+        raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")
+    if name is None:
+        return base
+    if name not in scales:
+        raise ConfigError(f"{unknown('scale', name, scales)}\n  @ {source}.scale")
+    over = dict(scales[name])
+    for kind in ("task", "method"):
+        if kind in over:
+            base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}")
+    return overlay(base, over)
+
+
+def _entries(given: Any, changes: Any, kind: str, place: str) -> list[Any]:
+    """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
+    if not isinstance(changes, Mapping) or not all(isinstance(one, Mapping) for one in changes.values()):
+        raise ConfigError(f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ {place}.{kind}")
+    listed = given if isinstance(given, list) else [given]
+    tables = [{"name": one} if isinstance(one, str) else one for one in listed]
+    if not all(isinstance(one, Mapping) for one in tables):
+        return listed  # which the grid says
+    labels = [str(one.get("label", one.get("name"))) for one in tables]
+    for label in changes:
+        if label != ALL and label not in labels:
+            raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
+    return [
+        overlay(overlay(one, changes.get(ALL, {})), changes.get(label, {})) for one, label in zip(tables, labels, strict=True)
+    ]

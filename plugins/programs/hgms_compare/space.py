@@ -1,0 +1,109 @@
+"""What a pilot sweep may choose from: lists of values, and ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from hgms_core import ConfigError, closest
+
+
+@frozen
+class Choices:
+    """One of these values."""
+
+    values: tuple[Any, ...]
+
+    def at(self, share: float) -> Any:
+        """The value at a share in [0, 1) of the list."""
+        return self.values[int(share * len(self.values))]
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return self.values
+
+
+@frozen
+class Range:
+    """A number between ``low`` and ``high``, drawn evenly, or evenly on the scale of its logarithm; whole if both ends are.
+
+    >>> Range(0.01, 1.0, log=True).at(0.5), Range(1, 8).at(0.999)
+    (0.1, 8)
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def at(self, share: float) -> float:
+        top = self.high + 1 if self.whole else self.high
+        value = self.low * (top / self.low) ** share if self.log else self.low + share * (top - self.low)
+        # 12 digits: the same on every machine, whatever its pow() makes of the last one
+        return min(int(value), int(self.high)) if self.whole else float(f"{value:.12g}")
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        return self.low, self.high
+
+
+Dimension = Choices | Range
+Space = Mapping[str, Dimension]
+
+
+def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
+    """The dimensions of a table with dotted or nested keys. Raises ConfigError with the first thing that is wrong.
+
+    >>> parse({"outer.lr": [0.1, 1.0], "generator": {"steps": {"low": 5, "high": 50}}})
+    {'outer.lr': Choices(values=(0.1, 1.0)), 'generator.steps': Range(low=5, high=50, log=False)}
+    """
+    found: dict[str, Dimension] = {}
+    for key, value in table.items():
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if not value:
+                raise ConfigError(f"{key!r} has no values to choose from")
+            found[key] = Choices(tuple(value))
+        elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
+            found |= {f"{key}.{inner}": dimension for inner, dimension in parse(value).items()}
+        elif isinstance(value, Mapping):
+            found[key] = _range(key, value)
+        else:
+            raise ConfigError(f"{key!r} must be a list of values or {{ low = …, high = …, log = true }}: {value!r}")
+    return found
+
+
+def _range(key: str, table: Mapping[str, Any]) -> Range:
+    known = ("low", "high", "log")
+    for word in table:
+        if word not in known:
+            near = closest(word, known)
+            raise ConfigError(f"{key!r}: unknown key {word!r}" + (f"; did you mean {near!r}?" if near else ""))
+    low, high, log = table.get("low"), table.get("high"), table.get("log", False)
+    for end in (low, high):
+        if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
+            raise ConfigError(f"{key!r}: a range needs two numbers, low and high: {dict(table)}")
+    assert low is not None
+    assert high is not None
+    if not isinstance(log, bool):
+        raise ConfigError(f"{key!r}: 'log' is true or false: {log!r}")
+    if not low < high:
+        raise ConfigError(f"{key!r}: low must be < high: {low} and {high}")
+    if log and low <= 0:
+        raise ConfigError(f"{key!r}: a logarithmic range needs low > 0: {low}")
+    return Range(low, high, log)
+
+
+def points(space: Space) -> int | None:
+    """How many points the space has; None where one of its dimensions is a range of numbers."""
+    sizes = [len(one.values) if isinstance(one, Choices) else int(one.high - one.low) + 1 if one.whole else 0
+             for one in space.values()]  # fmt: skip
+    return None if 0 in sizes else math.prod(sizes)
+
+
+__all__ = ["Choices", "Dimension", "Range", "Space", "parse", "points"]

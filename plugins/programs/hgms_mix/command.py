@@ -1,0 +1,144 @@
+"""``hgms mix``: parses, calls, prints."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
+from hgms_core import closest
+from hgms_core.host import host
+
+FILE = click.Path(path_type=Path)
+
+
+def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
+    if hosts:
+        os.environ["HGMS_SEND_KEY"] = ",".join(hosts)  # where the judge looks
+
+
+class _Mix(click.Group):
+    """A group whose first word may also be a configuration: ``hgms mix FILE`` is ``hgms mix all FILE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            word = args[0]
+            if "--demo" in args:
+                args = ["demo", *(one for one in args if one != "--demo")]
+            elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
+                near = closest(word, self.commands)
+                hint = f"; did you mean {near!r}?" if near else ""
+                raise click.UsageError(
+                    f"there is no stage {word!r}{hint} (stages: reweight, sample, finetune, evaluate; or a mix file)", ctx
+                )
+            else:
+                args = ["all", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of the stages
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
+
+
+@click.group(cls=_Mix)
+def mix() -> None:
+    """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and evaluate it.
+
+    \b
+    hgms mix mix.toml                  all four stages
+    hgms mix sample mix.toml           up to one of them
+    hgms mix --demo                    on embedded texts, with a small model, in three minutes
+
+    A stage makes those before it first, where they are not made. What is finished is not made again, what was broken off
+    goes on. Options are those of `hgms mix all --help`.
+    """
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        json_option,
+        plugin_option,
+        track_option,
+        trust_option,
+        click.option(
+            "--send-key",
+            multiple=True,
+            metavar="HOST",
+            expose_value=False,
+            callback=_send_key,
+            help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
+        ),
+        click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
+        click.option("--out", metavar="FOLDER", help="Where mix folders go."),
+        click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
+        click.option("--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid."),
+        click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's."),
+        click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable."),
+        click.argument("config", type=FILE),
+    ):
+        command = option(command)
+    return command
+
+
+def _stage(name: str, upto: str, text: str) -> None:
+    @_options
+    def stage(
+        config: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
+        device: str | None, files: Sequence[str], as_json: bool,
+    ) -> None:  # fmt: skip
+        _run(upto, config, sets, seed, method, scale, out, device, files, as_json)
+
+    mix.command(name, help=text)(stage)
+
+
+_stage("all", "evaluate", "All four stages of a mix file: the same as `hgms mix CONFIG`.")
+_stage("reweight", "reweight", "Learn the weights of the sources, as `hgms run` does.")
+_stage("sample", "sample", "Draw the rows to fine-tune on, by the learned weights.")
+_stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
+_stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
+
+
+@mix.command("demo")
+@click.option("--out", type=FILE, default=Path("hgms-mix-demo"), show_default=True, help="Folder for results.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Mixes of each method.")
+@json_option
+def demo(out: Path, seeds: int, as_json: bool) -> None:
+    """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix --demo`."""
+    from hgms_mix.demo import run_demo
+    from hgms_run import Progress
+
+    with Progress(enabled=not as_json) as view:
+        found = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    found.print()
+
+
+def _run(
+    upto: str, path: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
+    device: str | None, files: Sequence[str], as_json: bool,
+) -> None:  # fmt: skip
+    host(files)
+    from hgms_mix.config import load
+    from hgms_mix.summary import carry_out
+    from hgms_run import Progress
+
+    config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale)
+    with Progress(enabled=not as_json) as view:
+        report = carry_out(config, path.stem, upto=upto, say=_to_stderr, view=view)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        report.print()
+
+
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,100 @@
+"""A mix file: a run configuration with three more tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from attrs import field, frozen
+
+from hgms_core import ConfigError
+from hgms_evaluation import Evaluate
+from hgms_mix.finetune import Finetune
+from hgms_mix.grids import one_of
+from hgms_mix.sample import Sample
+from hgms_mix.stages import digest
+from hgms_run import RunConfig, RunSettings, lay, plain, tables_of
+
+
+@frozen(kw_only=True)
+class MixConfig(RunConfig):
+    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and what comes after."""
+
+    sample: Sample
+    finetune: Finetune = Finetune()
+    evaluate: Evaluate = Evaluate()
+    runs: tuple[str, ...] = field(default=(), metadata={"toml": False})
+    """Where `hgms compare` and `hgms run` put the runs of the same file."""
+
+    @property
+    def reweight(self) -> RunConfig:
+        """The run alone, as ``hgms run`` takes it."""
+        return RunConfig(**{one.name: getattr(self, one.name) for one in attrs.fields(RunConfig)})
+
+
+def load(
+    path: Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    device: str | None = None,
+    method: str | None = None,
+    scale: str | None = None,
+) -> MixConfig:
+    """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
+    table = one_of(tables_of(path, "configuration"), method, scale, path.name)
+    own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
+    places = [lay(table, assignment) for assignment in sets]
+    if seed is not None:
+        table["seed"] = seed
+    for key, value in (("out", out), ("device", device)):
+        if value is not None and isinstance(table.setdefault("run", {}), dict):
+            table["run"][key] = value
+    config = read(table, path.name, places)
+    before = own if isinstance(own, str) and own else RunSettings().out
+    return attrs.evolve(config, runs=tuple(dict.fromkeys([config.run.out, before])))
+
+
+def read(table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = ()) -> MixConfig:
+    """The configuration that a mix file's table describes; ``source`` is its name in messages."""
+    task, evaluate = table.get("task"), table.get("evaluate", {})
+    if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
+        # Questions are asked the way the model was trained, unless the file says otherwise.
+        table = {**table, "evaluate": {"template": task["template"], **evaluate}}
+    config = cast("MixConfig", MixConfig.from_dict(table, source=source, sets=places))
+    # A mix is of sources: any other task has nothing to sample.
+    if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
+        raise ConfigError(
+            f"the task {config.task.name!r} has no data sources to mix @ task.name\n"
+            '  write name = "source-mixture", or use hgms run'
+        )
+    if config.run.device.partition(":")[2] not in ("", "0"):
+        raise ConfigError(
+            f"fine-tuning runs on the first GPU it sees, not on {config.run.device!r} @ run.device\n"
+            f'  write device = "cuda" and set the environment variable CUDA_VISIBLE_DEVICES={config.run.device[5:]}'
+        )
+    return config
+
+
+def held(config: RunConfig) -> dict[str, Any]:
+    """What a run's result depends on: everything but where it is put and what it is called."""
+    table = config.resolved()
+    for key in ("out", "label", "task_label"):
+        table["run"].pop(key, None)
+    return table
+
+
+def comparable(config: MixConfig) -> str:
+    """The same for mixes that differ in their method and seed only."""
+    table = held(config)
+    del table["method"], table["seed"]
+    return digest(table)
+
+
+def settings(table: Any) -> Mapping[str, Any]:
+    """A table's values, defaults too."""
+    found: Mapping[str, Any] = plain(table)
+    return found

@@ -1,0 +1,200 @@
+"""``hgms new plugin``: a distribution of one's own that passes every check from the first minute. Parse, fill in, write."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import keyword
+import re
+import shlex
+import unicodedata
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from hgms_cli import json_option, print_json
+from hgms_core import ConfigError, __version__, registry
+from hgms_core import host as plugins
+from hgms_core.host import canonical
+
+TEMPLATE = files("hgms_new") / "template"
+
+PARTS: dict[str, tuple[str, str]] = {
+    "pyproject.toml": ("pyproject.toml", "its name, its dependencies, and the entry point that makes it a plugin"),
+    "README.md": ("README.md", "what it does, where it is from, where it deviates"),
+    "src/@module@.py": ("kinds/@kind@.py", "the component and its hook: replace the algorithm by yours"),
+    "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
+    "tests/test_@module@.py": ("kinds/@kind@.test", "what is known about the algorithm"),
+    "run.toml": ("kinds/@kind@.toml", "a run to try it in"),
+    "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
+    "LICENSE": ("LICENSE", "to be chosen"),
+    ".gitignore": ("gitignore", "what does not belong into a repository"),
+    ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
+}
+"""Each file of the distribution: the template it is made from, and what it is for."""
+
+OTHER_SETTINGS = {
+    "generator": "count=2, steps=5, noise=0.5, batch_size=4",
+    "selector": "blocks=1",
+    "solver": "ridge=0.0, rtol=1e-8, max_steps=300",
+    "hypergradient": "lr=0.3, terms=100",
+    "outer": "lr=0.2, momentum=0.9",
+    "task": "places=12, rows=30",
+    "method": "sigma=1.0, steps=5",
+}
+"""The second instance of each template's conformance test."""
+
+
+@click.group()
+def new() -> None:
+    """Start something of your own from a template."""
+
+
+@new.command()
+@click.argument("name")
+@click.option("--kind", default="solver", show_default=True, metavar="KIND", help=f"One of {', '.join(registry.KINDS)}.")
+@click.option(
+    "--into", type=click.Path(path_type=Path), default=Path("."), help="Where the folder hgms-NAME is made.  [default: here]"
+)
+@json_option
+def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
+    """Write a plugin as a distribution of its own.
+
+    The folder hgms-NAME then holds one working component called NAME, a small real method of the asked KIND, with its tests, a
+    README, a run to try it in and a CI file. It passes every check of the conformance kit as it is, and is yours to change.
+    Nothing that exists is overwritten.
+
+    \b
+    hgms new plugin minimal-residual --kind solver
+    hgms new plugin my-task --kind task --into ~/code
+    """
+    wanted = registry.kind_called(kind)
+    check_name(name, wanted)
+    folder = into / f"hgms-{name}"
+    check_folder(folder)
+    texts = made(name, wanted)
+    for place, text in texts.items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    steps = {
+        f"cd {shlex.quote(str(folder))} && pip install -e '.[test]'": "`hgms plugins` then lists it",
+        "pytest": "every check of the kit, and its own tests",
+        "hgms run run.toml": "try it",
+    }
+    if as_json:
+        print_json({"folder": str(folder), "files": list(texts), "next": list(steps)})
+        return
+    click.echo(f"{folder}: a plugin with the {wanted.label} {name!r}")
+    width = max(map(len, texts))
+    for place, (_, what) in zip(texts, PARTS.values(), strict=True):
+        click.echo(f"  {place:<{width}}  {what}")
+    click.echo("next:")
+    width = max(map(len, steps))
+    for command, what in steps.items():
+        click.echo(f"  {command:<{width}}  # {what}")
+
+
+def made(name: str, kind: registry.Kind) -> dict[str, str]:
+    """Every file of the distribution by its place in it."""
+    source = _template(f"kinds/{kind.name}.py")
+    summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
+    cls = _class_name(name, kind, source)
+    values = {
+        "name": name,
+        "module": module_of(name),
+        "class": cls,
+        "kind": kind.name,
+        "label": kind.label,
+        "one": kind.one,
+        "hook": kind.hook,
+        "summary": summary.strip(),
+        "method": method.strip(),
+        "instances": f"{cls}(), {cls}({OTHER_SETTINGS[kind.name]})",
+        "hgms": ".".join(__version__.split(".")[:2]),
+    }
+    return {_filled(place, values): _filled(_template(_filled(part, values)), values) for place, (part, _) in PARTS.items()}
+
+
+def module_of(name: str) -> str:
+    return f"hgms_{name.replace('-', '_')}"
+
+
+def _template(part: str) -> str:
+    return TEMPLATE.joinpath(f"{part}.tmpl").read_text(encoding="utf-8")
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
+def _class_name(name: str, kind: registry.Kind, source: str) -> str:
+    """``my-solver`` as ``MySolver``; with the kind behind it where the module uses that word for something else."""
+    found = "".join(word.capitalize() for word in name.split("-"))
+    taken = keyword.iskeyword(found) or re.search(rf"\b{found}\b", source)
+    return found + kind.name.capitalize() if taken else found
+
+
+def check_name(name: str, kind: registry.Kind) -> None:
+    """Refuses a name that is not in kebab-case, and one that would meet another component, plugin, module or distribution."""
+    if not registry.NAME.fullmatch(name) or name.startswith("hgms-"):
+        near = kebab(name)
+        what = "begins with hgms-, which is put before it anyway" if registry.NAME.fullmatch(name) else "is not in kebab-case"
+        hint = f"did you mean {near!r}?" if near else "write for example 'my-solver'"
+        raise ConfigError(
+            f"the name {name!r} {what}; {hint}\n  it names the component, and with hgms- before it the distribution"
+        )
+    advice = "choose another name"
+    host = plugins.Host.load(tolerant=True)
+    found = registry.Registry(host)
+    owners = {item.name: item.plugin for item in found.absent(kind.name)}
+    owners |= {item.name: item.plugin for item in found.components(kind.name)}
+    if name in owners:
+        raise ConfigError(
+            f"there is a {kind.label} {name!r} already, of {owners[name].owner}\n"
+            f"  {advice}; `hgms describe {kind.name} {name}` shows what is there"
+        )
+    twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
+    if twin is not None:
+        raise ConfigError(f"there is a plugin {twin.name!r} already, of {twin.owner}\n  {advice}; `hgms plugins` lists them")
+    module = module_of(name)
+    if importlib.util.find_spec(module) is not None:
+        raise ConfigError(f"its module would be {module}, and a module of that name can be imported already\n  {advice}")
+    try:
+        version = importlib.metadata.version(f"hgms-{name}")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ConfigError(f"a distribution hgms-{name} {version} is installed already\n  {advice}, or uninstall it first")
+
+
+def kebab(text: str) -> str:
+    """The nearest right spelling of a name; empty where nothing is left of it.
+
+    >>> kebab("My_SteepestSolver 2"), kebab("hgms-Lévy"), kebab("42")
+    ('my-steepest-solver-2', 'levy', '')
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", plain)
+    words = re.sub(r"[^a-z0-9]+", "-", spaced.lower()).removeprefix("hgms-")
+    return re.sub(r"^[^a-z]+", "", words).rstrip("-")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a place where something is already, or where no folder can be."""
+    if folder.parent.exists() and not folder.parent.is_dir():
+        raise ConfigError(f"{folder.parent} is a file; --into takes a folder (it is made where there is none)")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is there already, and a file\n  move it, or choose another name or another folder (--into)"
+        )
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if held:
+        shown = ", ".join(held[:4]) + (", …" if len(held) > 4 else "")
+        raise ConfigError(
+            f"{folder} is there already and not empty ({shown}); nothing is overwritten\n"
+            "  choose another name or another folder (--into), or remove what is there"
+        )

@@ -1,0 +1,144 @@
+"""``hgms report`` and ``hgms plot``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms_cli import json_option, print_json, printable
+
+_FOLDER = click.Path(path_type=Path)
+
+
+def _what(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options with which both commands choose what is shown."""
+    for option in (
+        click.option(
+            "--separate", is_flag=True, help="A section each for runs of one task under different budgets or task versions."
+        ),
+        click.option(
+            "--metric", "metrics", multiple=True, help="Main metric instead of the task's first; more get curves too."
+        ),
+        click.argument("runs", nargs=-1, required=True, type=_FOLDER),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_what
+@click.option("--reference", metavar="METHOD", help="Method that differences are taken to (default: uniform, where it ran).")
+@click.option("--title", help="Heading of the report.")
+@click.option("--steps", is_flag=True, help="Parquet: also every step, in a file of its own.")
+@click.option(
+    "--out", type=_FOLDER, default=Path("report.html"), show_default=True, help="Its suffix decides: .html .md .tex .parquet"
+)
+@json_option
+def report(
+    runs: Sequence[Path],
+    metrics: Sequence[str],
+    reference: str | None,
+    separate: bool,
+    title: str | None,
+    steps: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network, Markdown, LaTeX or Parquet.
+
+    Runs that cannot be read are named, left out and counted.
+    """
+    import hgms_report as reports
+    from hgms_report.tables import summary
+
+    reports.suffix(out, reports.SUFFIXES, "a report")  # before the work, not after it
+    study = reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+    written = reports.write(study, out, steps=steps)
+    if as_json:
+        print_json(_told(study, written))
+        return
+    _say_skipped(study)
+    click.echo(summary(study))
+    for section in study.sections:
+        click.echo(printable(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"))
+    for path in written:
+        click.echo(printable(f"  {path}"))
+
+
+@click.command()
+@_what
+@click.option("--mixture", is_flag=True, help="The learned weights of data sources over time instead, a panel a method.")
+@click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")
+@json_option
+def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: bool, out: Path, as_json: bool) -> None:
+    """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95 % band."""
+    import hgms_report as reports
+    from hgms_report import paper
+
+    reports.suffix(out, paper.SUFFIXES, "a picture")
+    study = reports.build(runs, metrics=metrics, separate=separate)
+    (paper.draw_mixtures if mixture else paper.draw)(study, out)
+    if as_json:
+        print_json(_told(study, [out]))
+        return
+    _say_skipped(study)
+    click.echo(printable(f"  {out}"))
+
+
+def _say_skipped(study: Any) -> None:
+    for each in study.skipped:
+        click.echo(printable(f"left out: {each.path}: {each.reason}"), err=True)
+
+
+def _sources(section: Any, label: str, spread: Callable[[Any], Any]) -> dict[str, Any]:
+    """The final mixture and a step's tokens, of methods that have them."""
+    found: dict[str, Any] = {}
+    if label in section.mixtures:
+        found["mixture"] = {source: spread(weight) for source, weight in section.mixtures[label].weights.items()}
+    if label in section.tokens:
+        known = list(section.tokens[label].values())
+        found["step_forward_tokens"], found["step_backward_tokens"] = (
+            sum(side) / len(known) for side in zip(*known, strict=True)
+        )
+    return found
+
+
+def _told(study: Any, written: Sequence[Path]) -> dict[str, Any]:
+    def spread(interval: Any) -> dict[str, Any] | None:
+        return interval and {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
+
+    return {
+        "written": [str(path) for path in written],
+        "runs": len(study.runs),
+        "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed],
+        "left_out": [{"folder": str(each.path), "reason": each.reason} for each in study.skipped],
+        "tasks": [
+            {
+                "title": section.title,
+                "task": section.task,
+                "version": section.version,
+                "budget": section.budget,
+                "metric": section.metric,
+                "reference": section.reference,
+                "winner": section.winner,
+                "verdict": section.verdict,
+                "methods": [
+                    {
+                        "method": entry.label,
+                        "seeds": entry.seeds,
+                        "metrics": {name: spread(value) for name, value in entry.metrics.items()},
+                        "not_finite": entry.nonfinite,
+                        "difference": spread(entry.difference),
+                        "mark": entry.mark or None,
+                        "outer_steps": entry.values("outer_steps"),
+                        **_sources(section, entry.label, spread),
+                    }
+                    for entry in section.entries
+                ],
+            }
+            for section in study.sections
+        ],
+    }

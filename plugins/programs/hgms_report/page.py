@@ -1,0 +1,134 @@
+"""The report as one HTML file that opens without a network: plotly.js is inside it, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hgms_core import MissingExtra, __version__
+from hgms_report import tables
+from hgms_report.figures import DARK, DASHES, LIGHT, figures, source_colours, styles
+from hgms_report.study import Section, Study
+from hgms_results import StoredRun
+from hgms_run import difference, flatten, read_file
+
+_DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
+
+
+def html(study: Study) -> str:
+    """The page."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"an HTML report needs {error.name}\n  install it with: pip install 'hgms[report]'\n"
+            "  (Markdown and LaTeX need nothing: --out report.md)"
+        ) from None
+    style, colours = styles(study), source_colours(study)
+    sections: list[dict[str, Any]] = []
+    for number, section in enumerate(study.sections):
+        shown = figures(section, style, colours)
+        for index, figure in enumerate(shown):
+            figure["id"] = f"plot-{number}-{index}"
+        results_table, *rest = tables.tables(section)
+        sections.append(
+            {
+                "id": f"task-{number}",
+                "title": section.title,
+                "about": tables.about(section),
+                "verdict": section.verdict,
+                "winner": section.winner,
+                "results": results_table,
+                "tables": {table.ident: table for table in rest},
+                "figures": shown,
+                "methods": [entry.label for entry in section.entries],
+                "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
+                "note": _environment_note(section),
+            }
+        )
+    environment = Environment(
+        loader=PackageLoader("hgms_report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    specs = {figure["id"]: figure["spec"] for section in sections for figure in section["figures"]}
+    return environment.get_template("template.html").render(
+        study=study,
+        version=__version__,
+        summary=tables.summary(study),
+        sections=sections,
+        ledgers=tables.ledgers(study),
+        overview=tables.overview(study) if len(study.sections) > 1 else None,
+        failed=tables.failures(study),
+        left_out=tables.left_out(study),
+        sweeps=tables.sweeps(study),
+        environments=_environments(study),
+        style=style,
+        light=LIGHT,
+        dark=DARK,
+        dashes=_DASH_ARRAYS,
+        plots=_script_json(specs),
+        palette=_script_json({"light": LIGHT, "dark": DARK}),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _script_json(value: object) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
+    text = read_file(runs[0].path / "config.toml").decode(errors="replace")
+    return {"label": label, "path": str(runs[0].path), "text": text, "seeds": ", ".join(str(run.seed) for run in runs)}
+
+
+def _environments(study: Study) -> list[dict[str, Any]]:
+    """Every environment once, what differs between them first."""
+    groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
+    for section in study.sections:
+        for table, runs in section.environments:
+            groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[1].extend(runs)
+    flat = [flatten(table) for table, _ in groups.values()]
+    differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
+    found = []
+    for rows, (_, runs) in zip(flat, groups.values(), strict=True):
+        keys = [*differing, *(key for key in rows if key not in differing)]
+        found.append(
+            {
+                "runs": len(runs),
+                "paths": [str(run.path) for run in runs],
+                "rows": [(key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing) for key in keys],
+                "empty": not rows,
+            }
+        )
+    return sorted(found, key=lambda each: -each["runs"])
+
+
+def _value(value: Any) -> str:
+    """A list of plugins, ``name (owner)`` each, names every owner once."""
+    if not isinstance(value, list):
+        return str(value)
+    owned: dict[str, list[str]] = {}
+    for one in map(str, value):
+        name, mark, owner = one.partition(" (")
+        owned.setdefault(mark + owner, []).append(name)
+    return ", ".join(", ".join(names) + owner for owner, names in owned.items())
+
+
+def _environment_note(section: Section) -> str:
+    if len(section.environments) < 2:
+        return ""
+    differing = difference([table for table, _ in section.environments])
+    return (
+        f"These runs were made in {len(section.environments)} different environments (they differ in "
+        f"{', '.join(differing[:6])}{' and more' if len(differing) > 6 else ''}): seconds may not be comparable."
+    )
+
+
+__all__ = ["html"]

@@ -1,0 +1,124 @@
+"""Pictures for papers: the metric against seconds and against oracle calls, or the mixture over time, as PNG, SVG or PDF. Needs
+``hgms[plot]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hgms_cli import printable
+from hgms_core import ConfigError, MissingExtra
+from hgms_report.figures import AXES, DASHES, LIGHT, _range, areas, source_colours, styles
+from hgms_report.study import Study
+from hgms_report.tables import heading
+from hgms_report.whole import whole
+from hgms_results import is_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".svg", ".pdf", ".png")
+_AXES = {"seconds": "seconds (without evaluation)", "oracle_calls": "oracle calls"}
+_LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
+
+
+def draw(study: Study, path: Path) -> Path:
+    """One row of two panels for each task: mean over seeds, with a band where there are several. Colours as in the report."""
+    count = len(study.sections)
+    figure = _figure(7.0, 2.6 * count + 0.5)
+    style = styles(study)
+    panels = figure.subplots(count, len(_AXES), squeeze=False)
+    for row, section in zip(panels, study.sections, strict=True):
+        for axis, (name, label) in zip(row, _AXES.items(), strict=True):
+            curves = section.curves[name][section.metric]
+            if is_share(section.metric):
+                curves = {method: curve.percent for method, curve in curves.items()}
+            for method, curve in curves.items():
+                look = style[method]
+                colour = LIGHT[look["colour"]]
+                axis.step(
+                    curve.x,
+                    curve.y,
+                    where="post",
+                    color=colour,
+                    linestyle=_LINES[look["dash"]],
+                    linewidth=1.3,
+                    label=_text(method),
+                )
+                if curve.low is not None and curve.high is not None:
+                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
+            zoom = _range(curves, share=is_share(section.metric)) if curves else None
+            if zoom is not None:
+                axis.set_ylim(*zoom)
+            axis.set_xlim(left=0)
+            axis.set_xlabel(label, fontsize=8)
+            axis.tick_params(labelsize=7)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(alpha=0.25, linewidth=0.5)
+        row[0].set_ylabel(_text(heading(section.metric)), fontsize=8)
+        if count > 1:
+            row[0].set_title(_text(section.title), fontsize=9, loc="left")
+    handles = {label: handle for axis in panels.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if handles:
+        ordered = sorted(handles)
+        figure.legend(
+            [handles[label] for label in ordered], ordered, loc="outside lower center", ncols=4, frameon=False, fontsize=8
+        )
+    return _save(figure, path)
+
+
+def draw_mixtures(study: Study, path: Path) -> Path:
+    """One row for each task, one panel for each method whose mixture moves: the weights of its sources, stacked."""
+    sections = [section for section in study.sections if any(each.moves for each in section.mixtures.values())]
+    if not sections:
+        raise ConfigError("no run holds weights of sources that moved: there is no mixture to draw")
+    colours, known = source_colours(study), dict[tuple[str, int], None]()
+    columns = max(sum(each.moves for each in section.mixtures.values()) for section in sections)
+    figure = _figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(sections) + 0.5)
+    from matplotlib.patches import Patch
+
+    panels = figure.subplots(len(sections), columns, squeeze=False, sharey=True)
+    for row, section in zip(panels, sections, strict=True):
+        moving = {label: each for label, each in section.mixtures.items() if each.moves}
+        for axis in row[len(moving) :]:
+            axis.set_visible(False)
+        for axis, (label, each) in zip(row, moving.items(), strict=False):
+            stack, x = areas(each, colours[each.sources]), each.x
+            axis.stackplot(x, [values for _, _, values in stack], colors=[LIGHT[colour] for _, colour, _ in stack], linewidth=0)
+            known |= dict.fromkeys((name, colour) for name, colour, _ in stack)
+            axis.set_title(_text(label), fontsize=8)
+            axis.set_xlabel(AXES[section.axis], fontsize=8)
+            axis.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
+            axis.set_ylim(0, 1)
+            axis.tick_params(labelsize=7)
+        row[0].set_ylabel("weight" if len(sections) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
+    handles = [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
+    return _save(figure, path)
+
+
+def _text(name: str) -> str:
+    """A name as it is: matplotlib would set what stands between dollars as a formula."""
+    return printable(name).replace("$", r"\$")
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtra("pictures need matplotlib\n  install it with: pip install 'hgms[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    import matplotlib
+
+    # text stays text, and the same study gives the same bytes
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}):
+        dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.casefold())
+        with whole(path) as aside:
+            figure.savefig(aside, dpi=200, metadata=dated)
+    return path
+
+
+__all__ = ["SUFFIXES", "draw", "draw_mixtures"]

@@ -1,0 +1,199 @@
+"""Parquet: one row for each run, and on request one for each step of each run.
+
+Runs (``report.parquet``)::
+
+    task, task_name, method, method_name, hash, status, error, budget, task_version, folder     string
+    seed, outer_steps, oracle_calls, peak_memory_bytes                                          int64
+    seconds, metric.<name> …, weight.<source> … (of what was returned)                          double
+    seconds_per_step, step_forward_tokens, step_backward_tokens (means over the steps)          double
+    setting.<dotted key> …    every value of config.toml but the seed and the folder            string (as TOML writes it)
+
+Steps (``report.steps.parquet``)::
+
+    task, method                                                                                dictionary<string>
+    seed, step                                                                                  int64
+    seconds, and every number of the records                                                    double (lists by their largest)
+    every text of the records (``outcome``)                                                     string
+
+``task`` and ``method`` are the names of the report; null stands for what a run lacks, NaN for a metric that was not finite.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hgms_core import CheckpointError, MissingExtra
+from hgms_report.mixture import PREFIX, TOKENS
+from hgms_report.study import Section, Study
+from hgms_report.tables import seconds_per_step
+from hgms_report.whole import whole
+from hgms_results import StoredRun
+from hgms_run import ROWS, flatten, read_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_TEXTS = (
+    "task", "task_name", "method", "method_name", "hash", "status", "error", "budget", "task_version", "folder",
+)  # fmt: skip
+_KEYS = ("task", "method", "seed", "step", "seconds")
+_COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
+
+
+def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
+    """``path``, and with ``steps`` also ``<name>.steps.parquet`` beside it."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
+    table = runs(study)
+    with whole(path) as aside:
+        pyarrow.parquet.write_table(table, aside)
+    if not steps:
+        return [path]
+    beside = path.with_suffix(".steps.parquet")
+    with whole(beside) as aside:
+        _write_steps(study, aside)
+    return [path, beside]
+
+
+def runs(study: Study) -> pyarrow.Table:
+    """One row for each run."""
+    import pyarrow as pa
+
+    rows = [{**_row(section.title, label, run), **_sources(section, label, run)} for section, label, run in _all(study)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    metrics = [name for name in names if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)]
+    settings = [name for name in names if name.startswith("setting.")]
+    schema = pa.schema(
+        [(name, pa.string()) for name in _TEXTS]
+        + [(name, pa.int64()) for name in _COUNTS]
+        + [(name, pa.float64()) for name in ("seconds", *metrics)]
+        + [(name, pa.string()) for name in settings]
+    )
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _all(study: Study) -> list[tuple[Section, str, StoredRun]]:
+    return [
+        (section, entry.label, run)
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
+
+
+def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
+    config = {key: value for key, value in run.config.items() if key != "seed"}
+    config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
+    settings = {f"setting.{key}": _toml(value) for key, value in flatten(config).items()}
+    return {
+        "task": task,
+        "task_name": run.task_name,
+        "method": method,
+        "method_name": run.method_name,
+        "hash": run.hash or None,
+        "status": run.status,
+        "error": run.error,
+        "budget": run.budget,
+        "task_version": run.task_version,
+        "folder": _utf8(str(run.path)),
+        "seed": run.seed,
+        "outer_steps": _whole(run.summary.get("outer_steps")),
+        "oracle_calls": _whole(run.summary.get("oracle_calls")),
+        "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
+        "seconds": run.seconds,
+        **{f"metric.{name}": value for name, value in run.metrics.items()},
+        **settings,
+    }
+
+
+def _sources(section: Section, label: str, run: StoredRun) -> dict[str, float | None]:
+    """The final mixture and the tokens of a run that has them."""
+    found: dict[str, float | None] = {}
+    mixed = section.mixtures.get(label)
+    if mixed is not None and run in mixed.finals:
+        found |= {_utf8(PREFIX + source): weight for source, weight in zip(mixed.sources, mixed.finals[run], strict=True)}
+    if run in section.tokens.get(label, {}):
+        found |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, section.tokens[label][run], strict=True))}
+    return found
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _utf8(value: str) -> str:
+    """Paths, and rows of strangers, may hold what no encoding has."""
+    return value.encode(errors="backslashreplace").decode()
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _write_steps(study: Study, path: Path) -> None:
+    """A row group for each run, so that the whole is never in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    everything = _all(study)
+    names: dict[str, bool] = {}  # by name: whether it is a text
+    for _, _, run in everything:
+        for row in _ends(run.path / "steps.jsonl"):
+            for name, value in row.items():
+                names[name] = names.get(name, False) or isinstance(value, str)
+    names = {name: text for name, text in names.items() if name not in _KEYS}
+    label = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
+        + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
+    )
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for section, method, run in everything:
+            try:
+                columns = run.columns(["seconds", *names])
+            except CheckpointError:
+                continue  # a failed run whose rows are damaged as well
+            count = len(columns["step"])
+            known: dict[str, Any] = {
+                "task": pa.array([section.title] * count).dictionary_encode(),
+                "method": pa.array([method] * count).dictionary_encode(),
+                "seed": pa.array(np.full(count, run.seed)),
+                "step": pa.array(columns["step"].astype(np.int64)),
+                "seconds": pa.array(columns["seconds"]),
+            }
+            for name, text in names.items():
+                column = columns[name].tolist()
+                if text:
+                    known[_utf8(name)] = pa.array(
+                        [_utf8(item) if isinstance(item, str) else None for item in column], pa.string()
+                    )
+                else:  # NaN: the row lacks it, or holds a word where the other runs have numbers
+                    numbers = columns[name] if columns[name].dtype == float else np.full(count, np.nan)
+                    known[_utf8(name)] = pa.array(numbers, from_pandas=True)
+            writer.write_table(pa.table(known, schema=schema))
+
+
+def _ends(path: Path) -> list[dict[str, Any]]:
+    """The first rows and the last one: together they have every field a method writes."""
+    if not os.path.lexists(path):
+        return []
+    found = []
+    lines = read_file(path, ROWS).split(b"\n")[:-1]
+    for line in [*lines[:3], *lines[-1:]]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+__all__ = ["runs", "write"]

@@ -1,0 +1,26 @@
+"""What finished runs say: runs from disk, statistics over seeds, tables."""
+
+from __future__ import annotations
+
+from hgms_results.statistics import Interval, paired, spell
+from hgms_results.stored import Skipped, StoredRun, StoredSweep, read_run, scan, scan_sweeps, short_names
+from hgms_results.tables import UNIFORM, Point, Row, Table, is_share, table
+
+__all__ = [
+    "UNIFORM",
+    "Interval",
+    "Point",
+    "Row",
+    "Skipped",
+    "StoredRun",
+    "StoredSweep",
+    "Table",
+    "is_share",
+    "paired",
+    "read_run",
+    "scan",
+    "scan_sweeps",
+    "short_names",
+    "spell",
+    "table",
+]

@@ -1,0 +1,81 @@
+"""One run: its configuration, its folder, its clock; the commands `run`, `describe` and `compat`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgms_core import hookimpl
+from hgms_run.command import built
+from hgms_run.config import LATER, SCHEMA, RunConfig, RunSettings, difference, flatten, lay, load, put, read_toml, tables_of
+from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, show, structured, traits_of, type_hints
+from hgms_run.folder import DiskError, FolderInUse, RunFolder, appending, load_state, pack, replace_file, save_state, unpack
+from hgms_run.launch import device_called, record_failure, run_config, run_path
+from hgms_run.progress import Progress, numbers_line, start_bar, stop_bar
+from hgms_run.provenance import environment
+from hgms_run.runner import Interrupted, Interrupts, RunResult, ignore, run, stoppable
+from hgms_run.untrusted import ROWS, opened, parse_json, parse_toml, read_file, shorten
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = [
+    "LATER",
+    "PROTOCOLS",
+    "ROWS",
+    "SCHEMA",
+    "DiskError",
+    "FolderInUse",
+    "Interrupted",
+    "Interrupts",
+    "Invalid",
+    "Progress",
+    "RunConfig",
+    "RunFolder",
+    "RunResult",
+    "RunSettings",
+    "appending",
+    "built",
+    "converter_for",
+    "device_called",
+    "difference",
+    "environment",
+    "flatten",
+    "ignore",
+    "lay",
+    "load",
+    "load_state",
+    "numbers_line",
+    "opened",
+    "pack",
+    "parse_json",
+    "parse_toml",
+    "plain",
+    "put",
+    "read_file",
+    "read_toml",
+    "record_failure",
+    "replace_file",
+    "run",
+    "run_config",
+    "run_path",
+    "save_state",
+    "shorten",
+    "show",
+    "start_bar",
+    "stop_bar",
+    "stoppable",
+    "structured",
+    "tables_of",
+    "traits_of",
+    "type_hints",
+    "unpack",
+]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group) -> None:
+    from hgms_run.command import compat, describe, run
+
+    cli.add_command(run)
+    cli.add_command(describe)
+    cli.add_command(compat)

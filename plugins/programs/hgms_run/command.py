@@ -1,0 +1,214 @@
+"""``hgms run``, ``hgms describe`` and ``hgms compat``: what runs, and what there is to run. Parse, call, print."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import tomlkit
+
+from hgms_cli import json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
+from hgms_core import (
+    Budget,
+    Composition,
+    ConfigError,
+    HgmsError,
+    Method,
+    UnknownComponent,
+    missing_traits,
+    registry,
+    unknown,
+    wanted_traits,
+)
+from hgms_core import host as plugins
+from hgms_run import config as config_file
+from hgms_run import convert
+from hgms_run.config import RunConfig, difference, load
+from hgms_run.folder import RunFolder
+from hgms_run.launch import run_config, run_path
+from hgms_run.progress import Progress
+from hgms_run.untrusted import parse_toml, read_file
+
+
+@click.command()
+@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
+@plugin_option
+@json_option
+def describe(words: Sequence[str], files: Sequence[str], as_json: bool) -> None:
+    """Everything about one component: its fields with types and defaults, and its documentation.
+
+    KIND may be left out where only one component has the NAME.
+    """
+    plugins.host(files)
+    if len(words) > 2:
+        raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
+    *kind, name = words
+    found = registry.default().get(registry.kind_called(kind[0]).name, name) if kind else _component(name)
+    description = _description(found)
+    if as_json:
+        print_json(description)
+        return
+    click.echo(f"{found.kind.label} {found.name}  ({found.plugin.owner}, plugin {found.plugin.name!r}, {found.where})\n")
+    click.echo(description["doc"] + "\n")
+    if "parts" in description:
+        click.echo(tomlkit.dumps({"method": {"name": found.name, **description["parts"]}}))
+        for trait, parts in description["on"].items():
+            click.echo(f"On a task with the trait {trait!r} its defaults are\n")
+            click.echo(tomlkit.dumps({"method": {"name": found.name, **parts}}))
+    elif description["fields"]:
+        for row in description["fields"]:
+            row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
+        print_table(("name", "type", "default"), description["fields"])
+    else:
+        click.echo("It has no fields.")
+
+
+def _component(name: str) -> registry.Component:
+    """The one component of that name, whatever its kind."""
+    known = [item for item in registry.default().components() if item.kind.label]
+    hits = [item for item in known if item.name == name]
+    if not hits:
+        raise UnknownComponent(unknown("component", name, {item.name for item in known}))
+    if len(hits) > 1:
+        kinds = " or ".join(f"`hgms describe {item.kind.name} {name}`" for item in hits)
+        raise UnknownComponent(f"{len(hits)} components are called {name!r}\n  write {kinds}")
+    return hits[0]
+
+
+def _description(found: registry.Component) -> dict[str, Any]:
+
+    row = found.row() | {"class": found.where}
+    target = found.target
+    if isinstance(target, Composition):
+        on = {trait: convert.plain(target.with_overrides({}, [trait])) for trait in target.on}
+        doc = f"{target.summary}\n\nSource: {target.source}"
+        return row | {"doc": doc, "parts": convert.plain(target.parts), "on": on}
+    hints = convert.type_hints(target)
+    fields = []
+    for key, one in convert.init_fields(target).items():
+        required = one.default is attrs.NOTHING
+        default = None
+        if not required:
+            factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
+            value = one.default if factory is None else (None if factory.takes_self else factory.factory())
+            try:
+                default = convert.plain(value, hints[one.name])
+            except HgmsError:
+                default = f"{value!r}, from Python only"
+        fields.append({"name": key, "type": convert.spell(hints[one.name]), "required": required, "default": default})
+    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option("--seed", type=int, help="Another seed than the file's.")
+@click.option("--out", help="Where run folders go.")
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@track_option
+@trust_option
+@plugin_option
+@json_option
+def run(
+    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, files: Sequence[str], as_json: bool
+) -> None:
+    """Run what a CONFIG file describes, into a run folder of its own."""
+    plugins.host(files)
+
+    loaded = load(config, sets, seed=seed, out=out)
+
+    if resume:
+        _say_nothing_to_resume(loaded)
+    with Progress(enabled=not as_json) as view:
+        result = run_config(loaded, resume=resume, view=view)
+    summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
+    if as_json:
+        print_json(summary)
+        return
+    click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
+    for name, value in (summary.get("metrics") or {}).items():
+        click.echo(f"  {name}: " + ("not finite" if value is None else f"{value:.6g}"))
+    for remark in summary.get("remarks") or []:
+        click.echo(f"  note: {remark}")
+    calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
+    click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    click.echo(f"  {summary['folder']}")
+
+
+def _say_nothing_to_resume(config: RunConfig) -> None:
+    """A person who asks to go on has a run in mind: if this configuration has none, say so, and which ones there are."""
+
+    folder = RunFolder(run_path(config))
+    if folder.begun:
+        return
+    click.echo(f"warning: there is nothing to resume in {folder.path}; a new run begins", err=True)
+    label = config.run.label or config.method_name
+    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
+        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+            keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
+            keys = [key for key in keys if key not in ("run.out", "run.label", "run.task_label")]
+            what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
+            click.echo(printable(f"  {path.parent} holds a run with {what}"), err=True)
+
+
+@click.command()
+@plugin_option
+@json_option
+def compat(files: Sequence[str], as_json: bool) -> None:
+    """Which methods fit which tasks, known before anything runs.
+
+    ok: the task has all that the method and its parts need. no: it lacks what is listed below the table. ?: the task makes no
+    promise, or the method cannot be built without a configuration.
+    """
+    plugins.host(files)
+    tasks = {item.name: item.target for item in registry.default().components("task")}
+    rows = [row for item in registry.default().components("method") for row in _cells(item.name, tasks)]
+    if as_json:
+        print_json(rows)
+        return
+    table: dict[str, dict[str, str]] = {}
+    for row in rows:
+        table.setdefault(row["method"], {"method": row["method"]})[row["task"]] = {True: "ok", False: "no", None: "?"}[
+            row["fits"]
+        ]
+    print_table(("method", *tasks), list(table.values()))
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["why"]:
+            reasons.setdefault(f"{row['method']}: {row['why']}", []).append(row["task"])
+    for why, names in reasons.items():
+        click.echo(f"  {why} ({'every task' if len(names) == len(tasks) else ', '.join(names)})")
+
+
+def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
+    for task, target in tasks.items():
+        try:
+            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())))
+        except HgmsError:
+            method = None
+        lacking = missing_traits(method, target) if method is not None else None
+        why = wanted_traits(lacking) if lacking else ""
+        if lacking is None:
+            nothing = method is None
+            why = "it cannot be built from its defaults alone" if nothing else "the task says nothing about its problems"
+        yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}
+
+
+def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset()) -> Any:
+    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
+    method's on a task with ``traits``)."""
+
+    kind = convert.PROTOCOLS[protocol].name
+    table: dict[str, Any] = {kind: {"name": name}}
+    places = [config_file.lay(table, assignment) for assignment in fields]
+    try:
+        return convert.structured(table[kind], protocol, registry.default(), traits)
+    except convert.Invalid as invalid:
+        raise ConfigError(convert.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None

@@ -1,0 +1,253 @@
+"""Configurations: one run as a TOML file says it, with what a command line lays over it, and its hash.
+
+A table of a file is the fields of a class, nothing else::
+
+    seed = 0
+    budget = "60s"
+
+    [task]
+    name = "hyper-cleaning"
+    corruption = 0.4
+
+    [method]
+    name = "hg-ms"
+    generator.count = 8
+    hypergradient.solver.rtol = 1e-3
+
+A field whose type is a protocol (a part, a solver, a task) is a table with the ``name`` of a registered component, or the name
+alone. ``"none"`` stands for Python's None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import tomlkit
+from attrs import Factory, field, frozen, validators
+
+from hgms_core import Budget, CheckpointError, ConfigError, Method, Task
+from hgms_core import registry as registries
+from hgms_core.registry import Registry
+from hgms_run.convert import Invalid, Place, plain, show, structured, traits_of
+from hgms_run.provenance import digests
+from hgms_run.untrusted import check, parse_toml
+
+SCHEMA = 1
+
+DEEPEST = 32
+"""Levels of tables and lists in a file, at most."""
+
+LARGEST = 1 << 20
+"""Bytes of a file, at most: those that people write have thousands."""
+
+LATER = ("sample", "finetune", "evaluate")
+"""The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
+
+
+def _device(_settings: object, _attribute: object, value: str) -> None:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", value):
+        raise ValueError(f'\'device\' must be "cpu", "cuda", "cuda:N" or "mps": {value!r}')
+
+
+def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
+        raise ValueError(f"{attribute.name!r} must be letters, digits and . _ + - (it names a folder): {value!r}")
+
+
+@frozen(kw_only=True)
+class RunSettings:
+    """How a run is carried out: nothing here changes what is computed, except ``device`` and ``dtype``.
+
+    ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
+    ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
+    very different speed get curves of the same length; a checkpoint is written every ``checkpoint_seconds`` seconds (0: after
+    every step). ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process, which other
+    programs on the machine disturb less (of all its threads together; not for GPUs).
+    ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
+    that two variants of one method can stand side by side.
+    """
+
+    out: str = field(default="runs", validator=validators.min_len(1))
+    device: str = field(default="cpu", validator=_device)
+    dtype: Literal["float32", "float64"] = field(default="float32", validator=validators.in_(["float32", "float64"]))
+    threads: int | None = field(default=None, validator=validators.optional([validators.ge(1), validators.le(1024)]))
+    evaluate_every: int = field(default=1, validator=validators.ge(1))
+    evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    clock: Literal["wall", "cpu"] = field(default="wall", validator=validators.in_(["wall", "cpu"]))
+    checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
+    label: str | None = field(default=None, validator=validators.optional(_label))
+    task_label: str | None = field(default=None, validator=validators.optional(_label))
+
+
+def _known_schema(_config: object, _attribute: object, value: int) -> None:
+    if value != SCHEMA:
+        raise ValueError(f"schema {value} is not known to this version of hgms, which reads schema {SCHEMA}")
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """One run: a task, a method, a seed and a budget.
+
+    ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline` underneath); records and tables
+    are labelled with it. ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry.
+    """
+
+    schema: int = field(default=SCHEMA, validator=_known_schema)
+    seed: int = field(default=0, validator=validators.ge(0))
+    task: Task
+    method: Method
+    budget: Budget
+    run: RunSettings = RunSettings()
+    method_name: str = field(default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False})
+
+    @classmethod
+    def from_dict(
+        cls, table: Mapping[str, Any], *, source: str = "config", registry: Registry | None = None, sets: Iterable[Place] = ()
+    ) -> RunConfig:
+        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it."""
+        registry = registry if registry is not None else registries.default()
+        known = {each.name for each in attrs.fields(cls)}
+        read = {key: value for key, value in table.items() if key in known or key not in LATER}
+        try:
+            config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
+        except Invalid as invalid:
+            raise ConfigError(invalid.render(source, tuple(sets))) from None
+        method = table["method"]
+        return attrs.evolve(config, method_name=method if isinstance(method, str) else method["name"])
+
+    @classmethod
+    def from_toml(cls, text: str, *, source: str = "config", registry: Registry | None = None) -> RunConfig:
+        return cls.from_dict(read_toml(text, source), source=source, registry=registry)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is this configuration."""
+        table: dict[str, Any] = plain(self)
+        table["method"]["name"] = self.method_name
+        for key in ("label", "task_label"):
+            if table["run"][key] == "none":
+                del table["run"][key]
+        return table
+
+    def to_toml(self) -> str:
+        return tomlkit.dumps(self.resolved())
+
+    @property
+    def config_hash(self) -> str:
+        """Eight hex digits that are the same for runs that may be averaged: everything but the seed, the folder and the
+        labels, the version of the task, and the code of components that are not ours."""
+        table = self.resolved()
+        del table["seed"]
+        for key in ("out", "label", "task_label"):
+            table["run"].pop(key, None)
+        code = digests([self.task, self.method])
+        text = json.dumps([table, str(getattr(self.task, "version", "")), *([code] if code else [])], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    registry: Registry | None = None,
+) -> RunConfig:
+    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
+    path = Path(path)
+    table = tables_of(path, "configuration")
+    places = [lay(table, assignment) for assignment in sets]
+    if seed is not None:
+        table["seed"] = seed
+    if out is not None:
+        run = table.setdefault("run", {})
+        if isinstance(run, dict):
+            run["out"] = out
+    return RunConfig.from_dict(table, source=path.name, registry=registry, sets=places)
+
+
+def tables_of(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
+    return read_toml(text, path.name)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
+    try:
+        return parse_toml(text, source)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Place:
+    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``given`` is what a person
+    wrote, for messages."""
+    key, equals, text = assignment.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
+    try:
+        value = text if "\n" in text or len(text) > 20_000 else tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text
+    try:
+        if len(path) > DEEPEST:
+            raise ConfigError(f"nothing here needs more than {DEEPEST} levels")
+        check(value, "the value")
+        put(table, path, value)
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(f"--set {given or assignment}: {error}") from None
+    return path
+
+
+def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Sets ``table[a][b][c]``. A component given by its name alone becomes a table with that name."""
+    for depth, part in enumerate(path[:-1]):
+        below = table.setdefault(part, {})
+        if isinstance(below, str) and part != "budget":
+            below = table[part] = {"name": below}
+        if not isinstance(below, dict):
+            raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
+        table = below
+    table[path[-1]] = value
+
+
+def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys in which the tables differ, in the order in which they first come.
+
+    >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
+    ['b.c', 'b.d']
+    """
+    flat = [flatten(table) for table in tables]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    missing = object()
+    return [key for key in keys if any(one.get(key, missing) != flat[0].get(key, missing) for one in flat[1:])]
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with dotted keys.
+
+    >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
+    {'solver.name': 'cg', 'lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

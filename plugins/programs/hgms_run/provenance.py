@@ -1,0 +1,103 @@
+"""What a number depends on besides its configuration: versions, the machine, and the code of components that are not ours.
+
+A result belongs to the code that made it. Our own is known by the version of ``hgms`` and of the task; a file of a person's own
+may change at any time under one name, so it is known by its digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from hgms_core.host import FIRST_PARTY, host, programs
+
+
+def digests(value: Any) -> dict[str, str]:
+    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not ours, by ``module:Class``.
+
+    >>> from hgms_solvers import CG
+    >>> digests(CG())
+    {}
+    """
+    found: dict[str, str] = {}
+    if isinstance(value, list | tuple):
+        for each in value:
+            found |= digests(each)
+    if attrs.has(type(value)):
+        cls = type(value)
+        digest = None if _is_ours(cls.__module__) else _digest(cls.__module__)
+        if digest:
+            found[f"{cls.__module__}:{cls.__qualname__}"] = digest
+        for one in attrs.fields(cls):
+            found |= digests(getattr(value, one.name))
+    return dict(sorted(found.items()))
+
+
+def _is_ours(module: str) -> bool:
+    entries = [*host().infos.values(), *itertools.chain(*programs().values())]
+    return module.partition(".")[0] in {
+        "hgms_core",
+        *(e.module.partition(".")[0] for e in entries if e.distribution == FIRST_PARTY),
+    }
+
+
+def _digest(module: str) -> str | None:
+    """Of the file that was imported; None where there is none to read (a notebook, an archive)."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else None
+    except OSError:
+        return None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, plugins, device, threads and the working directory's commit, as ``env.json`` holds them."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "versions": dict(_versions()),
+        "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
+        "git": _git(Path.cwd()),
+    }
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def _git(directory: Path) -> str | None:
+    """The commit of the working directory's repository; None outside one. Asked once: what this process has imported does not
+    change when the files do.
+
+    Nothing but the name HEAD is looked up: whether files are changed cannot be asked without running what the repository's own
+    configuration names (``core.fsmonitor``, filters), and the repository may be a stranger's.
+    """
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        answer = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()[:12] or None

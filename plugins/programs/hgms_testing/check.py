@@ -1,0 +1,122 @@
+"""Is this class fit to be a component? What ``hgms check MODULE:CLASS`` asks: the checks of :mod:`hgms_testing`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from hgms_core import Composition, ConfigError, PluginError, closest, registry
+from hgms_core import host as plugins
+from hgms_testing import Check, checks_of, failures_of, instance_of, methods, verdict
+from hgms_testing import kind_of as kind_of
+from hgms_testing.every import class_checks
+
+METHOD = registry.KINDS["method"]
+FORM = "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
+
+
+@frozen
+class Result:
+    """The answer to one question: ``fault`` is empty where all is well, or where ``excuse`` says why it is not to be."""
+
+    check: str
+    fault: str = ""
+    excuse: str = ""
+
+
+def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterator[Result]:
+    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its defaults. The rest is left out
+    where there is no instance to ask about. A composition has no class of its own: it is asked the checks of methods."""
+    if isinstance(cls, Composition):
+        yield from _composition(cls)
+        return
+    kind = kind if kind is not None else kind_of(cls)
+    asked = []
+    declared = getattr(cls, "testing_failures", None)
+    for question in class_checks(kind):
+        asked.append(question.name)
+        result = Result(question.name, *verdict(question, cls, declared if isinstance(declared, Mapping) else {}))
+        yield result
+        if result.fault and question.name == "registration":
+            return
+    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind)), asked)
+
+
+def _composition(target: Composition) -> Iterator[Result]:
+    yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
+    yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
+    yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
+    yield from _of_an_instance(target, lambda instance: list(methods.checks()))
+
+
+def _of_an_instance(
+    target: type | Composition, questions_for: Callable[[object], list[Check]], asked: Sequence[str] = ()
+) -> Iterator[Result]:
+    """The checks of an instance but those that were ``asked`` already."""
+    try:
+        instance = instance_of(target)
+        questions = questions_for(instance)
+        expected = failures_of(target, questions)
+    except (Exception, SystemExit) as error:
+        yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
+        return
+    yield Result("construction")
+    for question in questions:
+        if question.name not in asked:
+            asked_of = instance_of(target, question) if isinstance(target, Composition) else instance
+            yield Result(question.name, *verdict(question, asked_of, expected))
+
+
+def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
+    """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
+    ``cg``, and ``method:soba`` where two kinds have one of that name."""
+    plugins.host(files)
+    word, _, name = spec.rpartition(":")
+    if word and not (word in registry.KINDS and registry.NAME.fullmatch(name)):
+        target = import_class(spec)
+        return METHOD if isinstance(target, Composition) else kind_of(target), target
+    known = registry.default()
+    if word:
+        return registry.KINDS[word], known.get(word, name).target
+    if spec.endswith(".py") or not registry.NAME.fullmatch(name):
+        raise ConfigError(FORM.format(spec=spec))
+    kinds = [kind for kind in registry.KINDS.values() if known.find(kind.name, name) is not None]
+    if len(kinds) > 1:
+        several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
+        raise ConfigError(f"{name!r} is {' and '.join(kind.one for kind in kinds)}; write {several}")
+    if not kinds:
+        every = sorted({each.name for each in known.components()})
+        near = closest(name, every)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(
+            f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
+        )
+    return kinds[0], known.get(kinds[0].name, name).target
+
+
+def import_class(spec: str) -> type | Composition:
+    """``package.module:Class`` or ``file.py:Class``; a composition by the name of its variable."""
+    where, colon, name = spec.rpartition(":")
+    if not where or not colon or not re.fullmatch(r"\w+", name):
+        raise ConfigError(FORM.format(spec=spec))
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
+    try:
+        with plugins.watched():
+            module = plugins.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+    except (PluginError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{where} cannot be imported: {plugins.describe(error)}") from error
+    target = getattr(module, name, None)
+    if not isinstance(target, type | Composition):
+        names = [key for key, value in vars(module).items() if isinstance(value, type | Composition)]
+        near = closest(name, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise PluginError(f"{where} has no class {name!r}{hint}")
+    return target

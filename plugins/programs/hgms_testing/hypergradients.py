@@ -1,0 +1,165 @@
+"""Checks of hypergradient estimators: ∇F(θ) where it is known, finite differences where it is not, and honest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from hgms_core import Hypergradient, Key, Loss, Ravel, Tree
+from hgms_testing import problems
+from hgms_testing.kit import Check, demand, difference, fail, place, shown, snapshot
+from hgms_testing.outer import through_json
+
+KEY = Key(5)
+TOLERANCE = 1e-3
+
+
+def checks() -> Iterator[Check]:
+    for question in (
+        check_structure, check_closed_form_bowl, check_closed_form_ridge, check_closed_form_sphere, check_central_difference,
+        check_oracle_counts, check_state,
+    ):  # fmt: skip
+        yield Check("hypergradient", question)
+
+
+def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
+    known = problems.ridge(dtype, variant)
+    branch = known.branch(steps=20)
+    state = estimator.init(known.problem)
+    data = [known.problem.lower_data.whole, known.problem.upper_data["differentiate"].whole]
+    inputs = {"theta": known.theta, "x": branch.x, "aux": branch.aux, "state": state, "data": data}
+
+    def call() -> Any:
+        estimate, memory = estimator.estimate(known.problem, known.theta, branch, KEY, state)
+        return {"value": estimate.value, "upper_loss": estimate.upper_loss, "cost": estimate.cost, "state": memory}
+
+    return inputs, call
+
+
+def estimated(estimator: Any, known: problems.Known) -> Hypergradient:
+    problem = known.problem
+    estimate, _ = estimator.estimate(problem, known.theta, known.branch(), KEY, estimator.init(problem))
+    demand(
+        isinstance(estimate, Hypergradient),
+        f"estimate returns {type(estimate).__name__} first; return a Hypergradient and a state",
+    )
+    return estimate  # type: ignore[no-any-return]
+
+
+def _close(estimator: Any, known: problems.Known) -> None:
+    exact, spec = known.gradient(), Ravel.of(known.theta)
+    value = estimated(estimator, known).value
+    demand(set(value) == set(exact), f"it has the leaves {sorted(value)}, θ has {sorted(exact)}")
+    one, other = spec.ravel(exact), spec.ravel(value)
+    error = float((one - other).norm() / one.norm())
+    if error > TOLERANCE:
+        what = f"h = {shown(other)}, ∇F = {shown(one)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
+        fail(what + _likely(known, one, other))
+
+
+def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
+    """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that comes through x*(θ)."""
+    problem, x = known.problem, {name: leaf.detach() for name, leaf in known.solution(known.theta).items()}
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in known.theta.items()}
+    with torch.enable_grad():
+        loss = problem.f(leaves, x, problem.upper_data["differentiate"].whole)
+        loss = loss + sum(0 * leaf.sum() for leaf in leaves.values())  # f need not depend on θ
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    direct = Ravel.of(known.theta).ravel_leaves(list(grads))
+    neighbours = {
+        "it is −∇F: the sign is wrong": -exact,
+        "the part that comes through x*(θ) has the wrong sign": 2 * direct - exact,
+        "it is ∂f/∂θ alone: the part that comes through x*(θ) is missing": direct,
+        "∂f/∂θ is missing": exact - direct,
+    }
+    size = TOLERANCE * exact.norm()
+    return next((f"; {what}" for what, each in neighbours.items() if (came - each).norm() <= size), "")
+
+
+def check_structure(estimator: Any) -> None:
+    """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f at the state it was taken at."""
+    known = problems.ridge()
+    estimate = estimated(estimator, known)
+    wanted, came = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (known.theta, estimate.value))
+    demand(wanted == came, f"θ has {wanted}, h has {came}")
+    bad = [name for name, leaf in estimate.value.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+    demand(not bad, f"the leaf {bad} of h has a graph or is not finite")
+    exact, told = float(known.value(known.theta)), float(estimate.upper_loss)
+    demand(abs(exact - told) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {told:.6g}, f is {exact:.6g}")
+
+
+def check_closed_form_bowl(estimator: Any) -> None:
+    """At the bottom of a round bowl (H = I), where one lower step of rate 1 is exact, h is ∇F."""
+    _close(estimator, problems.bowl())
+
+
+def check_closed_form_ridge(estimator: Any) -> None:
+    """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge and mixed term."""
+    _close(estimator, problems.ridge())
+
+
+def check_closed_form_sphere(estimator: Any) -> None:
+    """At the best point of a sphere of lower minimisers, where H is singular, h is ∇F of the optimistic problem."""
+    _close(estimator, problems.sphere())
+
+
+def check_central_difference(estimator: Any) -> None:
+    """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ)) give in every direction."""
+    known = problems.curved()
+    value = estimated(estimator, known).value
+    spec = Ravel.of(known.theta)
+    flat = spec.ravel(known.theta)
+    step = 1e-5
+    slopes = torch.stack(
+        [
+            (known.value(spec.unravel(flat + step * row)) - known.value(spec.unravel(flat - step * row))) / (2 * step)
+            for row in torch.eye(len(flat), dtype=flat.dtype, device=place())
+        ]
+    )
+    error = float((spec.ravel(value) - slopes).norm() / slopes.norm())
+    demand(error <= TOLERANCE, f"h = {shown(spec.ravel(value))}, differences give {shown(slopes)}: off by {error:.1e}")
+
+
+def check_oracle_counts(estimator: Any) -> None:
+    """Its cost is what it did: a call of f or g is declared, and nothing is declared that was not called."""
+    known, calls = problems.ridge(), {"f": 0, "g": 0}
+
+    def counting(name: str, loss: Loss) -> Loss:
+        def counted(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+            calls[name] += 1
+            return loss(theta, x, batch)
+
+        return counted
+
+    seen = evolve(known, problem=evolve(known.problem, f=counting("f", known.problem.f), g=counting("g", known.problem.g)))
+    branch = seen.branch(steps=7)
+    calls.update(f=0, g=0)
+    estimate, _ = estimator.estimate(seen.problem, known.theta, branch, KEY, estimator.init(seen.problem))
+    cost, solution = estimate.cost, estimate.solution
+    upper, lower = cost.upper_values + cost.upper_gradients, cost.lower_gradients + cost.products + cost.cross_products
+    demand(upper == calls["f"], f"f was called {calls['f']} times, {upper} calls are declared")
+    demand(bool(lower) == bool(calls["g"]), f"g was called {calls['g']} times, {lower} calls are declared")
+    demand(
+        calls["g"] <= 2 * lower,
+        f"g was called {calls['g']} times, {lower} gradients and products are declared (two a call at most)",
+    )
+    demand(cost.rows >= upper, f"{cost.rows} rows in {upper + lower} calls")
+    if solution is not None:
+        demand(
+            cost.products >= solution.products, f"the solver made {solution.products} products, {cost.products} are declared"
+        )
+
+
+def check_state(estimator: Any) -> None:
+    """What it remembers can be saved, and the next estimate is bit for bit the same as without."""
+    known = problems.ridge()
+    branch = known.branch(steps=7)
+    _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
+    moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
+    one, other = (estimator.estimate(known.problem, moved, branch, KEY, each)[0].value for each in (state, through_json(state)))
+    differs = difference(snapshot(one), snapshot(other))
+    demand(not differs, f"after its state was saved and loaded {differs}")

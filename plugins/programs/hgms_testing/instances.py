@@ -1,0 +1,83 @@
+"""What a class says of itself for its checks: an instance to look at, and the checks it is not made to pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from hgms_core import Composition, ConfigError, PluginError, closest, registry, unknown
+from hgms_run import PROTOCOLS, Invalid, converter_for, type_hints
+from hgms_testing.kit import Check
+
+
+def kind_of(cls: type) -> registry.Kind:
+    """The kind whose methods the class has, or the one it comes nearest to."""
+    kinds = registry.kinds_of(cls)
+    if kinds and not registry.faults_of(kinds[0], cls):
+        return kinds[0]
+    likely = [*kinds, *(kind for kind in registry.KINDS.values() if kind not in kinds)]
+    best = max(likely, key=lambda kind: registry.nearness(kind, cls))
+    if not registry.nearness(best, cls):
+        shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
+        every = [name for kind in registry.KINDS.values() for name in kind.methods()]
+        near = [(name, closest(name, every)) for name in shown]
+        hint = "".join(f"\n  its method {name}: did you mean {other}?" for name, other in near if other)
+        known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in registry.KINDS.values())
+        raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:{hint}\n  {known}")
+    return best
+
+
+def instance_of(cls: Any, check: Check | None = None) -> Any:
+    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
+    composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them."""
+    if isinstance(cls, Composition):
+        traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
+        try:
+            return converter_for(registry.default()).structure(cls.with_overrides(cls.testing, traits), cls.of)
+        except Invalid as invalid:
+            raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
+    if hasattr(cls, "testing_instance"):
+        return cls.testing_instance()
+    hints = type_hints(cls)
+    required = [one for one in attrs.fields(cls) if one.init and one.default is attrs.NOTHING]
+    parts = {one.alias: _part(PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in PROTOCOLS}
+    try:
+        return cls(**parts)
+    except TypeError as error:
+        raise AssertionError(
+            f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
+        ) from None
+
+
+def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
+    """Its ``testing_failures``: the reason for each check that no instance of the class is made to pass.
+
+    Errors: ConfigError for a check that does not exist, or for no reason.
+    """
+    declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
+    whose = f"the composition {cls.name!r}" if isinstance(cls, Composition) else f"{cls.__module__}:{cls.__qualname__}"
+    where = f"{whose}: testing_failures"
+    if not isinstance(declared, Mapping):
+        raise ConfigError(f"{where} is {declared!r}; write a table of check names and reasons")
+    for name, reason in declared.items():
+        if name not in {check.name for check in checks}:
+            raise ConfigError(f"{where}: {unknown('check', name, [check.name for check in checks])}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"{where}[{name!r}] is {reason!r}; write the reason that it is not to be passed")
+    return declared
+
+
+FIRST = {"generator": "branches", "hypergradient": "implicit"}
+"""The parts that go with most others; where they are not installed any other is taken."""
+
+
+def _part(kind: registry.Kind) -> Any:
+    """A registered component of a kind."""
+    for component in sorted(registry.default().components(kind.name), key=lambda each: each.name != FIRST.get(kind.name)):
+        if isinstance(component.target, type):
+            with contextlib.suppress(AssertionError):
+                return instance_of(component.target)
+    raise AssertionError(f"it needs {kind.one}, and none is installed to try it with")

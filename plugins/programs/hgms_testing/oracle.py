@@ -1,0 +1,198 @@
+"""What a component asks of the two losses, seen from inside them: calls, backward passes, rows, values and draws."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from attrs import Factory, define, evolve
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hgms_core import Batch, Cost, Data, Loss, Problem, Tree
+from hgms_testing.kit import demand
+
+Note = Callable[[int, Tensor], None]
+"""Is told how many candidates were evaluated at once, and the tensor that was passed on."""
+
+
+class _Passing(torch.autograd.Function):
+    """The identity: ``note`` is told when a value comes through on its way forward, once for all rows of a ``vmap``."""
+
+    @staticmethod
+    def forward(note: Note, times: int, value: Tensor) -> Tensor:
+        note(times, value)
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, grad
+
+    @staticmethod
+    def jvp(ctx: Any, note: None, times: None, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, note: Note, times: int, value: Tensor) -> Any:
+        return _passing(note, times * info.batch_size, value), in_dims[2]
+
+
+class _Returning(torch.autograd.Function):
+    """The identity on several leaves: ``note`` is told when a backward pass comes through, once for all leaves."""
+
+    @staticmethod
+    def forward(note: Note, times: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaf.clone() for leaf in leaves)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.note, ctx.times = inputs[:2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, _passing(ctx.note, ctx.times, grads[0]), *grads[1:]
+
+    @staticmethod
+    def jvp(ctx: Any, note: None, times: None, *tangents: Tensor) -> Any:
+        return tuple(None if tangent is None else tangent.clone() for tangent in tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, note: Note, times: int, *leaves: Tensor) -> Any:
+        return _returning(note, times * info.batch_size, *leaves), in_dims[2:]
+
+
+_passing: Callable[[Note, int, Tensor], Tensor] = _Passing.apply
+_returning: Callable[..., tuple[Tensor, ...]] = _Returning.apply
+
+
+@define
+class Tally:
+    """What was asked of the losses since it was last cleared. ``passes`` are backward passes through a call: one for a
+    gradient, one for each product. ``rows`` went through calls, ``returned`` through backward passes; ``values`` are those of
+    g; ``on_stop`` are the backward passes on rows of the role ``stop``."""
+
+    calls: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
+    passes: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
+    rows: int = 0
+    returned: int = 0
+    on_stop: int = 0
+    values: list[Tensor] = Factory(list)
+
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def loss(self, name: str, loss: Loss) -> Loss:
+        """``loss(theta, x, batch)``, watched."""
+
+        def watched(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+            rows = max(1, batch["index"].numel()) if "index" in batch else 1
+
+            def returns(times: int, _: Tensor) -> None:
+                self.passes[name] += times
+                self.returned += times * rows
+                if MARK in batch:
+                    self.on_stop += times
+
+            def called(times: int, value: Tensor) -> None:
+                self.calls[name] += times
+                self.rows += times * rows
+                if name == "g":
+                    self.values.append(value.detach().reshape(-1))
+
+            leaves = iter(_returning(returns, 1, *theta.values(), *x.values()))
+            theta, x = ({key: next(leaves) for key in tree} for tree in (theta, x))
+            return _passing(called, 1, loss(theta, x, batch))
+
+        return watched
+
+
+MARK = "of-stop"
+"""The leaf that only batches of the role ``stop`` have in a watched problem."""
+
+
+def watched(problem: Problem) -> tuple[Problem, Tally]:
+    """The problem with the same numbers, and the tally of what is asked of it."""
+    tally = Tally()
+    sources = problem.sources
+    if sources is not None:
+        own = sources
+        losses = tally.loss("g", lambda theta, x, batch: own.losses(x, batch))
+        examples = tally.loss("g", lambda theta, x, batch: own.examples(x, batch))
+        sources = evolve(
+            sources,
+            losses=lambda x, batch: losses({}, x, batch),
+            examples=lambda x, batch: examples({}, x, batch),
+            pooled=tally.loss("g", sources.pooled),
+        )
+    return evolve(
+        problem,
+        f=tally.loss("f", problem.f),
+        g=tally.loss("g", problem.g),
+        upper_data={role: _marked(data) if role == "stop" else data for role, data in problem.upper_data.items()},
+        sources=sources,
+    ), tally
+
+
+def _marked(data: Data) -> Data:
+    def mark(batch: Batch) -> Batch:
+        return {**batch, MARK: batch["index"]} if "index" in batch else batch
+
+    return evolve(data, whole=mark(data.whole), rows=lambda index: mark(data.rows(index)))
+
+
+def demand_honest(cost: Cost, tally: Tally) -> None:
+    """The declared cost is that of what was done, for each loss and for the rows: see :func:`demand_close`."""
+    lower, upper = cost.lower_gradients + cost.products + cost.cross_products, cost.upper_values + cost.upper_gradients
+    demand(upper >= tally.calls["f"], f"f was called {tally.calls['f']} times, {upper} calls are declared")
+    for name, declared in (("f", upper), ("g", lower)):
+        demand_close(name, tally.calls[name], tally.passes[name], declared)
+    demand(
+        _close(cost.rows, max(tally.rows, tally.returned)),
+        f"{tally.rows} rows went through calls and {tally.returned} through backward passes, {cost.rows} are declared",
+    )
+
+
+def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
+    """Within a factor of two of the calls and of the backward passes, whichever are more: a gradient is one of each, a product
+    one backward pass through a graph that is there (which may give the cross product too), or two calls (differences)."""
+    demand(
+        _close(declared, max(calls, passes)),
+        f"{name} was called {calls} times, with {passes} backward passes; {declared} calls are declared",
+    )
+
+
+def _close(declared: int, done: int) -> bool:
+    return done <= 2 * declared and declared <= 2 * done
+
+
+class _Draws(TorchFunctionMode):
+    """Notes what torch's functions drew with a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if isinstance(found, Tensor) and any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+            self.drawn.append(found.detach().clone())
+        return found
+
+
+@contextlib.contextmanager
+def draws() -> Iterator[list[Tensor]]:
+    """The random numbers that are drawn from torch's generators inside, in order."""
+    with _Draws() as mode:
+        yield mode.drawn
+
+
+def same_draws(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether numbers were drawn, and the very same ones both times."""
+    return bool(one) and len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

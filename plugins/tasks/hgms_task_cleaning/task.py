@@ -1,0 +1,200 @@
+"""Data hyper-cleaning: learn one weight per training example, so that wrong labels lose their say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, final
+
+import torch
+import torch.nn.functional as F
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms_core import Data, Key, Problem, Tree, check_memory, roles, validation_shares
+from hgms_images import image_set, load_images
+from hgms_task_cleaning.rows import corrupt, draw, standardise
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def logits(x: Tree, pixels: Tensor) -> Tensor:
+    """The classifier as a pure function of its parameters ``x``: a sigmoid MLP with one hidden layer, or linear without."""
+    if "hidden.weight" in x:
+        pixels = torch.sigmoid(F.linear(pixels, x["hidden.weight"], x["hidden.bias"]))
+    return F.linear(pixels, x["output.weight"], x["output.bias"])
+
+
+def losses(x: Tree, batch: Tree) -> Tensor:
+    """Cross-entropy of every row. A gather, because the rule of F.cross_entropy under vmap takes twice as many operations."""
+    return -logits(x, batch["pixels"]).log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).squeeze(-1)
+
+
+def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    return losses(x, batch).mean()
+
+
+@final
+@frozen(kw_only=True)
+class HyperCleaning:
+    """A classifier of images some of whose training labels are wrong; a few clean validation images say which weights help.
+
+    With w = σ(θ), h_y the MLP d → hidden → classes with sigmoid activation, CE the cross-entropy and c̃ the noisy labels::
+
+        g(θ, y) = (1/n) Σ_i w_i CE(h_y(x_i), c̃_i) + ω ‖y‖²          (a minibatch: its mean, and the same ω‖y‖²; not halved)
+        f(y)    = (1/m) Σ_j CE(h_y(x_j), c_j)                       on clean validation images;   θ0 = 0
+
+    Train, validation and test images are all drawn from the *training* split, as in the paper. Exactly round(ρn) labels are
+    redrawn; which ones is known to ``evaluate`` and to ``references["clean"]`` only.
+
+    Use when methods have to be compared on a real, non-convex lower level. Avoid for checking a hypergradient: there is no
+    closed form (``quadratic``, ``sphere``).
+
+    Arguments:
+        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without HGMS_DATA from the Hub),
+            ``idx:FOLDER``, ``npz:FILE`` (images and labels) or ``hub:NAME@REVISION``.
+        corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes; ``class-conditional``: over them with
+            probabilities of the true class's own, drawn from the seed; ``pair``: the next class; or
+            ``uniform-including-true`` over all (then 1 in ``classes`` stays right). ``wrong_labels`` reports the true rate.
+        train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and 5000, 500, 10000, 300 (the
+            paper's) elsewhere. ``test_size`` = 0: the set's own test split. ``hidden`` = 0: softmax regression, whose lower
+            level is convex (strongly, if ω > 0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+        standardise: pixels with the training images' mean and standard deviation, each pixel its own.
+        validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
+            parts; (1, 1, 1) lets every role see all of them (the paper's way).
+
+    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets), ConfigError (a role
+    without images). Cost of ``evaluate``: one forward pass over each of test, train and validation.
+
+    >>> problem = HyperCleaning(corruption=0.5).problem(0, torch.device("cpu"), torch.float32)
+    >>> numbers = problem.evaluate(problem.references["clean"], problem.x0)
+    >>> numbers["cleaning_f1"], numbers["wrong_labels"]
+    (1.0, 0.5)
+
+    Source: HG-MS paper, appendix "Data hyper-cleaning (MNIST label noise)"; Franceschi et al. (2017).
+    """
+
+    name: ClassVar[str] = "hyper-cleaning"
+    version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "per-example-losses", "stop-rows", "reference:clean"})
+    metrics: ClassVar[Mapping[str, bool]] = {
+        "test_accuracy": True,
+        "train_accuracy": True,
+        "memorised": False,
+        "validation_loss": False,
+        "cleaning_f1": True,
+        "weight_clean": True,
+        "weight_clean_q10": True,
+        "weight_clean_q50": True,
+        "weight_clean_q90": True,
+        "weight_corrupted": False,
+        "weight_corrupted_q10": False,
+        "weight_corrupted_q50": False,
+        "weight_corrupted_q90": False,
+        "wrong_labels": False,
+    }
+
+    dataset: str = field(default="digits", validator=image_set)
+    corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
+    noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = field(
+        default="uniform", validator=validators.in_(["uniform", "uniform-including-true", "class-conditional", "pair"])
+    )
+    train_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    validation_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    hidden: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    classes: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
+    omega: float = field(default=1e-4, validator=validators.ge(0))
+    standardise: bool = field(default=False, validator=validators.instance_of(bool))
+    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        images = load_images(self.dataset)
+        images.check_labels(self.classes)
+        key = Key(seed).fold("hyper-cleaning")
+        sizes = self._sizes()
+        parts = draw(images, sizes[:3], key.fold("split"), device, dtype)
+        if not sizes[2]:
+            parts[2] = self._test_split(device, dtype)
+        train, validation, test = standardise(parts) if self.standardise else parts
+        width, hidden = train["pixels"].shape[1], sizes[3]
+        check_memory("(hidden + classes) × pixels", hidden + self.classes, width)
+        check_memory("hidden × classes", hidden, self.classes)
+        true_label = train["label"]
+        train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
+        wrong = train["label"] != true_label
+        lower_data = Data.of(train)
+        omega = self.omega
+
+        def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            weights = theta["logits"][batch["index"]].sigmoid()
+            # leaf·leaf rather than leaf², whose second derivative is a power again
+            return (weights * losses(x, batch)).mean() + omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+
+        def fresh(key: Key) -> Tree:
+            """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
+            generator = key.generator()
+
+            def uniform(fan_in: int, *shape: int) -> Tensor:
+                unit = torch.rand(*shape, generator=generator, dtype=torch.float64)
+                return ((2 * unit - 1) / fan_in**0.5).to(device, dtype)
+
+            below = {"hidden.weight": uniform(width, hidden, width), "hidden.bias": uniform(width, hidden)} if hidden else {}
+            fan_in = hidden or width
+            return {
+                **below,
+                "output.weight": uniform(fan_in, self.classes, fan_in),
+                "output.bias": uniform(fan_in, self.classes),
+            }
+
+        @torch.no_grad()
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            said = logits(x, train["pixels"]).argmax(-1)
+            weights = theta["logits"].double().sigmoid()
+            kept = weights >= 0.5
+            numbers = [
+                (logits(x, test["pixels"]).argmax(-1) == test["label"]).double().mean(),
+                (said == true_label).double().mean(),
+                (said == train["label"])[wrong].double().mean(),
+                _upper(theta, x, validation),
+                2 * (kept & ~wrong).sum() / (kept.sum() + (~wrong).sum()).clamp_min(1),
+                *_spread(weights[~wrong]),
+                *_spread(weights[wrong]),
+                wrong.double().mean(),
+            ]
+            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+
+        uniform_weights = torch.zeros(len(true_label), dtype=dtype, device=device)
+        return Problem(
+            theta0={"logits": uniform_weights},
+            x0=fresh(key.fold("x0")),
+            g=lower,
+            f=_upper,
+            lower_data=lower_data,
+            upper_data=roles(validation, self.validation_split),
+            evaluate=evaluate,
+            fresh=fresh,
+            references={
+                "clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)},
+                "uniform": {"logits": uniform_weights},
+            },
+        )
+
+    def _test_split(self, device: torch.device, dtype: torch.dtype) -> Tree:
+        images = load_images(self.dataset, "test")
+        images.check_labels(self.classes)
+        return draw(images, (len(images.labels),), Key(0), device, dtype)[0]
+
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """(train, validation, test, hidden): as asked, else by data set."""
+        usual = (600, 100, 1097, 32) if self.dataset == "digits" else (5000, 500, 10000, 300)
+        asked = (self.train_size, self.validation_size, self.test_size, self.hidden)
+        train, validation, test, hidden = (usual if own is None else own for own, usual in zip(asked, usual, strict=True))
+        return train, validation, test, hidden
+
+
+def _spread(weights: Tensor) -> list[Tensor]:
+    """Mean and quantiles; NaN for no weights (no example of that kind)."""
+    if not len(weights):
+        return [weights.new_tensor(math.nan)] * 4
+    return [weights.mean(), *torch.quantile(weights, weights.new_tensor(QUANTILES))]
