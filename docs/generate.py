@@ -22,7 +22,12 @@ import columns as parquet
 import traced
 from click.testing import CliRunner
 
+import hgms_compare
 import hgms_core
+import hgms_loops
+import hgms_report
+import hgms_results
+import hgms_run
 import hgms_testing as testing
 from hgms_cli import group as cli
 from hgms_core import hookspecs, registry
