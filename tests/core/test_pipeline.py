@@ -102,8 +102,13 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
         after["x"],
         solver=CG(ridge=0.1, rtol=1e-8),
     )
-    theta, _ = method.outer.step(PROBLEM.theta0, found.value, method.outer.init(PROBLEM.theta0), 0.0)
+    theta, moments = method.outer.step(PROBLEM.theta0, found.value, method.outer.init(PROBLEM.theta0), 0.0)
     assert_same(after["theta"], theta)
+    # what the parts remember goes into the next step
+    assert found.solution is not None
+    assert_same(after["hypergradient"]["v"], found.solution.value)
+    assert_same(after["outer"], moments)
+    assert_same(after["start"], method.generator.carry(state["start"], candidates, selection.index, key.fold("carry"), PROBLEM))
     chosen = int(selection.index)
     assert candidates.losses is not None
     assert_same(record["lower_loss"], candidates.losses[chosen])
