@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from hgms_core import Hypergradient, Outcome, implicit
+from hgms_core import Estimate, Outcome, implicit
 from hgms_solvers import CG, NystromCG
 
 PRODUCTS = 30
@@ -78,7 +78,7 @@ def upper(theta: Tree, x: Tree, data: Tree) -> Tensor:
     return losses(x, data).mean()
 
 
-def ours(theta: Tree, x: Tree, train: Tree, validation: Tree, steps: int, ridge: float) -> Hypergradient:
+def ours(theta: Tree, x: Tree, train: Tree, validation: Tree, steps: int, ridge: float) -> Estimate:
     solver = CG(ridge=ridge, rtol=1e-12, max_steps=steps)
     return implicit(lambda t, at: upper(t, at, validation), lambda t, at: lower(t, at, train), theta, x, solver)
 

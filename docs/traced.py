@@ -27,7 +27,7 @@ GIVES = {
     "generator.carry": "start of the next step",
     "selector.select": "Selection: index, scores, gap",
     "hypergradient.init": "state: what is remembered between steps",
-    "hypergradient.estimate": "Hypergradient h ≈ ∇F(θ), and state",
+    "hypergradient.estimate": "Estimate h ≈ ∇F(θ), and state",
     "solver.solve": "Solution v of (H + γI) v = ∇_x f",
     "outer.init": "state: moments",
     "outer.step": "θ − lr·h or the like, and state",

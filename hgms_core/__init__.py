@@ -69,7 +69,7 @@ from hgms_core.protocols import (
     State,
     Task,
 )
-from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Outcome, Record, Selection, Solution, to_numbers
+from hgms_core.records import Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution, to_numbers
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.traits import TRAITS, ensure_fits, misfit, missing_traits, needs, wanted_traits
@@ -93,10 +93,10 @@ __all__ = [
     "Cost",
     "Data",
     "DataError",
+    "Estimate",
     "Group",
     "HgmsError",
     "HyperGradient",
-    "Hypergradient",
     "Key",
     "LastStep",
     "LinearSolver",

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.errors import DRAWS, ConfigError, explained, once_differentiable, one_of
 from hgms_core.problem import check_floating
-from hgms_core.records import Cost, Hypergradient, Outcome, Solution
+from hgms_core.records import Cost, Estimate, Outcome, Solution
 from hgms_core.seeding import global_states
 from hgms_core.trees import Ravel, Tree, detach, require_grad
 
@@ -308,7 +308,7 @@ class Linearization:
 
         return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, _passes(strategy))
 
-    def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Hypergradient:
+    def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Estimate:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
         return _estimate(self.upper_loss, self.direct, self.mixed(solution.value), self.slope, solution, rows, self.passes)
@@ -323,8 +323,8 @@ def _estimate(
     rows: tuple[int, int],
     passes: int,
     lower_gradients: int = 1,
-) -> Hypergradient:
-    return Hypergradient(
+) -> Estimate:
+    return Estimate(
         value={name: direct[name] - mixed[name] for name in direct},
         upper_loss=upper_loss,
         lower_gradient_norm=torch.linalg.vector_norm(slope),
@@ -350,7 +350,7 @@ def implicit(
     rows: tuple[int, int] = (1, 1),
     another: Iterator[Callable[[Tree, Tree], Tensor]] | None = None,
     precision: torch.dtype | None = None,
-) -> Hypergradient:
+) -> Estimate:
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
     batch); how large ∇_x g is, the first of them says. A product with ``vjp`` then takes a gradient too, whose graph it goes
@@ -388,7 +388,7 @@ def hypergradient(
     solver: Any,
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
-) -> Hypergradient:
+) -> Estimate:
     """∇F(θ) at the lower solution ``x`` for anybody's own two losses: no registry, no config, no Problem.
 
     ``∇F = ∇_θ f − ∇²_θx g·v`` with ``(∇²_xx g + γI) v = ∇_x f``, at fixed (θ, x).
@@ -402,7 +402,7 @@ def hypergradient(
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
 
     Returns:
-        a :class:`Hypergradient`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good
+        an :class:`Estimate`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good
         it is: ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula
         assumes 0).
 

@@ -266,7 +266,8 @@ class Problem:
     ``references`` names special upper variables, such as the weights that know which labels are right. ``sources`` is there
     where θ weights named data sources. ``counters()`` gives numbers that only grow, such as tokens processed: every step
     records by how much they grew. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters
-    in float32 on a base in bfloat16): finite differences are then taken over a length that fits it.
+    in float32 on a base in bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for what
+    components compute once and keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind.
     """
 
     theta0: Tree = field(validator=_floating)
@@ -282,6 +283,7 @@ class Problem:
     sources: Sources | None = None
     counters: Callable[[], Mapping[str, int]] | None = None
     precision: torch.dtype | None = None
+    kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""

@@ -23,7 +23,7 @@ from attrs import Factory, frozen
 from torch import Tensor
 
 from hgms_core.problem import Problem
-from hgms_core.records import Candidates, Cost, Hypergradient, LastStep, Record, Selection, Solution
+from hgms_core.records import Candidates, Cost, Estimate, LastStep, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -205,7 +205,7 @@ class HyperGradient(Protocol):
     ...         from hgms_core import upper_gradients
     ...         batch = problem.upper_data["differentiate"].batch(None)
     ...         loss, direct, _ = upper_gradients(lambda theta, x: problem.f(theta, x, batch), theta, branch.x)
-    ...         return Hypergradient(value=direct, upper_loss=loss, cost=Cost(upper_gradients=1)), state
+    ...         return Estimate(value=direct, upper_loss=loss, cost=Cost(upper_gradients=1)), state
     >>> problem = Problem(
     ...     theta0={"a": torch.ones(2)}, x0={"x": torch.zeros(2)},
     ...     g=lambda theta, x, batch: x["x"].square().sum(), f=lambda theta, x, batch: theta["a"].square().sum(),
@@ -223,9 +223,7 @@ class HyperGradient(Protocol):
         """What is remembered between outer steps (for example the last linear solution); ``{}`` for nothing."""
         ...
 
-    def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
-    ) -> tuple[Hypergradient, State]: ...
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]: ...
 
 
 @runtime_checkable

@@ -198,7 +198,7 @@ class Solution:
 
 
 @frozen(kw_only=True)
-class Hypergradient:
+class Estimate:
     """An estimate of ∇F(θ), and how good it is.
 
     ``value`` has the shapes of θ. ``solution`` is the linear solve behind it (None for estimators without one),

@@ -16,7 +16,7 @@ from hgms_core import (
     Candidates,
     ConfigError,
     Cost,
-    Hypergradient,
+    Estimate,
     Key,
     Mode,
     Problem,
@@ -154,7 +154,7 @@ class Exactly:
     def init(self, problem: Problem) -> State:
         return {"calls": 0}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
 
         def dense(matvec: Any, b: torch.Tensor) -> torch.Tensor:
@@ -167,13 +167,11 @@ class Exactly:
         return found, {"calls": state["calls"] + 1}
 
 
-def estimator(change: Callable[[Hypergradient], Hypergradient]) -> Any:
+def estimator(change: Callable[[Estimate], Estimate]) -> Any:
     class Changed(Exactly):
         __doc__ = DOC
 
-        def estimate(
-            self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
-        ) -> tuple[Hypergradient, State]:
+        def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
             found, state = super().estimate(problem, theta, branch, key, state)
             return change(found), state
 
@@ -183,7 +181,7 @@ def estimator(change: Callable[[Hypergradient], Hypergradient]) -> Any:
 class NoMixedTerm(Exactly):
     """Quadratic problems only: takes the curvature at the origin."""
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         moved = evolve(branch, x={name: 0.5 * leaf for name, leaf in branch.x.items()})
         found, state = super().estimate(problem, theta, moved, key, state)
         return evolve(found, upper_loss=problem.f(theta, branch.x, problem.upper_data["differentiate"].batch(None))), state
@@ -192,7 +190,7 @@ class NoMixedTerm(Exactly):
 class Remembers(Exactly):
     """Keeps what cannot be written to a file."""
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         found, _ = super().estimate(problem, theta, branch, key, {"calls": 0})
         return found, {"calls": 0, "branch": branch}
 

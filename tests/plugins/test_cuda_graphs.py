@@ -19,7 +19,7 @@ from hgms_branches import Branches
 from hgms_branches.update import gradient_on
 from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, groups, repeat
 from hgms_graphs import graphs
-from hgms_graphs.graphs import RecordedProduct, Replay, recorded
+from hgms_graphs.graphs import RecordedProduct, Recording, recorded
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
@@ -37,21 +37,21 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "RECORDING", ("cuda", "cpu"))
 
 
-def test_a_replay_sees_new_arguments_and_changes_nothing_else() -> None:
+def test_a_recording_sees_new_arguments_and_changes_nothing_else() -> None:
     given = {"x": torch.tensor([1.0, 2.0])}
-    replay = Replay(lambda tree, shift: tree["x"] * 2 + shift, given, torch.tensor(1.0))
-    assert replay({"x": torch.tensor([5.0, 6.0])}, torch.tensor(0.5)).tolist() == [10.5, 12.5]
+    double_and_shift = Recording(lambda tree, shift: tree["x"] * 2 + shift, given, torch.tensor(1.0))
+    assert double_and_shift({"x": torch.tensor([5.0, 6.0])}, torch.tensor(0.5)).tolist() == [10.5, 12.5]
     assert given["x"].tolist() == [1.0, 2.0]
 
 
-def test_a_replay_may_change_its_arguments_in_place() -> None:
+def test_a_recording_may_change_its_arguments_in_place() -> None:
     def double(x: Tensor) -> Tensor:
         x.mul_(2)
         return x.sum()
 
-    replay = Replay(double, torch.ones(2))
-    assert float(replay(torch.ones(2))) == 4.0  # what the recording itself did is undone
-    assert float(replay.run()) == 8.0
+    recording = Recording(double, torch.ones(2))
+    assert float(recording(torch.ones(2))) == 4.0  # what the recording itself did is undone
+    assert float(recording.run()) == 8.0
 
 
 def test_nothing_is_recorded_on_a_cpu_nor_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_recordings_are_freed_with_their_problem() -> None:
     state = pipeline.init(problem, 0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)
-    assert len(graphs._kept[problem]) == 2
+    assert len(problem.kept) == 2
     gone = weakref.ref(problem)
     del problem, state
     gc.collect()
@@ -197,18 +197,18 @@ def test_a_problem_made_anew_each_step_is_never_recorded() -> None:
     state = pipeline.init(problem, 0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)
-    assert not any(any(kept.values()) for kept in graphs._kept.values())
+    assert not any(problem.kept.values())
 
 
 def test_what_cannot_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(replay: Replay, function: Callable[..., Any]) -> None:
+    def refuse(recording: Recording, function: Callable[..., Any]) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
 
-    replay = object.__new__(Replay)
-    replay.arguments, replay._places = [], []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: refuse(replay, lambda: None))
+    recording = object.__new__(Recording)
+    recording.arguments, recording._places = [], []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: refuse(recording, lambda: None))
     with pytest.raises(ConfigError, match=r"as a CUDA graph: CUDA error: operation not permitted.*\n.*waits"):
-        replay._record(lambda: None)
+        recording._record(lambda: None)
 
 
 STRATEGIES: tuple[Strategy, ...] = ("vjp", "jvp", "difference")

@@ -21,8 +21,8 @@ from hgms_core import (
     ConfigError,
     Cost,
     Data,
+    Estimate,
     HyperGradient,
-    Hypergradient,
     LastStep,
     Outcome,
     Pipeline,
@@ -254,8 +254,8 @@ def test_estimators_keep_their_hands_off(estimator: Any) -> None:
     theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
     rng = torch.get_rng_state()
     branch = run.branch(1)
-    found: Hypergradient = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
-    again: Hypergradient = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
+    found: Estimate = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
+    again: Estimate = estimator.estimate(PROBLEM, theta, branch, KEY, estimator.init(PROBLEM))[0]
     assert_same(found.value, again.value)
     assert torch.equal(torch.get_rng_state(), rng)
     assert all(leaf.grad is None and leaf.requires_grad for leaf in theta.values())

@@ -18,7 +18,7 @@ def pseudoinverse(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.pinv(hessian, rtol=1e-8, hermitian=True) @ b
 
 
-def formula(problem: hgms_core.Problem, theta: hgms_core.Tree, x: hgms_core.Tree) -> hgms_core.Hypergradient:
+def formula(problem: hgms_core.Problem, theta: hgms_core.Tree, x: hgms_core.Tree) -> hgms_core.Estimate:
     return hgms_core.hypergradient(
         lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), theta, x, solver=pseudoinverse
     )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-from hgms_core import Branch, Hypergradient, Key, Problem, State, Tree, hookimpl, hypergradient
+from hgms_core import Branch, Estimate, Key, Problem, State, Tree, hookimpl, hypergradient
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Mine:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
 
         def dense(matvec: Any, b: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from hgms_core import (
     groups,
     repeat,
 )
-from hgms_graphs import Replay, recorded
+from hgms_graphs import Recording, recorded
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -87,7 +87,7 @@ class Branches:
             so memory stays that of one.
         cuda_graphs: on a GPU, record the gradient of a lower step once and launch its kernels together afterwards: for losses
             so small that launching takes longer than computing. The same numbers; needs losses that can be recorded
-            (:class:`hgms_graphs.Replay`). No effect on a CPU, nor with a tilt or a learned start.
+            (:class:`hgms_graphs.Recording`). No effect on a CPU, nor with a tilt or a learned start.
 
     Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, and activations of ``chunk`` branches; with
     ``keep_graph`` and one branch K graphs of a gradient.
@@ -254,13 +254,13 @@ class Branches:
             "lower_steps": start["lower_steps"] + self.steps,
         }
 
-    def _recorded(self, problem: Problem, theta: Tree, group: Group, index: Tensor | None) -> Replay | None:
+    def _recorded(self, problem: Problem, theta: Tree, group: Group, index: Tensor | None) -> Recording | None:
         if not self.cuda_graphs:
             return None
         step, device = gradient_on(group.loss, problem.lower_data), next(iter(group.x.values())).device
         first = None if index is None else index[..., 0, :]
         place = (group.part.start, group.part.stop) if isinstance(group.part, slice) else "one"
-        return recorded(problem, (self, place), device, lambda: Replay(step, theta, group.x, first))
+        return recorded(problem, (self, place), device, lambda: Recording(step, theta, group.x, first))
 
     def _number(self, index: Tensor) -> int:
         """A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms_core import Data, Group, Loss, Problem, Tree, detach, gradient, twice_differentiable_attention
-from hgms_graphs import Replay
+from hgms_graphs import Recording
 
 
 @frozen
@@ -36,29 +36,29 @@ def advance(
     index: Tensor | None,
     rates: list[float | Tensor],
     decay: float | Tensor,
-    replay: Replay | None = None,
+    recording: Recording | None = None,
 ) -> Tensor:
     """Moves ``group.x`` and ``moments`` in place through all steps; returns the last lower losses.
 
-    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch. ``replay``
+    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch. ``recording``
     is :func:`gradient_on` recorded for a group like this one.
     """
     leaves = list(group.x.values())
-    if replay is not None:
-        replay.load(theta, group.x, None if index is None else index[..., 0, :])
-        leaves = list(replay.arguments[1].values())
+    if recording is not None:
+        recording.load(theta, group.x, None if index is None else index[..., 0, :])
+        leaves = list(recording.arguments[1].values())
     first = list(moments.values())[: len(leaves)]
     second = list(moments.values())[len(leaves) :]
     stacked = isinstance(group.part, slice)
     loss = torch.empty(())
     for step, rate in enumerate(rates):
         numbers = None if index is None else index[..., step, :]
-        if replay is None:
+        if recording is None:
             grads, loss = gradient(group.loss, theta, group.x, data.batch(numbers))
         else:
             if numbers is not None:
-                replay.arguments[2].copy_(numbers)
-            grads, loss = replay.run()
+                recording.arguments[2].copy_(numbers)
+            grads, loss = recording.run()
         if hyper.clip is not None:
             _clip_(grads, hyper.clip, stacked)
         if not isinstance(decay, float) or decay:
@@ -71,7 +71,7 @@ def advance(
             _descend_(leaves, grads, rate)
         else:
             _adam_(hyper, leaves, grads, first, second, hyper.done + step + 1, rate)
-    if replay is not None:
+    if recording is not None:
         torch._foreach_copy_(list(group.x.values()), leaves)
         loss = loss.clone()
     return loss

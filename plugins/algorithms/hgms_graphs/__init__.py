@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hgms_graphs.graphs import RecordedProduct, Replay, recorded
+from hgms_graphs.graphs import RecordedProduct, Recording, recorded
 
 __all__ = [
     "RecordedProduct",
-    "Replay",
+    "Recording",
     "recorded",
 ]

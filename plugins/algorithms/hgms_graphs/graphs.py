@@ -1,7 +1,7 @@
 """Work of fixed shapes, recorded once and launched at once: CUDA graphs.
 
-On a GPU a small step costs what it costs to launch its kernels one by one. A :class:`Replay` records them the first time and
-then launches all of them together. Recording is asked for (``cuda_graphs = true`` of a component), because not every
+On a GPU a small step costs what it costs to launch its kernels one by one. A :class:`Recording` keeps the kernels of the first
+call and then launches all of them together. Recording is asked for (``cuda_graphs = true`` of a component), because not every
 loss can be recorded: nothing in it may wait for the device, choose by a number on it, or copy from the CPU.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,18 +19,18 @@ RECORDING = ("cuda",)
 """The types of devices on which anything is recorded."""
 
 Argument = Tensor | Tree | None
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @final
-class Replay:
+class Recording:
     """``function(*arguments)`` with the kernels that it launched for the first arguments, as often as one likes.
 
     Arguments are tensors, trees or None, of the same shapes each time; they are copied into ``arguments``, whose addresses the
     kernels know, so the function may also change those in place. What it returns is overwritten by the next call: copy what
-    is to be kept. Anything else the function reads (a batch it holds on to) has to stay where it is. Python
-    inside it runs while recording only. Autograd graphs that it builds and keeps stay valid: their saved tensors are renewed
-    by every call, and a further :class:`Replay` may go backward through them.
+    is to be kept. Anything else the function reads (a batch it holds on to) has to stay where it is. Python inside it runs
+    while recording only. Autograd graphs that it builds and keeps stay valid: their saved tensors are renewed by every call,
+    and a further :class:`Recording` may go backward through them.
 
     On a CPU, which has nothing to gain, the function is simply run again.
 
@@ -39,7 +38,7 @@ class Replay:
 
     Cost: two more calls of the function, once. Memory: a copy of the arguments, and everything the function allocates.
 
-    >>> double = Replay(lambda x: 2 * x, torch.ones(2))
+    >>> double = Recording(lambda x: 2 * x, torch.ones(2))
     >>> double(torch.tensor([1.0, 3.0]))
     tensor([2., 6.])
 
@@ -52,7 +51,7 @@ class Replay:
         self.arguments: list[Any] = [_copied(argument) for argument in arguments]
         self._places = _leaves(self.arguments)
         before = [place.clone() for place in self._places]
-        self._again: Callable[[], None]
+        self._launch: Callable[[], None]
         if self._places[0].is_cuda:
             with torch.cuda.device(self._places[0].device):
                 self._record(function)
@@ -70,13 +69,13 @@ class Replay:
 
     def run(self) -> Any:
         """The function of what is in ``arguments`` now."""
-        self._again()
+        self._launch()
         return self.outputs
 
     def _record(self, function: Callable[..., Any]) -> None:
         try:
             # Libraries set themselves up in the first call, which must not be recorded; in a stream of its own, as torch asks.
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 function(*self.arguments)
@@ -92,46 +91,66 @@ class Replay:
                 "  something in the losses waits for the device, chooses by a number on it, or copies from the CPU;\n"
                 "  leave `cuda_graphs` out, or write the loss without it"
             ) from error
-        self._again = graph.replay
+        self._launch = graph.replay
 
     def _rerun(self, function: Callable[..., Any]) -> None:
-        def again() -> None:
+        def launch() -> None:
             self.outputs = function(*self.arguments)
 
-        again()
-        self._again = again
+        launch()
+        self._launch = launch
 
 
 @final
 class RecordedProduct:
-    """A recorded operator v ↦ Av that a solver may call, or record its own iteration with.
-
-    ``record(key, function, *arguments)`` is a :class:`Replay` of a function that calls this operator, made once for a key,
-    which must hold all that the function reads beside its arguments.
+    """A recorded operator v ↦ Av that a solver may call, or record its own iteration with (:meth:`recording`).
 
     >>> product = RecordedProduct(lambda v: 2 * v, torch.zeros(2))
     >>> product(torch.tensor([1.0, 3.0]))
     tensor([2., 6.])
-    >>> product.record("shifted", lambda v: product(v) + v, torch.zeros(2))(torch.ones(2))
+    >>> product.recording("shifted", lambda v: product(v) + v, torch.zeros(2))(torch.ones(2))
     tensor([3., 3.])
 
     .. versionadded:: 0.2
     """
 
     def __init__(self, matvec: Callable[[Tensor], Tensor], like: Tensor) -> None:
-        self._matvec, self._replay = matvec, Replay(matvec, like)
-        self._kept: dict[Hashable, Replay] = {}
+        self._matvec, self._product = matvec, Recording(matvec, like)
+        self._recordings: dict[Hashable, Recording] = {}
 
     def __call__(self, v: Tensor) -> Tensor:
         if v.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._matvec(v)  # what records cannot launch a recording
-        found: Tensor = self._replay(v)
-        return found.clone()
+        product: Tensor = self._product(v)
+        return product.clone()
 
-    def record(self, key: Hashable, function: Callable[..., Any], *arguments: Argument) -> Replay:
-        if key not in self._kept:
-            self._kept[key] = Replay(function, *arguments)
-        return self._kept[key]
+    def recording(self, key: Hashable, function: Callable[..., Any], *arguments: Argument) -> Recording:
+        """A :class:`Recording` of a function that calls this operator, made once for a key, which must hold all that the
+        function reads beside its arguments."""
+        if key not in self._recordings:
+            self._recordings[key] = Recording(function, *arguments)
+        return self._recordings[key]
+
+
+def recorded(problem: Problem, key: Hashable, device: torch.device, record: Callable[[], Value]) -> Value | None:
+    """What ``record()`` returns for this problem, called at the second request and kept as long as the problem
+    (:attr:`Problem.kept`).
+
+    None at the first request, since what is done once is not worth recording, and wherever nothing is recorded (on a CPU).
+    What is recorded must not refer to the problem itself, or neither would be freed at once.
+
+    .. versionadded:: 0.2
+    """
+    if device.type not in RECORDING:
+        return None
+    key = ("recorded", key)
+    if key not in problem.kept:
+        problem.kept[key] = None
+        return None
+    if problem.kept[key] is None:
+        problem.kept[key] = record()
+    value: Value = problem.kept[key]
+    return value
 
 
 def _copied(argument: Argument) -> Argument:
@@ -147,26 +166,3 @@ def _leaves(arguments: Any) -> list[Tensor]:
     for argument in arguments:
         leaves += [] if argument is None else [argument] if isinstance(argument, Tensor) else argument.values()
     return leaves
-
-
-_kept: WeakKeyDictionary[Problem, dict[Hashable, Any]] = WeakKeyDictionary()
-
-
-def recorded(problem: Problem, key: Hashable, device: torch.device, make: Callable[[], Made]) -> Made | None:
-    """What ``make()`` records for this problem, made at the second time of asking and kept as long as the problem.
-
-    None the first time, since what is done once is not worth recording, and wherever nothing is recorded (on a CPU). What is
-    made must not refer to the problem itself, or neither would ever be freed.
-
-    .. versionadded:: 0.2
-    """
-    if device.type not in RECORDING:
-        return None
-    mine = _kept.setdefault(problem, {})
-    if key not in mine:
-        mine[key] = None
-        return None
-    if mine[key] is None:
-        mine[key] = make()
-    found: Made = mine[key]
-    return found

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 
 from attrs import frozen
 
-from hgms_core import Branch, ConfigError, Hypergradient, Key, Problem, State, Tree
+from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree
 
 
 @final
@@ -40,11 +40,11 @@ class Carried:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         aux = branch.aux
         try:
             value = {name: aux[f"theta.{name}"] for name in theta}
-            return Hypergradient(
+            return Estimate(
                 value=value, upper_loss=aux["upper_loss"], lower_gradient_norm=aux.get("lower_gradient_norm")
             ), state
         except KeyError as absent:

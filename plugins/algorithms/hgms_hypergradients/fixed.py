@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen, validators
 
-from hgms_core import Branch, Cost, Hypergradient, Key, Problem, State, Tree
+from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -40,9 +40,9 @@ class Fixed:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         batch, rows = upper_batch(problem, key, self.upper_batch_size)
         with torch.no_grad():
             loss = problem.f(theta, branch.x, batch)
         value = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
-        return Hypergradient(value=value, upper_loss=loss, cost=Cost(upper_values=1, rows=rows)), state
+        return Estimate(value=value, upper_loss=loss, cost=Cost(upper_values=1, rows=rows)), state

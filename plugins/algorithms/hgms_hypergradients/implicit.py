@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Branch, Hypergradient, Key, LinearSolver, Problem, State, Strategy, Tree, choice, implicit
+from hgms_core import Branch, Estimate, Key, LinearSolver, Problem, State, Strategy, Tree, choice, implicit
 from hgms_graphs import recorded
 from hgms_hypergradients.recorded import Recorded
 
@@ -37,7 +37,7 @@ class Implicit:
         warm_start: start the solver from the last outer step's v.
         cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as a whole afterwards; ``cg``
             then records its iteration too. For losses so small that launching takes longer than computing. The same numbers;
-            needs losses that can be recorded (:class:`hgms_graphs.Replay`). No effect on a CPU, nor with a tilt or a learned
+            needs losses that can be recorded (:class:`hgms_graphs.Recording`). No effect on a CPU, nor with a tilt or a learned
             start.
 
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a
@@ -79,7 +79,7 @@ class Implicit:
     def init(self, problem: Problem) -> State:
         return {"v": None}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         lower, upper = problem.lower_data, problem.upper_data["differentiate"]
         below = lower.draw(key.fold("lower"), self.batch_size, 1)
         above = upper.draw(key.fold("upper"), self.upper_batch_size, 1)

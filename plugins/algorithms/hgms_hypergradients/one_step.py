@@ -10,7 +10,7 @@ from attrs import field, frozen, validators
 from hgms_core import (
     Branch,
     Cost,
-    Hypergradient,
+    Estimate,
     Key,
     Problem,
     State,
@@ -75,7 +75,7 @@ class OneStep:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         data = problem.lower_data
         index = data.draw(key.fold("lower"), self.batch_size, 1)
         below, rows = data.batch(None if index is None else index[0]), data.count(self.batch_size)
@@ -92,4 +92,4 @@ class OneStep:
         value = {name: direct[name] - self.lr * mixed[name] for name in direct}
         passes = 1 if self.derivative == "exact" else 2
         cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=(1 + passes) * rows + upper_rows)
-        return Hypergradient(value=value, upper_loss=loss, lower_gradient_norm=norm(slope), cost=cost), state
+        return Estimate(value=value, upper_loss=loss, lower_gradient_norm=norm(slope), cost=cost), state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hgms_core import Data, Linearization, Loss, Strategy, Tree
-from hgms_graphs import RecordedProduct, Replay
+from hgms_graphs import RecordedProduct, Recording
 
 
 class Recorded:
@@ -29,11 +29,11 @@ class Recorded:
             self.eager = Linearization.of(lambda t, x: f(t, x, upper_batch), lambda t, x: g(t, x, lower_batch), theta, x, *how)
             return self.eager.upper_loss, self.eager.direct, self.eager.rhs, self.eager.slope
 
-        self._levels = Replay(linearize, *arguments)
+        self._levels = Recording(linearize, *arguments)
         self._levels.run()  # what is recorded next starts from numbers
         like = torch.zeros_like(self.eager.rhs)
         self._product = RecordedProduct(lambda v: self.eager.matvec(v), like)
-        self._mixed = Replay(lambda v: self.eager.mixed(v), like)
+        self._mixed = Recording(lambda v: self.eager.mixed(v), like)
 
     def at(self, *arguments: Any) -> Linearization:
         """At (θ, x, lower row numbers, upper row numbers); valid until the next call."""

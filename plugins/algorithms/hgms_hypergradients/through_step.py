@@ -12,7 +12,7 @@ from hgms_core import (
     Branch,
     ConfigError,
     Cost,
-    Hypergradient,
+    Estimate,
     Key,
     LastStep,
     Problem,
@@ -93,7 +93,7 @@ class ThroughStep:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         step = self._step(branch, key.fold("lower"))
         above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
         cost, slope, end = step.cost, None, branch.x
@@ -118,7 +118,7 @@ class ThroughStep:
             passes = 1 if self.derivative == "exact" else 2
             spent = Cost(cross_products=1, rows=passes * step.rows)
         value = {name: direct[name] - step.rate * mixed[name] for name in direct}
-        return Hypergradient(
+        return Estimate(
             value=value,
             upper_loss=loss,
             lower_gradient_norm=None if slope is None else norm(slope),

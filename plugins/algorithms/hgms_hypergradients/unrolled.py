@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen, validators
 
-from hgms_core import Branch, Cost, Hypergradient, Key, Problem, State, Tree, detach
+from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, detach
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -49,7 +49,7 @@ class Unrolled:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Hypergradient, State]:
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         batch, rows = upper_batch(problem, key, self.upper_batch_size)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         x, cost = branch.replay(leaves, self.last)
@@ -60,4 +60,4 @@ class Unrolled:
             else:
                 grads = tuple(torch.zeros_like(leaf) for leaf in leaves.values())
         found = detach(dict(zip(leaves, grads, strict=True)))
-        return Hypergradient(value=found, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state
+        return Estimate(value=found, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome, Solution, Tree, clone
-from hgms_graphs import Replay
+from hgms_graphs import RecordedProduct
 
 dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
@@ -34,10 +34,8 @@ def pcg(
 
     The recursion's residual is checked with one product at the end, except where a short solve was cut off. Where it was too
     optimistic the iteration goes on from the true residual, as long as that still falls; else the numbers can do no better, and
-    the outcome is STAGNATED. With an operator that can record (:class:`hgms_graphs.RecordedProduct`), an iteration is
-    one launch.
+    the outcome is STAGNATED. Of a :class:`hgms_graphs.RecordedProduct` an iteration is one launch.
     """
-    record = getattr(system.matvec, "record", None)
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
     size = norm(r)
@@ -56,11 +54,11 @@ def pcg(
             "x": x, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes, "active": active, "steps": steps,
             "best": best, "smallest": smallest, "curvature": curvature, "largest": largest, "floor": floor, "ceiling": ceiling,
         }  # fmt: skip
-        if record is None or precondition is not None:
+        if isinstance(system.matvec, RecordedProduct) and precondition is None:
+            state = _recorded(system.matvec, system, state, max_steps)
+        else:
             while state["active"].any():
                 state = iteration(system, state, max_steps, precondition)
-        else:
-            state = _replayed(record, system, state, max_steps)
         x, r, size, codes, active, steps = (state[name] for name in ("x", "r", "size", "codes", "active", "steps"))
         best, smallest, curvature, largest = (state[name] for name in ("best", "smallest", "curvature", "largest"))
 
@@ -122,8 +120,8 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: P
     }  # fmt: skip
 
 
-def _replayed(record: Callable[..., Replay], system: LinearSystem, state: Tree, max_steps: int) -> Tree:
-    """The iterations of a system whose operator can be recorded: each is one launch."""
+def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
+    """The iterations of a system whose operator is recorded: each is one launch."""
     counted = copy.copy(system)  # what the recording itself calls is not counted
 
     def advance(state: Tree) -> Tensor:
@@ -133,10 +131,10 @@ def _replayed(record: Callable[..., Replay], system: LinearSystem, state: Tree, 
                 state[name].copy_(leaf)
         return after["active"].any()
 
-    replay = record(("pcg", system.ridge, max_steps), advance, state)
-    replay.load(state)
+    recording = product.recording(("pcg", system.ridge, max_steps), advance, state)
+    recording.load(state)
     going = True
     while going:
-        going = bool(replay.run())
+        going = bool(recording.run())
         system.products += 1
-    return clone(replay.arguments[0])
+    return clone(recording.arguments[0])

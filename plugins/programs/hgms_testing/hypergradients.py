@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from hgms_core import Hypergradient, Key, Loss, Ravel, Tree
+from hgms_core import Estimate, Key, Loss, Ravel, Tree
 from hgms_testing import problems
 from hgms_testing.kit import Check, demand, difference, fail, place, shown, snapshot
 from hgms_testing.outer import through_json
@@ -40,12 +40,12 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
     return inputs, call
 
 
-def estimated(estimator: Any, known: problems.Known) -> Hypergradient:
+def estimated(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
     estimate, _ = estimator.estimate(problem, known.theta, known.branch(), KEY, estimator.init(problem))
     demand(
-        isinstance(estimate, Hypergradient),
-        f"estimate returns {type(estimate).__name__} first; return a Hypergradient and a state",
+        isinstance(estimate, Estimate),
+        f"estimate returns {type(estimate).__name__} first; return an Estimate and a state",
     )
     return estimate  # type: ignore[no-any-return]
 
