@@ -81,8 +81,8 @@ def check_component(component: Any) -> dict[str, str]:
     """
     checks = list(checks_of(component))
     expected = failures_of(type(component), checks)
-    found = {check.name: verdict(check, component, expected)[0] for check in checks}
-    return {name: fault for name, fault in found.items() if fault}
+    verdicts = {check.name: verdict(check, component, expected)[0] for check in checks}
+    return {name: fault for name, fault in verdicts.items() if fault}
 
 
 def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str]:
@@ -111,22 +111,22 @@ def parametrize_with_checks(components: Sequence[Any], expected_failures: Failur
         raise MissingExtra("the conformance kit's decorator needs pytest\n  pip install pytest") from None
     rows = []
     for label, component in zip(_labels(components), components, strict=True):
-        given = expected_failures(component) if callable(expected_failures) else (expected_failures or {})
+        expected = expected_failures(component) if callable(expected_failures) else (expected_failures or {})
         checks = list(checks_of(component))
-        for name in given:
+        for name in expected:
             if name not in {check.name for check in checks} and (callable(expected_failures) or len(components) == 1):
                 raise ConfigError(unknown("check", name, [check.name for check in checks]))
-        given = {**failures_of(type(component), checks), **given}
+        expected = {**failures_of(type(component), checks), **expected}
         imports.announce(type(component).__module__)
         for check in checks:
-            marks = [pytest.mark.xfail(strict=True, reason=given[check.name])] if check.name in given else []
+            marks = [pytest.mark.xfail(strict=True, reason=expected[check.name])] if check.name in expected else []
             rows.append(pytest.param(component, check, id=f"{label}-{check.name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), rows)
 
 
 def _labels(components: Sequence[Any]) -> list[str]:
     """Names; where two have one, what tells them apart is added."""
-    names = [str(getattr(each, "name", type(each).__name__)) for each in components]
+    names = [str(getattr(item, "name", type(item).__name__)) for item in components]
     labels = []
     for name, component in zip(names, components, strict=True):
         if isinstance(component, type):
@@ -136,8 +136,8 @@ def _labels(components: Sequence[Any]) -> list[str]:
         if names.count(name) == 1 or not attrs.has(type(component)):
             labels.append(name)
             continue
-        own = [one for one in attrs.fields(type(component)) if getattr(component, one.name) != one.default]
-        labels.append(f"{name}({','.join(f'{one.name}={getattr(component, one.name)!r}' for one in own)})")
+        own = [field for field in attrs.fields(type(component)) if getattr(component, field.name) != field.default]
+        labels.append(f"{name}({','.join(f'{field.name}={getattr(component, field.name)!r}' for field in own)})")
     return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]
 
 

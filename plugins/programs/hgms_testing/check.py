@@ -36,15 +36,15 @@ def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterato
         yield from _composition(cls)
         return
     kind = kind if kind is not None else kind_of(cls)
-    asked = []
+    answered = []
     declared = getattr(cls, "testing_failures", None)
     for question in class_checks(kind):
-        asked.append(question.name)
+        answered.append(question.name)
         result = Result(question.name, *verdict(question, cls, declared if isinstance(declared, Mapping) else {}))
         yield result
         if result.fault and question.name == "registration":
             return
-    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind)), asked)
+    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind)), answered)
 
 
 def _composition(target: Composition) -> Iterator[Result]:
@@ -55,7 +55,7 @@ def _composition(target: Composition) -> Iterator[Result]:
 
 
 def _of_an_instance(
-    target: type | Composition, questions_for: Callable[[object], list[Check]], asked: Sequence[str] = ()
+    target: type | Composition, questions_for: Callable[[object], list[Check]], answered: Sequence[str] = ()
 ) -> Iterator[Result]:
     """The checks of an instance but those that were ``asked`` already."""
     try:
@@ -67,12 +67,12 @@ def _of_an_instance(
         return
     yield Result("construction")
     for question in questions:
-        if question.name not in asked:
+        if question.name not in answered:
             asked_of = instance_of(target, question) if isinstance(target, Composition) else instance
             yield Result(question.name, *verdict(question, asked_of, expected))
 
 
-def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
+def target_of(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
     """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
     ``cg``, and ``method:soba`` where two kinds have one of that name."""
     plugins.host(files)
@@ -90,7 +90,7 @@ def found(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | C
         several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
         raise ConfigError(f"{name!r} is {' and '.join(kind.one for kind in kinds)}; write {several}")
     if not kinds:
-        every = sorted({each.name for each in known.components()})
+        every = sorted({component.name for component in known.components()})
         near = closest(name, every)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(

@@ -29,7 +29,7 @@ def check(ctx: click.Context, spec: str, files: Sequence[str], as_json: bool) ->
     cg, hg-ms; or generator:soba where two kinds have one of the name.
     """
 
-    kind, target = checks.found(spec, files)
+    kind, target = checks.target_of(spec, files)
     with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
         results = list(checks.check(target, kind))
     failures = sum(bool(result.fault) for result in results)
@@ -85,11 +85,11 @@ def check_gradient(
     for assignment in sets:
         if assignment.split(".")[0] not in ("task", "method") or (assignment.startswith("method.") and not method):
             raise ConfigError(f"--set {assignment}: write task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""))
-    made = built(task, Task, [one for one in sets if one.startswith("task.")])
-    traits = frozenset(getattr(made, "traits", ()))
-    other = built(method, Method, [one for one in sets if one.startswith("method.")], traits) if method else None
+    instance = built(task, Task, [text for text in sets if text.startswith("task.")])
+    traits = frozenset(getattr(instance, "traits", ()))
+    other = built(method, Method, [text for text in sets if text.startswith("method.")], traits) if method else None
 
-    report = check_task(made, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other)
+    report = check_task(instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other)
     if as_json:
         print_json(attrs.asdict(report))
     else:

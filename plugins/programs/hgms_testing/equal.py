@@ -118,12 +118,12 @@ def _trained(method: Any, problem: Problem, seed: int) -> Tree:
 
 def _by_chance(trial: Callable[[int], Mapping[str, Departure]]) -> None:
     seen = [trial(0)]
-    if all(each.size <= 1e-6 for each in seen[0].values()):
+    if all(departure.size <= 1e-6 for departure in seen[0].values()):
         return
     suspects: list[str] = []
     for looks, limit in LOOKS.items():
         seen += [trial(seed) for seed in range(len(seen), looks)]
-        suspects = [says for name in seen[0] if (says := _beyond([each[name] for each in seen], limit))]
+        suspects = [says for name in seen[0] if (says := _beyond([departure[name] for departure in seen], limit))]
         if not suspects:
             return
     fail("; ".join(suspects))
@@ -131,8 +131,8 @@ def _by_chance(trial: Callable[[int], Mapping[str, Departure]]) -> None:
 
 def _beyond(departures: list[Departure], limit: float) -> str:
     """What is to be said where the mean is beyond chance; empty where it is not."""
-    values = torch.tensor([each.value for each in departures], dtype=torch.float64)
-    beside = torch.tensor([run for each in departures for run in each.beside], dtype=torch.float64)
+    values = torch.tensor([departure.value for departure in departures], dtype=torch.float64)
+    beside = torch.tensor([run for departure in departures for run in departure.beside], dtype=torch.float64)
     mean, typical = float(values.mean()), float(beside.square().mean().sqrt())
     size = mean if departures[0].one_sided else abs(mean)
     t = size / max(float(values.std()) / math.sqrt(len(values)), 1e-12)

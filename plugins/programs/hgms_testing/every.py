@@ -69,7 +69,7 @@ def check_types(component: Any) -> None:
 
 def check_frozen(component: Any) -> None:
     """An instance cannot be changed: its fields are its hyper-parameters, and state is a value."""
-    for name in ("name", *(one.name for one in attrs.fields(type(component)))):
+    for name in ("name", *(field.name for field in attrs.fields(type(component)))):
         try:
             setattr(component, name, getattr(component, name))
         except (attrs.exceptions.FrozenError, AttributeError):

@@ -93,7 +93,7 @@ class _Level:
                 break
             step = _pseudo_solve(self.hessian(x), gradient)[0]
             moved = [(x - length * step, *self.slope(x - length * step)) for length in (1.0, 0.5, 0.1)]
-            after, value_after, gradient_after = min(moved, key=lambda each: float(each[2].norm()))
+            after, value_after, gradient_after = min(moved, key=lambda trial: float(trial[2].norm()))
             if not float(gradient_after.norm()) < size:
                 break
             x, value, gradient = after, value_after, gradient_after
@@ -113,8 +113,8 @@ class _Level:
             return value, gradient.numpy()
 
         options = {"maxiter": 5_000, "maxfun": 10_000, "maxcor": 50, "gtol": 1e-9, "ftol": 1e-16}
-        found = minimize(both, start.numpy(), jac=True, method="L-BFGS-B", options=options)
-        return torch.from_numpy(found.x)
+        minimum = minimize(both, start.numpy(), jac=True, method="L-BFGS-B", options=options)
+        return torch.from_numpy(minimum.x)
 
 
 def _pseudo_solve(hessian: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, float, float]:
@@ -125,7 +125,7 @@ def _pseudo_solve(hessian: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, floa
     curved = values.abs() > FLAT * largest
     parts = vectors.T @ b
     safe = torch.where(curved, values, torch.ones_like(values))
-    inverse = [torch.where(curved, parts / each, torch.zeros_like(parts)) for each in (safe.abs(), safe)]
+    inverse = [torch.where(curved, parts / eigenvalues, torch.zeros_like(parts)) for eigenvalues in (safe.abs(), safe)]
     along = float(parts[~curved].norm() / b.norm().clamp_min(1e-300))
     return vectors @ inverse[0], vectors @ inverse[1], int((~curved).sum()), float(values.min()) / largest, along
 
@@ -192,10 +192,10 @@ class _Point:
         generator = Key(0).fold("kink").generator()
         v = torch.randn(len(self.x), generator=generator, dtype=self.x.dtype)
         step = 1e-5 * (1 + self.x.norm()) / v.norm()
-        found = (level.slope(self.x + step * v)[1] - level.slope(self.x - step * v)[1]) / (2 * step)
+        change = (level.slope(self.x + step * v)[1] - level.slope(self.x - step * v)[1]) / (2 * step)
         at = curvature(lambda tree: level.value(self.spec.ravel(tree)), self.spec.unravel(self.x))
         product = at.matvec(v)
-        return float((found - product).norm() / product.norm().clamp_min(1e-30))
+        return float((change - product).norm() / product.norm().clamp_min(1e-30))
 
 
 def check_task(
@@ -236,8 +236,8 @@ def check_problem(
     for number, theta in enumerate(_points(problem, Key(seed).fold("check-gradient"), points)):
         try:
             point = _Point.at(problem, theta, exact)
-            found, flat = point.hypergradient()
-            new = list(_compare(point, found, number, directions, Key(seed).fold("directions", number), tolerance))
+            formula, flat = point.hypergradient()
+            new = list(_compare(point, formula, number, directions, Key(seed).fold("directions", number), tolerance))
         except Unsolved as why:
             notes.append(f"point {number}: not checked: {why}")
             continue
@@ -250,7 +250,7 @@ def check_problem(
             notes.append(
                 f"point {number}: g is not twice differentiable at its minimiser (products with H are off by {gap:.0e})"
             )
-        notes += _compare_others(point, found, number, tolerance, method, seed)
+        notes += _compare_others(point, formula, number, tolerance, method, seed)
     bad = [row for row in rows if row.verdict == "MISMATCH"] + [note for note in notes if "MISMATCH" in note]
     if not rows:
         verdict = "nothing could be checked"
@@ -276,9 +276,9 @@ def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
         )
 
 
-def _compare(point: _Point, found: Tree, number: int, directions: int, key: Key, tolerance: float) -> Iterator[Row]:
+def _compare(point: _Point, formula: Tree, number: int, directions: int, key: Key, tolerance: float) -> Iterator[Row]:
     spec = Ravel.of(point.theta)
-    flat, slope = spec.ravel(point.theta), spec.ravel(found)
+    flat, slope = spec.ravel(point.theta), spec.ravel(formula)
     if len(flat) <= directions:
         tried = {f"θ[{i}]": unit for i, unit in enumerate(torch.eye(len(flat), dtype=flat.dtype))}
     else:
@@ -287,11 +287,15 @@ def _compare(point: _Point, found: Tree, number: int, directions: int, key: Key,
     for name, unit in tried.items():
         along = functools.partial(_shifted, point, spec, flat, unit)
         difference, doubt = _slope(along, 1e-3)
-        said = float(slope @ unit)
+        formula_slope = float(slope @ unit)
         scale = max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
-        error = abs(said - difference) / scale
-        verdict = "ok" if error <= tolerance else "ok, to rounding" if abs(said - difference) <= 10 * doubt else "MISMATCH"
-        yield Row(point=number, direction=name, hypergradient=said, difference=difference, error=error, verdict=verdict)
+        error = abs(formula_slope - difference) / scale
+        verdict = (
+            "ok" if error <= tolerance else "ok, to rounding" if abs(formula_slope - difference) <= 10 * doubt else "MISMATCH"
+        )
+        yield Row(
+            point=number, direction=name, hypergradient=formula_slope, difference=difference, error=error, verdict=verdict
+        )
 
 
 def _shifted(point: _Point, spec: Ravel, flat: Tensor, unit: Tensor, shift: float) -> float:
@@ -306,10 +310,10 @@ def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
     return (4 * narrow - wide) / 3, rounding
 
 
-def _compare_others(point: _Point, found: Tree, number: int, tolerance: float, method: Any, seed: int) -> list[str]:
+def _compare_others(point: _Point, formula: Tree, number: int, tolerance: float, method: Any, seed: int) -> list[str]:
     """Notes on the closed form's hypergradient and on a method's estimator, each as a whole vector."""
-    spec = Ravel.of(found)
-    slope = spec.ravel(found)
+    spec = Ravel.of(formula)
+    slope = spec.ravel(formula)
 
     def off(other: Tree) -> float:
         return float((spec.ravel(other) - slope).norm() / slope.norm().clamp_min(1e-300))

@@ -54,11 +54,11 @@ def _close(estimator: Any, known: problems.Known) -> None:
     exact, spec = known.gradient(), Ravel.of(known.theta)
     value = estimated(estimator, known).value
     demand(set(value) == set(exact), f"it has the leaves {sorted(value)}, θ has {sorted(exact)}")
-    one, other = spec.ravel(exact), spec.ravel(value)
-    error = float((one - other).norm() / one.norm())
+    wanted, came = spec.ravel(exact), spec.ravel(value)
+    error = float((wanted - came).norm() / wanted.norm())
     if error > TOLERANCE:
-        what = f"h = {shown(other)}, ∇F = {shown(one)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
-        fail(what + _likely(known, one, other))
+        what = f"h = {shown(came)}, ∇F = {shown(wanted)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
+        fail(what + _likely(known, wanted, came))
 
 
 def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
@@ -77,7 +77,7 @@ def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
         "∂f/∂θ is missing": exact - direct,
     }
     size = TOLERANCE * exact.norm()
-    return next((f"; {what}" for what, each in neighbours.items() if (came - each).norm() <= size), "")
+    return next((f"; {what}" for what, value in neighbours.items() if (came - value).norm() <= size), "")
 
 
 def check_structure(estimator: Any) -> None:
@@ -88,8 +88,8 @@ def check_structure(estimator: Any) -> None:
     demand(wanted == came, f"θ has {wanted}, h has {came}")
     bad = [name for name, leaf in estimate.value.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
     demand(not bad, f"the leaf {bad} of h has a graph or is not finite")
-    exact, told = float(known.value(known.theta)), float(estimate.upper_loss)
-    demand(abs(exact - told) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {told:.6g}, f is {exact:.6g}")
+    exact, loss = float(known.value(known.theta)), float(estimate.upper_loss)
+    demand(abs(exact - loss) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {loss:.6g}, f is {exact:.6g}")
 
 
 def check_closed_form_bowl(estimator: Any) -> None:
@@ -160,6 +160,8 @@ def check_state(estimator: Any) -> None:
     branch = known.branch(steps=7)
     _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
-    one, other = (estimator.estimate(known.problem, moved, branch, KEY, each)[0].value for each in (state, through_json(state)))
-    differs = difference(snapshot(one), snapshot(other))
+    first, second = (
+        estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value for memory in (state, through_json(state))
+    )
+    differs = difference(snapshot(first), snapshot(second))
     demand(not differs, f"after its state was saved and loaded {differs}")

@@ -13,7 +13,7 @@ modules, paths, folder = json.loads(sys.argv[1])
 sys.path[:] = sorted(paths, key=lambda each: each == folder)  # last: a random.py there is not the standard library's
 import numpy, torch
 import hgms_core
-from hgms_core.discovery import watched
+from hgms_core.sandbox import watched
 sys.path[:] = paths
 touched = []
 def refuse(what):
@@ -71,12 +71,12 @@ def observed(module: str) -> dict[str, object]:
     """What importing ``module`` touched (network, CUDA), drew, printed and raised, and how long it took."""
     where = announce(module)
     if where not in _seen:
-        asked = sorted(_waiting)
+        modules = sorted(_waiting)
         folder = str(Path.cwd())
-        told = json.dumps([asked, [folder if each == "" else each for each in sys.path], folder])
-        done = subprocess.run([sys.executable, "-P", "-c", WATCH, told], capture_output=True, text=True, timeout=300)
+        request = json.dumps([modules, [folder if entry == "" else entry for entry in sys.path], folder])
+        done = subprocess.run([sys.executable, "-P", "-c", WATCH, request], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"the interpreter that imports {module} ended with {done.returncode}: {done.stderr}")
-        _seen.update(zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True))
+        _seen.update(zip(modules, json.loads(done.stdout.splitlines()[-1]), strict=True))
         _waiting.clear()
     return _seen[where]

@@ -42,8 +42,8 @@ def instance_of(cls: Any, check: Check | None = None) -> Any:
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
     hints = type_hints(cls)
-    required = [one for one in attrs.fields(cls) if one.init and one.default is attrs.NOTHING]
-    parts = {one.alias: _part(PROTOCOLS[hints[one.name]]) for one in required if hints[one.name] in PROTOCOLS}
+    required = [field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
+    parts = {field.alias: _part(PROTOCOLS[hints[field.name]]) for field in required if hints[field.name] in PROTOCOLS}
     try:
         return cls(**parts)
     except TypeError as error:
@@ -76,7 +76,9 @@ FIRST = {"generator": "branches", "hypergradient": "implicit"}
 
 def _part(kind: registry.Kind) -> Any:
     """A registered component of a kind."""
-    for component in sorted(registry.default().components(kind.name), key=lambda each: each.name != FIRST.get(kind.name)):
+    for component in sorted(
+        registry.default().components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)
+    ):
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
                 return instance_of(component.target)

@@ -118,8 +118,8 @@ class Check:
 def _where(error: BaseException) -> str:
     """The last place outside torch and the kit's own folder, where there is one."""
     here = Path(__file__).parent
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if here not in Path(each.filename).parents]
-    own = [each for each in frames if "site-packages" not in each.filename] or frames
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if here not in Path(frame.filename).parents]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
@@ -151,11 +151,11 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, Data | Problem | Key) or callable(value):
         return None
     if isinstance(value, Mapping):
-        return {key: snapshot(each) for key, each in value.items()}
+        return {key: snapshot(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [snapshot(each) for each in value]
+        return [snapshot(item) for item in value]
     if attrs.has(type(value)):
-        return {one.name: snapshot(getattr(value, one.name)) for one in attrs.fields(type(value))}
+        return {attribute.name: snapshot(getattr(value, attribute.name)) for attribute in attrs.fields(type(value))}
     return value
 
 
@@ -164,42 +164,45 @@ def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {place or "the value": value}
     if isinstance(value, Mapping):
-        pairs = [(str(key), each) for key, each in value.items()]
+        pairs = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
-        pairs = [(str(i), each) for i, each in enumerate(value)]
+        pairs = [(str(i), item) for i, item in enumerate(value)]
     else:
         return {}
-    return {name: leaf for key, each in pairs for name, leaf in tensors(each, f"{place}.{key}" if place else key).items()}
+    return {name: leaf for key, item in pairs for name, leaf in tensors(item, f"{place}.{key}" if place else key).items()}
 
 
-def difference(one: Any, other: Any, place: str = "", rtol: float = 0.0) -> str:
+def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> str:
     """Where two snapshots differ, and how; empty where they are equal (bit for bit without ``rtol``)."""
     at = place or "the value"
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            return f"{at} is {other.dtype} {list(other.shape)} instead of {one.dtype} {list(one.shape)}"
-        close = torch.allclose(one, other, rtol=rtol, atol=rtol, equal_nan=True) if one.dtype.is_floating_point else False
-        if not close and not torch.equal(one, other):
-            return f"{at} is {shown(other)} instead of {shown(one)}"
+    if isinstance(wanted, Tensor) and isinstance(came, Tensor):
+        if (wanted.shape, wanted.dtype) != (came.shape, came.dtype):
+            return f"{at} is {came.dtype} {list(came.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
+        close = torch.allclose(wanted, came, rtol=rtol, atol=rtol, equal_nan=True) if wanted.dtype.is_floating_point else False
+        if not close and not torch.equal(wanted, came):
+            return f"{at} is {shown(came)} instead of {shown(wanted)}"
         return ""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        if set(one) != set(other):
-            return f"{at} has the names {sorted(map(str, other))} instead of {sorted(map(str, one))}"
-        found = (difference(one[key], other[key], f"{place}.{key}" if place else str(key), rtol) for key in one)
-        return next(filter(None, found), "")
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+    if isinstance(wanted, Mapping) and isinstance(came, Mapping):
+        if set(wanted) != set(came):
+            return f"{at} has the names {sorted(map(str, came))} instead of {sorted(map(str, wanted))}"
+        differences = (difference(wanted[key], came[key], f"{place}.{key}" if place else str(key), rtol) for key in wanted)
+        return next(filter(None, differences), "")
+    if isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
         return next(
-            filter(None, (difference(a, b, f"{place}[{i}]", rtol) for i, (a, b) in enumerate(zip(one, other, strict=True)))), ""
+            filter(None, (difference(a, b, f"{place}[{i}]", rtol) for i, (a, b) in enumerate(zip(wanted, came, strict=True)))),
+            "",
         )
-    same = one == other or (one != one and other != other)
-    if isinstance(one, float) and isinstance(other, float) and rtol:
-        same = same or abs(one - other) <= rtol * (1 + abs(one))
-    return "" if same else f"{at} is {other!r} instead of {one!r}"
+    same = wanted == came or (wanted != wanted and came != came)
+    if isinstance(wanted, float) and isinstance(came, float) and rtol:
+        same = same or abs(wanted - came) <= rtol * (1 + abs(wanted))
+    return "" if same else f"{at} is {came!r} instead of {wanted!r}"
 
 
 def shown(tensor: Tensor) -> str:
     """A tensor for a message: a few numbers, and its shape where there are more."""
-    numbers = [f"{each:.6g}" if isinstance(each, float) else str(each) for each in tensor.detach().reshape(-1)[:6].tolist()]
+    numbers = [
+        f"{number:.6g}" if isinstance(number, float) else str(number) for number in tensor.detach().reshape(-1)[:6].tolist()
+    ]
     more = f", … (shape {list(tensor.shape)})" if tensor.numel() > 6 else ""
     return f"[{', '.join(numbers)}{more}]" if tensor.dim() else (numbers[0] if numbers else "[]")
 

@@ -95,10 +95,10 @@ def check_roles(method: Any) -> None:
     problem, tally = oracle.watched(plain)
     other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
     ends = []
-    for each in (problem, evolve(plain, upper_data=other)):
-        state = method.init(each, 0)
+    for variant in (problem, evolve(plain, upper_data=other)):
+        state = method.init(variant, 0)
         for step in range(3):
-            state, _ = method.step(each, state, step / 3)
+            state, _ = method.step(variant, state, step / 3)
         ends.append(method.result(state))
     demand(not tally.on_stop, f"{tally.on_stop} backward passes went through f on rows of the role `stop`")
     if "stop-rows" not in needs(method):
@@ -143,8 +143,8 @@ def check_optimum(method: Any) -> None:
 
 
 def _distance(method: Any, problem: Problem, state: Any) -> float:
-    (told,) = problem.evaluate(*method.result(state)).values()
-    return float(told)
+    (distance,) = problem.evaluate(*method.result(state)).values()
+    return float(distance)
 
 
 def _run(method: Any, problem: Problem, budget: Budget, folder: Path | None = None, resume: bool = False) -> RunResult:
@@ -202,10 +202,10 @@ class _Within:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.method, name)
 
-    def step(self, *given: Any) -> Any:
+    def step(self, *arguments: Any) -> Any:
         self.left -= 1
         demand(self.left >= 0, "its oracle_calls stop growing while the budget is not spent, so that such a run never ends")
-        return self.method.step(*given)
+        return self.method.step(*arguments)
 
 
 def check_failure(method: Any) -> None:

@@ -180,10 +180,10 @@ class _Draws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        if isinstance(found, Tensor) and any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
-            self.drawn.append(found.detach().clone())
-        return found
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
+            self.drawn.append(result.detach().clone())
+        return result
 
 
 @contextlib.contextmanager
@@ -193,6 +193,6 @@ def draws() -> Iterator[list[Tensor]]:
         yield mode.drawn
 
 
-def same_draws(one: list[Tensor], other: list[Tensor]) -> bool:
+def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether numbers were drawn, and the very same ones both times."""
-    return bool(one) and len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(first) and len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

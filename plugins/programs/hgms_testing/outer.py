@@ -76,8 +76,8 @@ def check_quadratic(outer: Any) -> None:
     }
     if refused(lambda: outer.init(theta)):
         return
-    found, _ = _run(outer, theta, lambda at: {name: leaf - target[name] for name, leaf in at.items()})
-    demand(_distance(found, target) <= 0.1, f"it ends at a = {shown(found['a'])}, c is {shown(target['a'])}")
+    theta_end, _ = _run(outer, theta, lambda at: {name: leaf - target[name] for name, leaf in at.items()})
+    demand(_distance(theta_end, target) <= 0.1, f"it ends at a = {shown(theta_end['a'])}, c is {shown(target['a'])}")
 
 
 def check_simplex(outer: Any) -> None:
@@ -86,9 +86,9 @@ def check_simplex(outer: Any) -> None:
         "a": torch.tensor([0.6, 0.3, 0.1], dtype=F64, device=place()),
         "b": torch.tensor([0.8, 0.2], dtype=F64, device=place()),
     }
-    found, _ = _run(outer, start(), lambda at: {name: leaf - target[name] for name, leaf in at.items()})
-    demand(_distance(found, target) <= 0.1, f"it ends at a = {shown(found['a'])}, the target is {shown(target['a'])}")
-    sums = torch.stack([leaf.sum() for leaf in found.values()])
+    theta_end, _ = _run(outer, start(), lambda at: {name: leaf - target[name] for name, leaf in at.items()})
+    demand(_distance(theta_end, target) <= 0.1, f"it ends at a = {shown(theta_end['a'])}, the target is {shown(target['a'])}")
+    sums = torch.stack([leaf.sum() for leaf in theta_end.values()])
     demand((sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1")
 
 
@@ -114,6 +114,6 @@ def check_state(outer: Any) -> None:
 
     theta, state = _run(outer, start(), gradient, 5)
     again = through_json(state)
-    one, other = (outer.step(theta, gradient(theta), each, 0.5) for each in (state, again))
-    differs = difference(snapshot(one[0]), snapshot(other[0]))
+    first, second = (outer.step(theta, gradient(theta), memory, 0.5) for memory in (state, again))
+    differs = difference(snapshot(first[0]), snapshot(second[0]))
     demand(not differs, f"after its state was saved and loaded {differs}")

@@ -28,9 +28,9 @@ def checks() -> Iterator[Check]:
 
 def exercise(selector: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     known = problems.ridge(dtype, variant)
-    found = candidates(dtype, variant)
-    inputs = {"theta": known.theta, "candidates": found, "rows": known.problem.upper_data["select"].whole}
-    return inputs, lambda: selector.select(known.problem, known.theta, found, KEY)
+    stack = candidates(dtype, variant)
+    inputs = {"theta": known.theta, "candidates": stack, "rows": known.problem.upper_data["select"].whole}
+    return inputs, lambda: selector.select(known.problem, known.theta, stack, KEY)
 
 
 def candidates(dtype: torch.dtype = torch.float64, variant: int = 0) -> Candidates:
@@ -38,32 +38,32 @@ def candidates(dtype: torch.dtype = torch.float64, variant: int = 0) -> Candidat
     return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
 
-def selected(selector: Any, found: Candidates, key: Key = KEY) -> Selection:
+def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
     """The selection, after its shapes were found right."""
     known = problems.ridge()
-    selection: Selection = selector.select(known.problem, known.theta, found, key)
+    selection: Selection = selector.select(known.problem, known.theta, stack, key)
     demand(isinstance(selection, Selection), f"select returns {type(selection).__name__}; return a hgms_core.Selection")
     index = selection.index
     demand(
         isinstance(index, Tensor) and index.dim() == 0 and not index.is_floating_point(),
         f"index is {index!r}; it is one whole number",
     )
-    demand(0 <= int(index) < found.count, f"index is {int(index)} of {found.count} candidates")
+    demand(0 <= int(index) < stack.count, f"index is {int(index)} of {stack.count} candidates")
     demand(
-        selection.scores.shape == (found.count,), f"scores has the shape {list(selection.scores.shape)}, not [{found.count}]"
+        selection.scores.shape == (stack.count,), f"scores has the shape {list(selection.scores.shape)}, not [{stack.count}]"
     )
     return selection
 
 
-def rows(found: Candidates, order: Tensor) -> Candidates:
-    assert found.losses is not None
-    return Candidates(x={name: leaf[order] for name, leaf in found.x.items()}, losses=found.losses[order])
+def rows(stack: Candidates, order: Tensor) -> Candidates:
+    assert stack.losses is not None
+    return Candidates(x={name: leaf[order] for name, leaf in stack.x.items()}, losses=stack.losses[order])
 
 
-def spoilt(found: Candidates, which: list[int], value: float = math.nan) -> Candidates:
-    x: Tree = {name: leaf.clone() for name, leaf in found.x.items()}
+def spoilt(stack: Candidates, which: list[int], value: float = math.nan) -> Candidates:
+    x: Tree = {name: leaf.clone() for name, leaf in stack.x.items()}
     x["w"][which, 0] = value
-    return Candidates(x=x, losses=found.losses)
+    return Candidates(x=x, losses=stack.losses)
 
 
 def check_selection(selector: Any) -> None:
@@ -77,8 +77,8 @@ def check_selection(selector: Any) -> None:
         steps, own = scores.sort().values.diff(), int((scores < scores[int(selection.index)]).sum())
         right = {float(steps[0]), float(steps[-1]), float(steps[max(own - 1, 0) : own + 1].min())}
         demand(
-            any(abs(gap - each) <= 1e-9 * (1 + each) for each in right),
-            f"the gap is {gap:.6g} instead of {' or '.join(f'{each:.6g}' for each in sorted(right))}",
+            any(abs(gap - value) <= 1e-9 * (1 + value) for value in right),
+            f"the gap is {gap:.6g} instead of {' or '.join(f'{value:.6g}' for value in sorted(right))}",
         )
 
 
@@ -86,11 +86,11 @@ DRAWS = 200
 """Keys with which a selector that draws is asked, to see how often it chooses which."""
 
 
-def _choices(selector: Any, found: Candidates, keys: int = DRAWS) -> Tensor:
+def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
     """How often each candidate is chosen, over so many keys."""
     known = problems.ridge()
-    chosen = [selector.select(known.problem, known.theta, found, KEY.fold("choice", i)).index for i in range(keys)]
-    return torch.bincount(torch.stack(chosen).cpu(), minlength=found.count).double()
+    chosen = [selector.select(known.problem, known.theta, stack, KEY.fold("choice", i)).index for i in range(keys)]
+    return torch.bincount(torch.stack(chosen).cpu(), minlength=stack.count).double()
 
 
 def _randomised(selector: Any) -> bool:
@@ -102,10 +102,10 @@ def _randomised(selector: Any) -> bool:
 def check_permutation(selector: Any) -> None:
     """Candidates in another order: the same one is chosen, and the scores change places with them. One that is drawn (whose
     choice among equals differs from key to key) is chosen as often."""
-    found = candidates()
+    stack = candidates()
     order = torch.tensor([4, 2, 0, 5, 1, 3], device=place())
     if _randomised(selector):
-        here, there = _choices(selector, found), _choices(selector, rows(found, order))
+        here, there = _choices(selector, stack), _choices(selector, rows(stack, order))
         there = there[order.cpu().argsort()]
         gap = (here - there).abs() / (here + there).clamp_min(1).sqrt()
         demand(
@@ -114,22 +114,22 @@ def check_permutation(selector: Any) -> None:
             f"{there.int().tolist()} times",
         )
         return
-    one, other = selected(selector, found), selected(selector, rows(found, order))
+    first, second = selected(selector, stack), selected(selector, rows(stack, order))
     demand(
-        int(order[int(other.index)]) == int(one.index),
-        f"it chose candidate {int(one.index)}, in another order candidate {int(order[int(other.index)])}",
+        int(order[int(second.index)]) == int(first.index),
+        f"it chose candidate {int(first.index)}, in another order candidate {int(order[int(second.index)])}",
     )
-    gap = (one.scores[order] - other.scores).abs()
-    demand(not (gap > 1e-9).any(), f"the scores are {shown(other.scores)} instead of {shown(one.scores[order])}")
+    gap = (first.scores[order] - second.scores).abs()
+    demand(not (gap > 1e-9).any(), f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}")
 
 
 def check_nan(selector: Any) -> None:
     """A candidate with a number that is not finite is never chosen, and not counted as finite."""
-    found = candidates()
-    best = int(selected(selector, found).index)
+    stack = candidates()
+    best = int(selected(selector, stack).index)
     for value in (math.nan, math.inf):
         bad = [best, (best + 2) % COUNT]
-        selection = selected(selector, spoilt(found, bad, value))
+        selection = selected(selector, spoilt(stack, bad, value))
         demand(int(selection.index) not in bad, f"it chose candidate {int(selection.index)}, which holds {value}")
         demand(int(selection.finite) == COUNT - 2, f"it says {int(selection.finite)} are finite; {COUNT - 2} are")
 
@@ -144,8 +144,8 @@ def check_ties(selector: Any) -> None:
     """Among equal candidates the first is chosen, every time; a choice that is drawn differs from key to key."""
     if _randomised(selector):
         return
-    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    chosen = [int(selected(selector, found, KEY.fold(i)).index) for i in range(3)]
+    stack = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
+    chosen = [int(selected(selector, stack, KEY.fold(i)).index) for i in range(3)]
     demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}")
 
 
@@ -158,16 +158,16 @@ def check_single(selector: Any) -> None:
 def check_same_rows(selector: Any) -> None:
     """All candidates are scored on the same rows: equal ones have equal scores, on small batches too. Of the validation rows
     they are those of the role `select`: the others' are for ∇f and for stopping."""
-    found = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    scores = selected(with_fields(selector, batch_size=2), found).scores
+    stack = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
+    scores = selected(with_fields(selector, batch_size=2), stack).scores
     drawn = _randomised(selector)  # and its scores perhaps with it
     spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() and not drawn else 0.0
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
-    known, found = problems.ridge(), candidates()
-    own = selector.select(known.problem, known.theta, found, KEY).scores
+    known, stack = problems.ridge(), candidates()
+    own = selector.select(known.problem, known.theta, stack, KEY).scores
     for role in ("differentiate", "stop"):
         other = {**known.problem.upper_data, role: problems.ridge(seed=1).problem.upper_data[role]}
-        differs = difference(own, selector.select(evolve(known.problem, upper_data=other), known.theta, found, KEY).scores)
+        differs = difference(own, selector.select(evolve(known.problem, upper_data=other), known.theta, stack, KEY).scores)
         demand(not differs, f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
 
 
@@ -175,17 +175,17 @@ def check_oracle_counts(selector: Any) -> None:
     """Its cost is what it did: a call of f or g is declared with its rows, and nothing is that was not called."""
     known = problems.ridge()
     problem, tally = oracle.watched(known.problem)
-    for each in (selector, with_fields(selector, batch_size=4)):
+    for variant in (selector, with_fields(selector, batch_size=4)):
         tally.clear()
-        oracle.demand_honest(each.select(problem, known.theta, candidates(), KEY).cost, tally)
+        oracle.demand_honest(variant.select(problem, known.theta, candidates(), KEY).cost, tally)
 
 
 def check_chunks(selector: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are evaluated, not what comes out."""
     if not has(selector, "mode"):
         return
-    found = candidates()
-    loop = snapshot(selected(with_fields(selector, mode="loop"), found))
+    stack = candidates()
+    loop = snapshot(selected(with_fields(selector, mode="loop"), stack))
     for options in ({"mode": "stacked"}, {"mode": "stacked", "chunk": 1}, {"mode": "stacked", "chunk": 4}):
-        differs = difference(loop, snapshot(selected(with_fields(selector, **options), found)), rtol=1e-10)
+        differs = difference(loop, snapshot(selected(with_fields(selector, **options), stack)), rtol=1e-10)
         demand(not differs, f"with {options} {differs}")

@@ -42,8 +42,8 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
     values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=torch.float64, device=place())
     values[:zeros] = 0.0
-    found: Tensor = basis * values @ basis.T
-    return found
+    product: Tensor = basis * values @ basis.T
+    return product
 
 
 def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
@@ -53,8 +53,8 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
     demand(isinstance(answer, Solution), f"solve returns {type(answer).__name__}; return a hgms_core.Solution")
     demand(answer.value.shape == b.shape, f"the value has the shape {list(answer.value.shape)}, b has {list(b.shape)}")
     for name in ("codes", "residual", "iterations", "curvature"):
-        found = getattr(answer, name).shape
-        demand(found == b.shape[:-1], f"{name} has the shape {list(found)}; one number per system is {list(b.shape[:-1])}")
+        shape = getattr(answer, name).shape
+        demand(shape == b.shape[:-1], f"{name} has the shape {list(shape)}; one number per system is {list(b.shape[:-1])}")
     demand(torch.isfinite(answer.value).all(), f"the value is not finite: {shown(answer.value)}")
     ridge = float(getattr(solver, "ridge", 0.0))
     left = b - (answer.value.unsqueeze(-2) @ h).squeeze(-2) - ridge * answer.value
@@ -88,7 +88,7 @@ def _tolerance(solver: Any) -> float:
 
 def _accurate(solver: Any, h: Tensor, b: Tensor, condition: float) -> None:
     answer = solved(solver, h, b)
-    labels = [each.label for each in answer.outcomes]
+    labels = [outcome.label for outcome in answer.outcomes]
     demand(answer.converged.all(), f"the outcome {labels[0]} with the residual {shown(answer.residual)}")
     ridge = float(getattr(solver, "ridge", 0.0))
     exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype, device=place()), b)
@@ -208,10 +208,10 @@ def check_scaling(solver: Any) -> None:
     """The answer is linear in b: a right-hand side 1e-30 or 1e30 times as large gives v so many times as large."""
     h, b = matrix(0.5, 1.5, seed=24), normal(SIZE, seed=25)
     plain = with_fields(solver, atol=0.0)
-    one = solved(plain, h, b).value
+    unscaled = solved(plain, h, b).value
     for factor in (1e-30, 1e30):
         scaled = solved(plain, h, factor * b).value / factor
-        gap = float((scaled - one).norm() / one.norm())
+        gap = float((scaled - unscaled).norm() / unscaled.norm())
         demand(gap <= 1e-6, f"for {factor:g}·b it gives a v that is off by {gap:.1e} from {factor:g} times that for b")
 
 
@@ -225,8 +225,8 @@ def check_products(solver: Any) -> None:
         calls += 1
         return v @ h
 
-    told = solver.solve(matvec, normal(SIZE, seed=27), None).products
-    demand(told == calls, f"it says {told} products and made {calls}")
+    products = solver.solve(matvec, normal(SIZE, seed=27), None).products
+    demand(products == calls, f"it says {products} products and made {calls}")
 
 
 def check_iterations(solver: Any) -> None:
@@ -234,7 +234,7 @@ def check_iterations(solver: Any) -> None:
     on the way to an answer, and no fewer the more are allowed."""
     h, b, counted = matrix(0.5, 1.5, seed=30), normal(SIZE, seed=31), []
     limits = (2, 5) if has(solver, "max_steps") else ()
-    for each in (*(with_fields(solver, max_steps=limit) for limit in limits), solver):
+    for limited in (*(with_fields(solver, max_steps=limit) for limit in limits), solver):
         calls = 0
 
         def matvec(v: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def check_iterations(solver: Any) -> None:
             calls += 1
             return v @ h
 
-        answer = each.solve(matvec, b, None)
+        answer = limited.solve(matvec, b, None)
         counted.append(int(answer.iterations))
         demand(counted[-1] <= calls, f"it says {counted[-1]} iterations and made {calls} products")
         demand(

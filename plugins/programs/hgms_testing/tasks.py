@@ -99,19 +99,19 @@ def check_smoke(task: Any) -> None:
 
 def check_seed(task: Any) -> None:
     """One seed gives one problem: start, data and losses are equal bit for bit when it is built again."""
-    one, other = (_content(built(task, 3)) for _ in range(2))
-    differs = difference(one, other)
+    first, second = (_content(built(task, 3)) for _ in range(2))
+    differs = difference(first, second)
     demand(not differs, f"built again, {differs}")
 
 
 def check_other_seed(task: Any) -> None:
     """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws them from its seed."""
-    found, seen = [], []
+    contents, seen = [], []
     for seed in (5, 6):
         with oracle.draws() as drawn:
-            found.append(_content(built(task, seed)))
+            contents.append(_content(built(task, seed)))
         seen.append(drawn)
-    same = not difference(*found)
+    same = not difference(*contents)
     demand(
         not (same and oracle.same_draws(*seen)),
         f"with two seeds it draws the same {len(seen[0])} tensors of random numbers and builds the same problem",
@@ -119,7 +119,7 @@ def check_other_seed(task: Any) -> None:
 
 
 def _content(problem: Problem) -> Any:
-    data = {role: batch(each) for role, each in {"lower": problem.lower_data, **problem.upper_data}.items()}
+    data = {role: batch(rows) for role, rows in {"lower": problem.lower_data, **problem.upper_data}.items()}
     losses = problem.g(problem.theta0, problem.x0, data["lower"])
     return snapshot({"theta0": problem.theta0, "x0": problem.x0, "data": data, "losses": losses})
 
@@ -141,23 +141,23 @@ def check_coupling(task: Any) -> None:
     problem = built(task)
     rows = batch(problem.lower_data)
     x: Tree = {name: leaf + 0.01 * normal(*leaf.shape, seed=90) for name, leaf in problem.x0.items()}
-    found = []
+    losses = []
     for step in (0.0, 0.5, -0.5, 2.0):
         theta = {name: leaf + step * normal(*leaf.shape, seed=92) for name, leaf in problem.theta0.items()}
-        found.append(gradient(problem.g, problem.project(theta), x, rows)[0])
-    moved = any(not torch.equal(one, other) for each in found[1:] for one, other in zip(found[0], each, strict=True))
+        losses.append(gradient(problem.g, problem.project(theta), x, rows)[0])
+    moved = any(not torch.equal(before, after) for later in losses[1:] for before, after in zip(losses[0], later, strict=True))
     demand(moved, "∇_x g is the same at four different θ: g does not depend on θ, or only by what x does not see")
 
 
 def check_metrics(task: Any) -> None:
     """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits` is a known one misspelt."""
     for trait in set(getattr(task, "traits", ())) - set(TRAITS):
-        near = closest(trait, [each for each in TRAITS if abs(len(each) - len(trait)) <= 2])
+        near = closest(trait, [known for known in TRAITS if abs(len(known) - len(trait)) <= 2])
         demand(not near, f"its trait {trait!r} is none that methods ask for; did you mean {near!r}?")
     problem = built(task)
-    told = problem.evaluate(problem.theta0, problem.x0)
-    demand(set(told) == set(task.metrics), f"evaluate gives {sorted(told)}, declared are {sorted(task.metrics)}")
-    bad = {name: value for name, value in told.items() if not isinstance(value, float | int) or not math.isfinite(value)}
+    metrics = problem.evaluate(problem.theta0, problem.x0)
+    demand(set(metrics) == set(task.metrics), f"evaluate gives {sorted(metrics)}, declared are {sorted(task.metrics)}")
+    bad = {name: value for name, value in metrics.items() if not isinstance(value, float | int) or not math.isfinite(value)}
     demand(not bad, f"these are no finite numbers: {bad}")
 
 
@@ -165,12 +165,13 @@ def check_splits(task: Any) -> None:
     """No training row is a validation row, and two roles share either all their rows or none."""
     problem = built(task)
     seen = {name: _rows(data) for name, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
-    for one, other in combinations(seen, 2):
-        shared = seen[one] & seen[other]
-        if "lower" not in (one, other) and seen[one] == seen[other]:
+    for role, another in combinations(seen, 2):
+        shared = seen[role] & seen[another]
+        if "lower" not in (role, another) and seen[role] == seen[another]:
             continue
         demand(
-            not shared, f"{len(shared)} of the {len(seen[one])} rows of {one!r} are among the {len(seen[other])} of {other!r}"
+            not shared,
+            f"{len(shared)} of the {len(seen[role])} rows of {role!r} are among the {len(seen[another])} of {another!r}",
         )
 
 
@@ -178,10 +179,10 @@ def _rows(data: Data) -> set[bytes]:
     """The rows as bytes, without their numbers."""
     if not data.size:
         return set()
-    found = data.batch(torch.arange(min(data.size, MOST), device=data.device))
-    leaves = [leaf.reshape(len(leaf), -1) for name, leaf in sorted(found.items()) if name not in ("index", "source", "seed")]
+    rows = data.batch(torch.arange(min(data.size, MOST), device=data.device))
+    leaves = [leaf.reshape(len(leaf), -1) for name, leaf in sorted(rows.items()) if name not in ("index", "source", "seed")]
     tables = [leaf.cpu().contiguous().view(torch.uint8).numpy() for leaf in leaves]
-    return {hashlib.blake2b(b"".join(each[i] for each in tables), digest_size=16).digest() for i in range(len(tables[0]))}
+    return {hashlib.blake2b(b"".join(table[i] for table in tables), digest_size=16).digest() for i in range(len(tables[0]))}
 
 
 def check_twice_differentiable(task: Any) -> None:
@@ -217,8 +218,8 @@ def check_stacked(task: Any) -> None:
     for name, loss, data in (("g", problem.g, problem.lower_data), ("f", problem.f, problem.upper_data["select"])):
         if getattr(loss, "stacked", loss) is None:
             continue
-        one, other = (values(loss, problem.theta0, x, batch(data), mode=mode) for mode in MODES)
-        differs = difference(one, other, name, rtol=1e-8)
+        alone, together = (values(loss, problem.theta0, x, batch(data), mode=mode) for mode in MODES)
+        differs = difference(alone, together, name, rtol=1e-8)
         demand(not differs, f"stacked, {differs}")
 
 
