@@ -344,7 +344,7 @@ def _ensure_registered(one: Any) -> None:
     if kinds and not any((known := found.find(kind.name, one.name)) and known.target is type(one) for kind in kinds):
         raise ConfigError(
             f"{type(one).__name__} is no registered {kinds[0].label}, so no other process could build {one!r}\n"
-            f"  put the class into a file with its hook, and load it: from hgms_core.running import host; "
+            f"  put the class into a file with its hook, and load it: from hgms_core.host import host; "
             f'host(["./my_{kinds[0].name}.py"])'
         )
     for part in attrs.fields(type(one)):

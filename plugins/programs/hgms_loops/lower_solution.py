@@ -62,7 +62,7 @@ def lower_solution(
         theta: a tensor or a dictionary of tensors, leaves or results of other operations; those that do not require a
             gradient are constants. Where none does, and under ``torch.no_grad()``, the result is x without a graph.
         x: a tensor or a dictionary of tensors. A graph that it carries is cut off.
-        solver: a LinearSolver (``hgms_cg.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
+        solver: a LinearSolver (``hgms_solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
         report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. A solver never raises for
