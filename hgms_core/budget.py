@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import attrs
 from attrs import field, frozen, validators
 
 from hgms_core.errors import ConfigError
+from hgms_core.fields import finite_positive, strictly_whole
 
 _UNITS = {
     "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
@@ -19,16 +19,6 @@ _UNITS = {
     "call": ("oracle_calls", 1), "calls": ("oracle_calls", 1), "oracle call": ("oracle_calls", 1),
     "oracle calls": ("oracle_calls", 1),
 }  # fmt: skip
-
-
-def _positive_whole(_budget: Any, attribute: attrs.Attribute[Any], value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
-
-
-def _positive_finite(_budget: Any, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{attribute.name!r} must be > 0 and finite: {value!r}")
 
 
 @frozen(kw_only=True)
@@ -43,16 +33,16 @@ class Budget:
     0.2
     """
 
-    seconds: float | None = field(default=None, validator=validators.optional(_positive_finite))
-    outer_steps: int | None = field(default=None, validator=validators.optional(_positive_whole))
-    oracle_calls: int | None = field(default=None, validator=validators.optional(_positive_whole))
+    seconds: float | None = field(default=None, validator=validators.optional(finite_positive))
+    outer_steps: int | None = field(default=None, validator=validators.optional(strictly_whole))
+    oracle_calls: int | None = field(default=None, validator=validators.optional(strictly_whole))
 
     def __attrs_post_init__(self) -> None:
-        given = [name for name, value in attrs.asdict(self).items() if value is not None]
-        if len(given) != 1:
+        limits = [name for name, value in attrs.asdict(self).items() if value is not None]
+        if len(limits) != 1:
             raise ConfigError(
                 "a budget is exactly one of seconds, outer_steps, oracle_calls "
-                f"(given: {', '.join(given) if given else 'none'}); "
+                f"(given: {', '.join(limits) if limits else 'none'}); "
                 'to replace one from the command line: --set budget="25 steps"'
             )
 

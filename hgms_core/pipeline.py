@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, final
 import torch
 from attrs import evolve, field, frozen, validators
 
-from hgms_core.errors import ConfigError, choice
+from hgms_core.errors import ConfigError
+from hgms_core.fields import choice
 from hgms_core.hypergrad import check_repeats, check_used
 from hgms_core.problem import Batch, Loss, Problem, without_start
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State

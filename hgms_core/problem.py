@@ -129,6 +129,18 @@ class Data:
             return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
         return self.later()
 
+    def sample(self, key: Key, size: int | None) -> tuple[Batch, int]:
+        """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts (:meth:`count`).
+
+        >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
+        >>> batch["t"].shape, rows
+        (torch.Size([4]), 4)
+
+        .. versionadded:: 0.3
+        """
+        numbers = self.draw(key, size, 1)
+        return self.batch(None if numbers is None else numbers[0]), self.count(size)
+
     def count(self, batch_size: int | None) -> int:
         """Rows in a batch of the asked size, with those of a companion; a loss without data counts one."""
         whole = batch_size is None or batch_size >= self.size

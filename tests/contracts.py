@@ -43,7 +43,7 @@ CORE = [
     "hypergrad | linear | stacking | traits",
     "protocols",
     "problem : records : budget : seeding",
-    "trees : errors",
+    "trees : fields : errors",
 ]
 """The core's own layers."""
 
