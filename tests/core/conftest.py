@@ -32,10 +32,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(plugins, "_current", None)
     monkeypatch.setattr(registry, "_default", None)
-    made = Site(root)
-    made.install("hgms", {}, version="0.1.0", extras=["sklearn"], requires=['no-such-module>=1; extra == "sklearn"'])
-    yield made
-    for name in [key for key in sys.modules if key in made.modules or key.startswith("hgms_file_")]:
+    fake = Site(root)
+    extra = ['no-such-module>=1; extra == "sklearn"']
+    fake.install("hgms", {}, version="0.1.0", extras=["sklearn"], requires=extra)
+    yield fake
+    for name in [key for key in sys.modules if key in fake.modules or key.startswith("hgms_file_")]:
         del sys.modules[name]
 
 

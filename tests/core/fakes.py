@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,10 @@ def hgms_register_linear_solvers():
 '''
 
 
+PROGRAMS = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="hgms.programs")}
+"""Our commands, which stay while a test hides every plugin."""
+
+
 class Site:
     """A folder on ``sys.path`` to write modules and installed distributions into."""
 
@@ -62,12 +67,21 @@ class Site:
         version: str = "1.0",
         requires: Sequence[str] = (),
         extras: Sequence[str] = (),
+        programs: Mapping[str, str] | None = None,
     ) -> None:
         folder = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(exist_ok=True)
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        lines += [f"Provides-Extra: {extra}" for extra in extras] + [f"Requires-Dist: {one}" for one in requires]
+        lines += [f"Provides-Extra: {extra}" for extra in extras] + [
+            f"Requires-Dist: {requirement}" for requirement in requires
+        ]
         (folder / "METADATA").write_text("\n".join(lines) + "\n")
         (folder / "entry_points.txt").write_text(
-            "[hgms]\n" + "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+            "".join(
+                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
+                for group, entries in {
+                    "hgms": entry_points,
+                    "hgms.programs": PROGRAMS if name == "hgms" else programs or {},
+                }.items()
+            )
         )

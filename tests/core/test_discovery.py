@@ -14,7 +14,7 @@ import pytest
 import torch
 from fakes import Site
 
-from hgms_core import PLUGIN_API, Budget, RunInfo, discovery, hookimpl, hookspecs
+from hgms_core import PLUGIN_API, Budget, RunInfo, hookimpl, hookspecs
 from hgms_core import host as plugins
 from hgms_core.errors import PluginError
 from hgms_core.host import Host
@@ -99,7 +99,7 @@ class TestHowTheApiGrows:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
 
-            @pluggy.HookspecMarker("hgms")(warn_on_impl=discovery.HookDeprecated("hgms_tomorrow goes in 0.6; use hgms_ready"))
+            @pluggy.HookspecMarker("hgms")(warn_on_impl=sandbox.HookDeprecated("hgms_tomorrow goes in 0.6; use hgms_ready"))
             def hgms_tomorrow() -> None: ...
 
         @hookimpl
@@ -151,12 +151,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["imported", "asked"])
 def test_what_it_changes_for_everybody_is_undone_and_said(site: Site, change: str, when: str) -> None:
-    before = {name: value for name, (value, _) in discovery.settings().items()}
+    before = {name: value for name, (value, _) in sandbox.settings().items()}
     body = "from hgms_core import hookimpl\nimport os, signal, torch\n"
     hook = "@hookimpl\ndef hgms_register_linear_solvers():\n"
     source = body + (change + "\n" + hook if when == "imported" else hook + f"    {change}\n") + "    return []\n"
     info = installed(site, source).infos["odd"]
-    assert {name: value for name, (value, _) in discovery.settings().items()} == before
+    assert {name: value for name, (value, _) in sandbox.settings().items()} == before
     assert info.status == "loaded"
     (note,) = [each for each in info.notes if "took" not in each]  # a switch of torch's may import much
     assert note.startswith(f"it changed {CHANGES[change]}")
@@ -259,9 +259,9 @@ def test_an_observer_changes_nothing_for_the_run_and_is_told_of_once(
     site: Site, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = installed(site, f"import os, torch\n{HOOK}@hookimpl\ndef hgms_step_finished():\n    {change}\n")
-    before = {name: value for name, (value, _) in discovery.settings().items()}
+    before = {name: value for name, (value, _) in sandbox.settings().items()}
     for _ in range(3):
         host.notify("hgms_step_finished", run=RUN, record={})
-        assert {name: value for name, (value, _) in discovery.settings().items()} == before
+        assert {name: value for name, (value, _) in sandbox.settings().items()} == before
     assert host.infos["odd"].status == "loaded"
     assert caplog.text.count("for everybody; this was undone") == 1
