@@ -30,6 +30,7 @@ def load() -> ModuleType:
 figures = load()
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_numbers_on_file_are_those_of_a_new_run(name: str) -> None:
     threads = torch.get_num_threads()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stranger import ROOT, Stranger
 
-pytestmark = pytest.mark.plugins
+pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
 
 EXAMPLE = ROOT / "docs" / "examples" / "hgms-cyclical"
 

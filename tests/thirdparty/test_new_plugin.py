@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from hgms_cli.group import main
 from hgms_core.registry import KINDS
 
-pytestmark = pytest.mark.plugins
+pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
 
 ROOT = Path(__file__).resolve().parents[2]
 
