@@ -683,7 +683,8 @@ import os, pty
 process, handle = pty.fork()
 if process == 0:
     import termios
-    from hgms_run.progress import Board, Progress
+    from hgms_compare.board import Board
+    from hgms_run import Progress
     flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
     flags = [flag()]
     for view in (Progress(), Board(2)):

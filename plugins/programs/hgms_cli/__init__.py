@@ -6,6 +6,7 @@ import gc
 
 import click
 
+from hgms_cli.bars import Bars
 from hgms_cli.terminal import (
     json_option,
     plugin_option,
@@ -18,6 +19,7 @@ from hgms_cli.terminal import (
 from hgms_core import hookimpl
 
 __all__ = [
+    "Bars",
     "json_option",
     "main",
     "plugin_option",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hgms_run import numbers_line, start_bar, stop_bar
+from hgms_run import Progress
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from rich.progress import Progress as RichProgress
+_ALL = "all cells"
 
 
 class Board:
@@ -21,49 +18,36 @@ class Board:
 
     def __init__(self, total: int, enabled: bool = True) -> None:
         self.total, self.enabled = total, enabled
-        self._bar: RichProgress | None = None
-        self._whole: Any = None
-        self._tasks: dict[str, Any] = {}
-        self._began: dict[str, tuple[float, int | None]] = {}
+        self._view = Progress(enabled and total > 0)
+        self._began: dict[str, float] = {}
         self._ended = 0
 
     def __enter__(self) -> Board:
-        if self.enabled and self.total:
-            self._bar = start_bar()
-            if self._bar is not None:
-                self._whole = self._bar.add_task("all cells", total=self.total, numbers=f"0 of {self.total}")
+        self._view.__enter__()
+        self._show_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
-            stop_bar(self._bar)
-            self._bar = None
+    def __exit__(self, *error: object) -> None:
+        self._view.__exit__(*error)
 
     def began(self, title: str) -> None:
-        self._began[title] = (time.monotonic(), None)
-        if self._bar is not None:
-            self._tasks[title] = self._bar.add_task(title, total=1.0, numbers="")
+        self._began[title] = time.monotonic()
+        self._view.bars.show(title, 0.0)
 
     def step(self, title: str, share: float, record: Mapping[str, Any]) -> None:
-        if self._bar is None or title not in self._tasks:
-            return
-        now = time.monotonic()
-        began, first = self._began[title]
-        if first is None:
-            began, first = now, int(record["step"])
-            self._began[title] = (began, first)
-        rate = (record["step"] - first) / max(now - began, 1e-9)
-        left = (now - began) * (1 - share) / share if share > 0 and now > began else None
-        self._bar.update(self._tasks[title], completed=share, numbers=numbers_line(dict(record), rate, left))
+        self._view.step(title, record, share)
 
     def ended(self, title: str, status: str, error: str | None) -> None:
         self._ended += 1
-        seconds = time.monotonic() - self._began.get(title, (time.monotonic(), None))[0]
         why = f": {error.splitlines()[0]}" if error else ""
-        if self._bar is not None:
-            self._bar.remove_task(self._tasks.pop(title))
-            self._bar.update(self._whole, completed=self._ended, numbers=f"{self._ended} of {self.total}")
+        if self._view.bars.visible:
+            self._view.bars.remove(title)
+            self._show_all()
             if status != "done":
-                self._bar.console.print(f"{title}: {status}{why}", style="red", markup=False, highlight=False)
+                self._view.bars.print_error(f"{title}: {status}{why}")
         elif self.enabled:
+            seconds = time.monotonic() - self._began.get(title, time.monotonic())
             click.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}", err=True)
+
+    def _show_all(self) -> None:
+        self._view.bars.show(_ALL, self._ended, f"{self._ended} of {self.total}", total=self.total)

@@ -10,7 +10,7 @@ from hgms_run.config import LATER, SCHEMA, RunConfig, RunSettings, difference, f
 from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, show, structured, traits_of, type_hints
 from hgms_run.folder import DiskError, FolderInUse, RunFolder, appending, load_state, pack, replace_file, save_state, unpack
 from hgms_run.launch import device_called, record_failure, run_config, run_path
-from hgms_run.progress import Progress, numbers_line, start_bar, stop_bar
+from hgms_run.progress import Progress
 from hgms_run.provenance import environment
 from hgms_run.runner import Interrupted, Interrupts, RunResult, ignore, run, stoppable
 from hgms_run.untrusted import ROWS, opened, parse_json, parse_toml, read_file, shorten
@@ -44,7 +44,6 @@ __all__ = [
     "lay",
     "load",
     "load_state",
-    "numbers_line",
     "opened",
     "pack",
     "parse_json",
@@ -61,8 +60,6 @@ __all__ = [
     "save_state",
     "shorten",
     "show",
-    "start_bar",
-    "stop_bar",
     "stoppable",
     "structured",
     "tables_of",
