@@ -29,8 +29,7 @@ from hgms_compare.compare import Comparison, compare, run_grid
 from hgms_compare.grid_file import load
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
-from hgms_demo.demo import draw
-from hgms_report.pictures import draw_accuracy, draw_weights
+from hgms_demo.pictures import draw_weights
 from hgms_results.tables import Point, table
 from hgms_run.folder import DiskError, RunFolder
 from hgms_run.progress import Progress
@@ -343,7 +342,9 @@ pause = 0.02
 SERVER = """
 import json, os, sys
 import torch
-from hgms_core import cli, compare, plugins, progress
+from hgms_cli.group import main
+from hgms_compare import compare
+from hgms_run import run
 torch.set_num_threads(1)
 print("ready", flush=True)
 for line in sys.stdin:
@@ -355,7 +356,7 @@ for line in sys.stdin:
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.stdin.close()
         try:
-            cli.main(arguments)
+            main(arguments)
         except SystemExit as error:
             sys.stdout.flush()
             os._exit(error.code or 0)
@@ -647,16 +648,15 @@ def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
 
 
 def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
-    written = draw(RESULTS, tmp_path / "new" / "folder", "test_accuracy")
-    assert [path.name for path in written] == ["accuracy.png", "accuracy.svg", "weights.png", "weights.svg"]
-    for path in written:
-        head = path.read_bytes()[:200]
-        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in path.read_bytes()[:2000]
+    rows = {method: runs[0].records for method, runs in RESULTS.items()}
+    png, svg = draw_weights(rows, tmp_path / "new" / "folder" / "weights")
+    assert (png.name, svg.name) == ("weights.png", "weights.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in svg.read_bytes()[:2000]
 
 
-def test_what_is_not_recorded_is_not_drawn(tmp_path: Path) -> None:
-    assert draw_weights({"b": [RESULTS["b"][0].records]}, tmp_path / "weights") == []
-    assert len(draw_accuracy({"none": [[{"step": 0}]]}, tmp_path / "accuracy")) == 2
+def test_weights_that_are_not_recorded_are_not_drawn(tmp_path: Path) -> None:
+    assert draw_weights({"b": RESULTS["b"][0].records}, tmp_path / "weights") == []
 
 
 def test_view_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, misfit, missing_traits, unknown
 from hgms_core import registry as registries
 from hgms_core.registry import Registry
-from hgms_results import UNIFORM
+from hgms_results import DEFAULT_REFERENCE
 from hgms_run import LATER, SCHEMA, Invalid, RunConfig, RunSettings, device_called, lay, put, show, structured, traits_of
 
 FLAGS = "the command line"
@@ -303,7 +303,7 @@ class _Loader:
         labels = [one.label for one in methods]
         if given is not None and given not in labels:
             self.problems.append(unknown("reference method", given, labels))
-        return given or next((one.label for one in methods if one.name == UNIFORM), next(iter(labels), ""))
+        return given or next((one.label for one in methods if one.name == DEFAULT_REFERENCE), next(iter(labels), ""))
 
     def check_run(self, run: RunSettings) -> None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hgms_cli import json_option, print_json, print_table
-from hgms_demo.demo import run_demo
+from hgms_demo import demo as demos
 
 
 @click.command()
@@ -16,17 +16,14 @@ from hgms_demo.demo import run_demo
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each method.")
 @click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=54.0,
-    show_default=True,
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=54.0, show_default=True,
     help="Budget of all runs together.",
-)
+)  # fmt: skip
 @json_option
 def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
 
-    result = run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
+    result = demos.run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
     if as_json:
         print_json(result.as_dict())
         return
@@ -34,6 +31,5 @@ def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
     click.echo(f"{result.seconds:.3g} s a run, {seeds} seeds; {what} (more with --json)")
     rows = result.table.columns
     print_table(tuple(rows[0]), rows)
-    for path in result.pictures:
+    for path in (*result.pictures, result.folder):
         click.echo(f"  {path}")
-    click.echo(f"  {result.folder}")

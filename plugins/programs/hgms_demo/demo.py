@@ -11,12 +11,11 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_report import draw_accuracy, draw_weights
-from hgms_results import Table, table
+from hgms_demo.pictures import draw_accuracy, draw_weights
+from hgms_results import DEFAULT_REFERENCE, Table, table
 from hgms_run import Progress, RunConfig, RunResult, run_config
 
 METRIC = "test_accuracy"
-REFERENCE = "uniform"
 
 Results = Mapping[str, Sequence[RunResult]]
 """Finished runs by method, in the order of their seeds."""
@@ -24,7 +23,7 @@ Results = Mapping[str, Sequence[RunResult]]
 
 @frozen(kw_only=True)
 class Demo:
-    """What the demo found and wrote."""
+    """The table of the demo, the pictures it wrote, the folder it wrote into, and how long each run took."""
 
     table: Table
     results: Results
@@ -62,21 +61,15 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
     out = Path(out)
     if (out / "runs").is_dir():
         shutil.rmtree(out / "runs")  # the demo's own folder: a fresh comparison each time
-    found: dict[str, list[RunResult]] = {}
+    results: dict[str, list[RunResult]] = {}
     plan = configs(out, seeds, seconds)
     with Progress(enabled=progress) as view:
         for config in plan:
-            found.setdefault(config.method_name, []).append(run_config(config, view=view))
-    pictures = draw(found, out, METRIC)
-    rows = table(found, METRIC, REFERENCE)
-    return Demo(table=rows, results=found, pictures=pictures, folder=out, seconds=seconds / len(plan))
+            results.setdefault(config.method_name, []).append(run_config(config, view=view))
+    pictures = draw_accuracy(out / "runs", out / "accuracy")
+    pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")
+    rows = table(results, METRIC, DEFAULT_REFERENCE)
+    return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(plan))
 
 
-def draw(results: Results, folder: Path, metric: str) -> list[Path]:
-    """The pictures of the demo, written into ``folder``; the paths."""
-    runs = {method: [run.records for run in each] for method, each in results.items()}
-    written = draw_accuracy(runs, folder / "accuracy", metric=f"metric.{metric}", label=f"{metric.replace('_', ' ')} (%)")
-    return written + draw_weights(runs, folder / "weights")
-
-
-__all__ = ["Demo", "configs", "draw", "run_demo"]
+__all__ = ["Demo", "configs", "run_demo"]

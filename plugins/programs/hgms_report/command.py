@@ -80,7 +80,7 @@ def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: 
 
     reports.suffix(out, paper.SUFFIXES, "a picture")
     study = reports.build(runs, metrics=metrics, separate=separate)
-    (paper.draw_mixtures if mixture else paper.draw)(study, out)
+    (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
         print_json(_told(study, [out]))
         return

@@ -21,6 +21,9 @@ from hgms_report.study import Section, Study
 from hgms_report.tables import heading, outcome
 from hgms_results import is_share
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in which they are given out."""
+
 LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00")
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -64,13 +67,13 @@ def figures(
                     curves = {label: curve.percent for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
-                zoom = _range(curves, share=is_share(metric))
+                zoom = span(curves, share=is_share(metric))
                 found.append(_figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=zoom))
     found += _mixtures(section, colours)
     gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
-        found.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=_range(gaps)))
+        found.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=span(gaps)))
     branches = {each.label: each.branches for each in section.diagnoses if len(each.branches) > 1}
     if branches:
         found.append(_branches(branches, style))
@@ -268,7 +271,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return figure
 
 
-def _range(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
+def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
     """The axis follows the means, and the bands up to half of that beyond them: with two seeds a band can be huge. A share in
     percent stays within 0 and 100, whatever its band does."""
     means = np.concatenate([curve.y for curve in curves.values()])

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hgms_cli import printable
 from hgms_core import ConfigError, MissingExtra
-from hgms_report.figures import AXES, DASHES, LIGHT, _range, areas, source_colours, styles
+from hgms_report.curves import Curve
+from hgms_report.figures import AXES, DASHES, LIGHT, areas, source_colours, span, styles
+from hgms_report.formats import whole
 from hgms_report.study import Study
 from hgms_report.tables import heading
-from hgms_report.whole import whole
 from hgms_results import is_share
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".pdf", ".png")
@@ -22,10 +24,10 @@ _AXES = {"seconds": "seconds (without evaluation)", "oracle_calls": "oracle call
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
 
 
-def draw(study: Study, path: Path) -> Path:
+def draw_curves(study: Study, path: Path) -> Path:
     """One row of two panels for each task: mean over seeds, with a band where there are several. Colours as in the report."""
     count = len(study.sections)
-    figure = _figure(7.0, 2.6 * count + 0.5)
+    figure = new_figure(7.0, 2.6 * count + 0.5)
     style = styles(study)
     panels = figure.subplots(count, len(_AXES), squeeze=False)
     for row, section in zip(panels, study.sections, strict=True):
@@ -35,26 +37,15 @@ def draw(study: Study, path: Path) -> Path:
                 curves = {method: curve.percent for method, curve in curves.items()}
             for method, curve in curves.items():
                 look = style[method]
-                colour = LIGHT[look["colour"]]
-                axis.step(
-                    curve.x,
-                    curve.y,
-                    where="post",
-                    color=colour,
-                    linestyle=_LINES[look["dash"]],
-                    linewidth=1.3,
-                    label=_text(method),
-                )
-                if curve.low is not None and curve.high is not None:
-                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
-            zoom = _range(curves, share=is_share(section.metric)) if curves else None
+                draw_band(axis, curve, LIGHT[look["colour"]], label=_text(method), linestyle=_LINES[look["dash"]])
+            zoom = span(curves, share=is_share(section.metric)) if curves else None
             if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
             axis.set_xlabel(label, fontsize=8)
-            axis.tick_params(labelsize=7)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.25, linewidth=0.5)
+            axis.tick_params(labelsize=7)
         row[0].set_ylabel(_text(heading(section.metric)), fontsize=8)
         if count > 1:
             row[0].set_title(_text(section.title), fontsize=9, loc="left")
@@ -64,7 +55,14 @@ def draw(study: Study, path: Path) -> Path:
         figure.legend(
             [handles[label] for label in ordered], ordered, loc="outside lower center", ncols=4, frameon=False, fontsize=8
         )
-    return _save(figure, path)
+    return save(figure, path)
+
+
+def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
+    """The curve as a line of steps, with its band where it has one; ``line`` goes to matplotlib."""
+    axis.step(curve.x, curve.y, where="post", color=colour, linewidth=1.3, **line)
+    if curve.low is not None and curve.high is not None:
+        axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
 
 
 def draw_mixtures(study: Study, path: Path) -> Path:
@@ -74,7 +72,7 @@ def draw_mixtures(study: Study, path: Path) -> Path:
         raise ConfigError("no run holds weights of sources that moved: there is no mixture to draw")
     colours, known = source_colours(study), dict[tuple[str, int], None]()
     columns = max(sum(each.moves for each in section.mixtures.values()) for section in sections)
-    figure = _figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(sections) + 0.5)
+    figure = new_figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(sections) + 0.5)
     from matplotlib.patches import Patch
 
     panels = figure.subplots(len(sections), columns, squeeze=False, sharey=True)
@@ -94,7 +92,7 @@ def draw_mixtures(study: Study, path: Path) -> Path:
         row[0].set_ylabel("weight" if len(sections) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
     handles = [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _text(name: str) -> str:
@@ -102,7 +100,8 @@ def _text(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches. Raises MissingExtra without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -110,10 +109,10 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Writes the figure; the suffix decides the format. The same figure gives the same bytes."""
     import matplotlib
 
-    # text stays text, and the same study gives the same bytes
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}):
         dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.casefold())
         with whole(path) as aside:
@@ -121,4 +120,4 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-__all__ = ["SUFFIXES", "draw", "draw_mixtures"]
+__all__ = ["SUFFIXES", "draw_band", "draw_curves", "draw_mixtures", "new_figure", "save"]

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hgms_core import CheckpointError, MissingExtra
+from hgms_report.formats import whole
 from hgms_report.mixture import PREFIX, TOKENS
 from hgms_report.study import Section, Study
 from hgms_report.tables import seconds_per_step
-from hgms_report.whole import whole
 from hgms_results import StoredRun
 from hgms_run import ROWS, flatten, read_file
 

@@ -21,7 +21,7 @@ from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.mixture import Mixture
 from hgms_results import (
-    UNIFORM,
+    DEFAULT_REFERENCE,
     Interval,
     Point,
     Skipped,
@@ -407,7 +407,7 @@ def _entries(
     """The methods with their statistics, best mean first, and the differences between them."""
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
     failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
-    idle = next((label for label, runs in methods.items() if runs[0].method_name == UNIFORM), None)
+    idle = next((label for label, runs in methods.items() if runs[0].method_name == DEFAULT_REFERENCE), None)
     base = reference if reference in methods else idle
     points = {
         label: [evolve(Point.of(run), metrics={name: _value(run, name) for name in names if _has(run, name)}) for run in runs]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hgms_results.statistics import Interval, paired, spell
 from hgms_results.stored import Skipped, StoredRun, StoredSweep, read_run, scan, scan_sweeps, short_names
-from hgms_results.tables import UNIFORM, Point, Row, Table, is_share, table
+from hgms_results.tables import DEFAULT_REFERENCE, Point, Row, Table, is_share, table
 
 __all__ = [
-    "UNIFORM",
+    "DEFAULT_REFERENCE",
     "Interval",
     "Point",
     "Row",

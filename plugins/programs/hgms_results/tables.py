@@ -17,8 +17,8 @@ from hgms_results.statistics import Interval, compared, spell
 from hgms_results.stored import StoredRun
 from hgms_run import RunResult
 
-UNIFORM = "uniform"
-"""The method that does nothing: what differences are taken to where it is among the methods."""
+DEFAULT_REFERENCE = "uniform"
+"""The method that differences are taken to where it is among the methods and nothing else is asked for."""
 
 
 @frozen(kw_only=True)
@@ -200,7 +200,7 @@ def table(
     whole = {label for label, each in points.items() if each and len(values[label]) == len(each) and not failed.get(label)}
     pairs = compared(values)
     winner = _winner(pairs, [label for label, each in values.items() if each], whole, higher_is_better)
-    idle = next((label for label, each in points.items() if each and each[0].method == UNIFORM), None)
+    idle = next((label for label, each in points.items() if each and each[0].method == DEFAULT_REFERENCE), None)
     rows = []
     for label, each in points.items():
         names = list(dict.fromkeys(name for one in each for name in one.metrics))
@@ -208,7 +208,7 @@ def table(
         if aside[label]:
             said.append(f"no verdict: {aside[label]}")
         if idle is not None and label != idle:
-            said += _against_uniform(pairs[label, idle], higher_is_better)
+            said += _against_default(pairs[label, idle], higher_is_better)
         steps = [one.outer_steps for one in each]
         rows.append(
             Row(
@@ -242,12 +242,14 @@ def _winner(pairs: Mapping[tuple[str, str], Interval], rivals: Sequence[str], wh
     return None
 
 
-def _against_uniform(difference: Interval, higher: bool) -> list[str]:
+def _against_default(difference: Interval, higher: bool) -> list[str]:
     if difference.count == 0 or difference.mean == 0 or (difference.mean > 0) == higher:
         return []
     if difference.count < 2:
-        return ["behind uniform on the one seed they share"]
-    return ["worse than uniform" if difference.excludes_zero else "behind uniform, within the interval"]
+        return [f"behind {DEFAULT_REFERENCE} on the one seed they share"]
+    return [
+        f"worse than {DEFAULT_REFERENCE}" if difference.excludes_zero else f"behind {DEFAULT_REFERENCE}, within the interval"
+    ]
 
 
-__all__ = ["Point", "Row", "Table", "is_share", "table"]
+__all__ = ["DEFAULT_REFERENCE", "Point", "Row", "Table", "is_share", "table"]

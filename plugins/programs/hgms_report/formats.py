@@ -1,0 +1,88 @@
+"""The formats of a report, by suffix; a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hgms_core import ConfigError
+from hgms_report.study import Study
+from hgms_run import DiskError
+
+
+def _html(study: Study) -> str:
+    from hgms_report.page import html
+
+    return html(study)
+
+
+def _markdown(study: Study) -> str:
+    from hgms_report.markdown import markdown
+
+    return markdown(study)
+
+
+def _latex(study: Study) -> str:
+    from hgms_report.latex import latex
+
+    return latex(study)
+
+
+WRITERS: dict[str, Callable[[Study], str]] = {".html": _html, ".md": _markdown, ".tex": _latex}
+SUFFIXES = (*WRITERS, ".parquet")
+"""The suffixes of a report's formats."""
+
+
+def suffix(path: Path, known: Sequence[str], what: str) -> str:
+    """The path's suffix, which decides the format; ConfigError where it is none of ``known``."""
+    ending = path.suffix.casefold()
+    if ending not in known:
+        shown = f"the suffix of {path} is {ending!r}" if ending else f"{path} has no suffix"
+        raise ConfigError(f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}")
+    return ending
+
+
+def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
+    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to Parquet. Returns the files.
+
+    Raises:
+        ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
+        MissingExtra: the format's library is not installed.
+    """
+    ending = suffix(path, SUFFIXES, "a report")
+    if ending == ".parquet":
+        from hgms_report import parquet
+
+        return parquet.write(study, path, steps=steps)
+    if steps:
+        raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
+    text = WRITERS[ending](study)
+    with whole(path) as aside:
+        aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
+    return [path]
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write to in the place of ``path``, which it takes at the end; after an error ``path`` is as it was.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield aside
+            aside.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+    except OSError as error:
+        old = "; the old file is as it was" if path.is_file() else ""
+        raise DiskError(f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}") from error
+
+
+__all__ = ["SUFFIXES", "suffix", "whole", "write"]
