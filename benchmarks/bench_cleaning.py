@@ -14,10 +14,7 @@ import json
 from pathlib import Path
 
 from hgms_results.tables import table
-from hgms_run.config import load
-from hgms_run.launch import run_config
-from hgms_run.progress import Progress
-from hgms_run.runner import RunResult
+from hgms_run import Progress, RunResult, load, run_config
 
 SETTINGS = Path(__file__).with_name("cleaning.toml")
 BRANCHES, CG = "method.generator", "method.hypergradient.solver"

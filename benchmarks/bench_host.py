@@ -23,8 +23,7 @@ from types import ModuleType
 
 from hgms_core import hookimpl
 from hgms_core.host import Host, host
-from hgms_run.config import RunConfig
-from hgms_run.launch import run_config
+from hgms_run import RunConfig, run_config
 
 PLUGIN = '''
 from typing import ClassVar

@@ -29,7 +29,7 @@ from attrs import evolve
 from straight_down import METHODS, Stepper, Straight
 
 from hgms_core import Pipeline, Problem, Tree
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 
 COLUMNS = ("pipeline [ms]", "straight down [ms]", "ratio", "q25", "q75", "overhead [µs]")
 

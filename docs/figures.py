@@ -21,8 +21,7 @@ import torch
 from hgms_branches import Branches
 from hgms_core import Candidates, Key, Problem, Tree
 from hgms_core.hypergrad import hypergradient
-from hgms_run.config import RunConfig
-from hgms_run.runner import run
+from hgms_run import RunConfig, run
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
 from hgms_task_circle import CircleDegenerate, CircleKink

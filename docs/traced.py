@@ -14,8 +14,7 @@ from hgms_branches import Branches
 from hgms_core import Budget, Pipeline
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam
-from hgms_run.folder import RunFolder
-from hgms_run.runner import run
+from hgms_run import RunFolder, run
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
 from hgms_task_quadratic import Quadratic

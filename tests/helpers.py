@@ -180,3 +180,8 @@ class LiveMemory(TorchDispatchMode):
                     self.peak = max(self.peak, self.live)
                     weakref.finalize(storage, self._forget, storage._cdata, size)
         return result
+
+
+def run_files(path: Path) -> dict[str, bytes]:
+    """Everything in a run's folder that has to be the same for every run of one seed."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith(("checkpoint", "steps", "summary"))}

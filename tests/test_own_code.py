@@ -10,7 +10,7 @@ import pytest
 
 from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 from hgms_run.provenance import digests
 from hgms_solvers import CG, MINRES
 

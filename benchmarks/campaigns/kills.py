@@ -128,7 +128,7 @@ def _methods(task: str) -> list[str]:
     from hgms_core import registry
     from hgms_core import traits as compat
     from hgms_core.errors import HgmsError
-    from hgms_run.config import RunConfig
+    from hgms_run import RunConfig
 
     found = []
     for method in registry.default().components("method"):

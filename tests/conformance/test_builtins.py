@@ -13,8 +13,7 @@ from hgms_cli.group import main
 from hgms_core import Key, registry
 from hgms_core.budget import Budget
 from hgms_core.composition import Composition
-from hgms_run.config import RunConfig
-from hgms_run.runner import run
+from hgms_run import RunConfig, run
 from hgms_testing import Check, checks_of, failures_of, instance_of, methods, parametrize_with_checks
 from hgms_testing.check import check as hgms_check
 

@@ -19,8 +19,7 @@ import hgms_core
 from hgms_cli.group import main
 from hgms_core import PLUGIN_API, NumericalError, registry
 from hgms_core import host as plugins
-from hgms_run import launch
-from hgms_run.runner import Interrupted
+from hgms_run import Interrupted, launch
 
 PLUGIN = '''
 from __future__ import annotations

@@ -31,9 +31,7 @@ from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
 from hgms_results.tables import Point, table
-from hgms_run.folder import DiskError, RunFolder
-from hgms_run.progress import Progress
-from hgms_run.runner import Interrupted, RunResult
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3

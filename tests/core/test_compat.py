@@ -16,8 +16,7 @@ from hgms_cli.group import main
 from hgms_core import ConfigError, Problem, Ravel, Tree, registry
 from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients
-from hgms_run.config import RunConfig
-from hgms_run.launch import run_config
+from hgms_run import RunConfig, run_config
 from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins
@@ -141,7 +140,7 @@ class Silent:
 
 def build(name: str, **fields: Any) -> Any:
     from hgms_core.protocols import Method
-    from hgms_run.command import built
+    from hgms_run import built
 
     return built(name, Method, [f"method.{key}={value}" for key, value in fields.items()])
 

@@ -779,8 +779,7 @@ def test_a_missing_extra_is_named(
 
 @pytest.mark.plugins
 def test_real_runs(tmp_path: Path) -> None:
-    from hgms_run.config import RunConfig
-    from hgms_run.launch import run_config
+    from hgms_run import RunConfig, run_config
 
     for task in ("quadratic", "sphere"):
         for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, field, frozen
-from helpers import F64, assert_same
+from helpers import F64, assert_same, run_files
 from source_problems import convex_sources
-from test_runs import contents, folder
 
 from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
 from hgms_hypergradients import Fixed
 from hgms_outer import Sgd
-from hgms_run.runner import Interrupted, run
+from hgms_run import Interrupted, RunFolder, RunSettings, run
 from hgms_selectors import First
 
 # --- stratified draws --------------------------------------------------------------------------------------------------
 
+EVERY_SECOND, EVERY_FOURTH = RunSettings(evaluate_every=2), RunSettings(evaluate_every=4)
 SIZES = {"a": 40, "b": 25, "c": 33}
 
 
@@ -210,7 +210,7 @@ def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
     """What evaluation, a discarded first step and an earlier run on the same problem counted is not a step's."""
     problem = counting()
     for _ in range(2):
-        records = run(Mixer(), problem, Budget(outer_steps=5), evaluate_every=2).records
+        records = run(Mixer(), problem, Budget(outer_steps=5), settings=EVERY_SECOND).records
         assert [row.get("step_rows") for row in records] == [None, 2, 3, 2, 3, 2]
     timed = run(Mixer(), problem, Budget(seconds=1e-6)).records
     assert [row.get("step_rows") for row in timed] == [None, 2]
@@ -218,13 +218,13 @@ def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
 
 @pytest.mark.parametrize("stop", [0, 3])
 def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(tmp_path: Path, stop: int) -> None:
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
-    run(Mixer(), counting(), Budget(outer_steps=7), folder=whole, evaluate_every=2)
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    run(Mixer(), counting(), Budget(outer_steps=7), folder=whole, settings=EVERY_SECOND)
     with pytest.raises(Interrupted):
-        run(Mixer(interrupts_at=stop), counting(), Budget(outer_steps=7), folder=broken, evaluate_every=2)
-    run(Mixer(), counting(), Budget(outer_steps=7), folder=broken, evaluate_every=2, resume=True)
-    assert contents(whole.path) == contents(broken.path)
-    assert b"weight.b" in contents(whole.path)["steps.jsonl"]
+        run(Mixer(interrupts_at=stop), counting(), Budget(outer_steps=7), folder=broken, settings=EVERY_SECOND)
+    run(Mixer(), counting(), Budget(outer_steps=7), folder=broken, settings=EVERY_SECOND, resume=True)
+    assert run_files(whole.path) == run_files(broken.path)
+    assert b"weight.b" in run_files(whole.path)["steps.jsonl"]
 
 
 # --- a method that ends before its budget ------------------------------------------------------------------------------
@@ -233,15 +233,15 @@ def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(tmp_path:
 @pytest.mark.parametrize("budget", [Budget(outer_steps=20), Budget(oracle_calls=1000), Budget(seconds=600.0)])
 @pytest.mark.parametrize("when", [{"evaluate_every": 3}, {"evaluations": 2}])
 def test_a_finished_method_ends_its_run_and_is_evaluated(tmp_path: Path, budget: Budget, when: dict[str, int]) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     done = run(Mixer(ends_at=5), counting(), budget, folder=made, **when)
     assert (done.summary["status"], done.summary["outer_steps"]) == ("done", 5)
     assert "metric.test_loss" in done.records[-1]
     assert "metric.test_loss" not in done.records[-2]
     assert done.summary["metrics"] == {"test_loss": done.records[-1]["metric.test_loss"]}
-    before = contents(made.path)
+    before = run_files(made.path)
     again = run(Mixer(ends_at=5), counting(), budget, folder=made, resume=True, **when)  # takes no step: Mixer asserts it
-    assert contents(made.path) == before
+    assert run_files(made.path) == before
     assert_same((again.theta, again.x), (done.theta, done.x))
 
 
@@ -252,12 +252,18 @@ def test_a_method_that_is_finished_at_its_start_takes_no_step() -> None:
 
 
 def test_a_run_broken_off_just_before_it_is_finished_ends_the_same(tmp_path: Path) -> None:
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
-    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=whole, evaluate_every=4)
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=whole, settings=EVERY_FOURTH)
     with pytest.raises(Interrupted):
-        run(Mixer(ends_at=5, interrupts_at=4), counting(), Budget(outer_steps=20), folder=broken, evaluate_every=4)
-    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, evaluate_every=4, resume=True)
-    assert contents(whole.path) == contents(broken.path)
+        run(
+            Mixer(ends_at=5, interrupts_at=4),
+            counting(),
+            Budget(outer_steps=20),
+            folder=broken,
+            settings=EVERY_FOURTH,
+        )
+    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH, resume=True)
+    assert run_files(whole.path) == run_files(broken.path)
 
 
 # --- θ from a mixture --------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
 
 def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: Path) -> None:
     from hgms_core.registry import default
-    from hgms_run.folder import RunFolder
+    from hgms_run import RunFolder
 
     swept(tmp_path)
     problem = default().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]

@@ -17,7 +17,7 @@ from hgms_compare.grid_file import load
 from hgms_core import ConfigError
 from hgms_core import host as plugins
 from hgms_core.composition import Composition
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 
 PLUGIN = '''
 from typing import ClassVar, final

@@ -12,7 +12,7 @@ from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import ProjectedGradient
-from hgms_run.folder import pack, unpack
+from hgms_run import pack, unpack
 from hgms_selectors import BestOfN, First
 from hgms_solvers import CG
 from hgms_task_sphere import Sphere

@@ -17,7 +17,7 @@ import torch
 from attrs import evolve
 
 from hgms_core import Budget, ConfigError, Pipeline, Problem
-from hgms_run.runner import run
+from hgms_run import run
 
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")

@@ -12,7 +12,7 @@ from hgms_core import Key, Problem, registry
 from hgms_core import traits as compat
 from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, DataError, MissingExtra
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 from hgms_testing import inputs_on, instance_of, methods
 from hgms_testing.kit import difference, snapshot
 

@@ -15,9 +15,7 @@ from hgms_branches import Branches
 from hgms_core import Budget, ConfigError, Key, Pipeline, Problem
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam, TorchOptimizer
-from hgms_run.folder import RunFolder
-from hgms_run.launch import device_called
-from hgms_run.runner import run
+from hgms_run import RunFolder, device_called, run
 from hgms_selectors import BestOfN
 from hgms_solvers import CG, LinearOperatorSolver, ScipySolver
 from hgms_task_cleaning import HyperCleaning

@@ -22,9 +22,7 @@ from helpers import steps_written
 from hgms_cli.group import main
 from hgms_core import Budget, Problem, State
 from hgms_core.errors import OutOfMemory
-from hgms_run.config import RunConfig
-from hgms_run.launch import run_config
-from hgms_run.runner import run
+from hgms_run import RunConfig, RunSettings, run, run_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
@@ -181,7 +179,7 @@ def test_a_budget_of_seconds_waits_for_the_device(device: torch.device) -> None:
     if device.type == "cuda":
         assert launched < 0.5 * one, f"launching took {launched:.4f} s of {one:.4f} s: this device works at once"
     budget = 10 * one
-    result = run(method, problem, Budget(seconds=budget), evaluate_every=1000)
+    result = run(method, problem, Budget(seconds=budget), settings=RunSettings(evaluate_every=1000))
     steps = result.summary["outer_steps"]
     assert result.seconds >= budget
     assert result.seconds <= budget + 5 * one, f"{result.seconds:.4f} s under a budget of {budget:.4f} s"

@@ -15,7 +15,7 @@ from hgms_core import Key, Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 from hgms_hypergradients import Implicit
 from hgms_outer import Sgd
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 from hgms_selectors import BestOfN
 from hgms_solvers import CG, FixedPoint, Neumann
 from hgms_task_quadratic import Quadratic

@@ -16,9 +16,7 @@ from torch import Tensor
 from hgms_cli.group import main
 from hgms_core import Budget, ConfigError, Tree
 from hgms_outer import TorchOptimizer
-from hgms_run.config import RunConfig
-from hgms_run.folder import pack, unpack
-from hgms_run.runner import run
+from hgms_run import RunConfig, pack, run, unpack
 from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins

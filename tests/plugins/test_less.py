@@ -21,7 +21,7 @@ from hgms_less import Less
 from hgms_less.features import Preconditioner
 from hgms_less.projection import Projector
 from hgms_llm import adamw, adamw_part, adamw_start
-from hgms_run.folder import pack, unpack
+from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

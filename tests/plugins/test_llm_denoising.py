@@ -11,8 +11,7 @@ import pytest
 
 from hgms_core import Budget
 from hgms_results.statistics import paired
-from hgms_run.config import RunConfig
-from hgms_run.runner import run
+from hgms_run import RunConfig, RunSettings, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +28,7 @@ def trained(method: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, fl
     task = {key: value for key, value in table["task"].items() if key != "label"}
     config = RunConfig.from_dict({"task": task, "method": method, "budget": f"{steps} steps", "seed": seed})
     problem = config.task.problem(seed, torch.device("cpu"), torch.float32)
-    result = run(config.method, problem, Budget(outer_steps=steps), seed=seed, evaluate_every=steps)
+    result = run(config.method, problem, Budget(outer_steps=steps), seed=seed, settings=RunSettings(evaluate_every=steps))
     last = result.records[-1]
     weights = {name.removeprefix("weight."): value for name, value in last.items() if name.startswith("weight.")}
     return weights, result.summary["metrics"]["test_loss"]

@@ -361,8 +361,7 @@ def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> 
 )
 def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: bool) -> None:
     from hgms_core import Budget
-    from hgms_run.config import RunConfig
-    from hgms_run.runner import run
+    from hgms_run import RunConfig, run
 
     table = {
         "task": {
@@ -390,7 +389,7 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
 
 def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: Path) -> None:
     from hgms_core import Budget
-    from hgms_run.runner import run
+    from hgms_run import run
 
     problem = problem_of(files)
     method = Pipeline(generator=one_step(), selector=BestOfN(), hypergradient=ThroughStep(), outer=Adam(lr=0.1))

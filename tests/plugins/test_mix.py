@@ -214,7 +214,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
 
 
 def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_run.progress import Progress
+    from hgms_run import Progress
 
     whole = Path(told("reweight", "mix.toml", "--out", "whole")["folder"])
 
@@ -568,7 +568,7 @@ def as_grid(text: str) -> str:
 
 
 def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_run import runner
+    from hgms_run import loop
 
     Path("grid.toml").write_text(as_grid(MIX))
     compared = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0"])
@@ -585,7 +585,7 @@ def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pyte
         raise AssertionError("it is learned already")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner.Run, "advance", no_step)
+        patched.setattr(loop.Run, "advance", no_step)
         done = call("sample", "grid.toml", "--method", "less", "--out", "mixes", "--set", "sample.size=10")
     assert done.exit_code == 0, done.output
     assert f"learned before, with the same data ({run.relative_to(here)})" in done.stderr

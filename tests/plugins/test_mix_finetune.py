@@ -16,8 +16,7 @@ import torch
 from hgms_core import CheckpointError, NumericalError, OutOfMemory
 from hgms_mix.finetune import SEAL, Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
 from hgms_mix.losses import row_losses
-from hgms_run.folder import DiskError
-from hgms_run.runner import Interrupted
+from hgms_run import DiskError, Interrupted
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")

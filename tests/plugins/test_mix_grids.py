@@ -13,7 +13,7 @@ from hgms_compare.grid_file import load as load_grid
 from hgms_core import ConfigError
 from hgms_mix.config import load
 from hgms_mix.summary import _scores
-from hgms_run.config import read_toml
+from hgms_run import read_toml
 
 GRID = """
 budget = "2 steps"

@@ -18,7 +18,7 @@ from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_outer import AdamW, Sgd
 from hgms_penalty import SCALEBIO, DynamicBarrier, GradientNorm, Minimax, ValueGap
-from hgms_run.folder import pack, unpack
+from hgms_run import pack, unpack
 from hgms_selectors import BestOfN, First
 from hgms_solvers import Identity
 from hgms_task_quadratic import Quadratic

@@ -11,7 +11,7 @@ from helpers import F64, assert_same, network_problem, normal
 
 from hgms_core import Data, Method, Problem
 from hgms_methods.validation_only import joined, on_validation
-from hgms_run.config import RunConfig
+from hgms_run import RunConfig
 
 pytestmark = pytest.mark.plugins
 CPU = torch.device("cpu")

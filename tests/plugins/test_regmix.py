@@ -17,7 +17,7 @@ from torch import Tensor
 from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Problem, State, Tree
 from hgms_regmix import RegMix
 from hgms_regmix.regression import Mixtures, best, fit
-from hgms_run.folder import pack, unpack
+from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

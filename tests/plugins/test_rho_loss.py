@@ -16,7 +16,7 @@ from torch import Tensor
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
 from hgms_llm import adamw_part
 from hgms_rho_loss import RhoLoss
-from hgms_run.folder import pack, unpack
+from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 

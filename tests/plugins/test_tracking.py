@@ -10,8 +10,7 @@ import pytest
 
 from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError, MissingExtra
-from hgms_run.config import RunConfig
-from hgms_run.launch import run_config
+from hgms_run import RunConfig, run_config
 
 TOML = """
 seed = 0

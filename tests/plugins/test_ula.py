@@ -13,8 +13,7 @@ from helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal
 from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Data, Key, Problem, State, Tree, repeat
-from hgms_run.config import RunConfig
-from hgms_run.runner import run
+from hgms_run import RunConfig, run
 from hgms_selectors import BestOfN
 from hgms_task_sphere import Sphere
 from hgms_ula import Ula

@@ -308,7 +308,7 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
 
     class Follow(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if log.interrupts.asked:
+            if log.interrupts.number is not None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
 from hgms_results.columns import last_seconds, read_columns
-from hgms_run import ROWS, RunFolder, difference, flatten, opened, parse_json, parse_toml, read_file, shorten
+from hgms_run import ROWS, RunFolder, difference, flatten, opened, parse_json, parse_toml, read_file
 
 SWEEPS = "sweeps"
 REWEIGHT = "reweight"
@@ -32,6 +32,15 @@ _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
 _NAME = 300  # characters of a label or metric; a folder's name has 255
+
+
+def shorten(text: str, most: int = 400) -> str:
+    """The text, or its beginning and how long it is.
+
+    >>> shorten("a" * 5000, most=10)
+    'aaaaaaaaaa… (5,000 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 @frozen

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
+from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built
-from hgms_run.config import LATER, SCHEMA, RunConfig, RunSettings, difference, flatten, lay, load, put, read_toml, tables_of
-from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, show, structured, traits_of, type_hints
-from hgms_run.folder import DiskError, FolderInUse, RunFolder, appending, load_state, pack, replace_file, save_state, unpack
+from hgms_run.config import LATER, SCHEMA, RunConfig, RunSettings, load
+from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, structured, traits_of, type_hints
+from hgms_run.ended import RunResult
+from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
+from hgms_run.folder import FolderInUse, RunFolder
 from hgms_run.launch import device_called, record_failure, run_config, run_path
+from hgms_run.loop import ignore, run
 from hgms_run.progress import Progress
 from hgms_run.provenance import environment
-from hgms_run.runner import Interrupted, Interrupts, RunResult, ignore, run, stoppable
-from hgms_run.untrusted import ROWS, opened, parse_json, parse_toml, read_file, shorten
+from hgms_run.signals import Interrupted, Interrupts, stoppable
+from hgms_run.tables import difference, flatten, lay, parse_json, parse_toml, put, read_toml, show, tables_of
 
 if TYPE_CHECKING:
     import click
@@ -58,7 +62,6 @@ __all__ = [
     "run_config",
     "run_path",
     "save_state",
-    "shorten",
     "show",
     "stoppable",
     "structured",

@@ -27,13 +27,13 @@ from hgms_core import (
     wanted_traits,
 )
 from hgms_core import host as plugins
-from hgms_run import config as config_file
 from hgms_run import convert
-from hgms_run.config import RunConfig, difference, load
+from hgms_run.config import RunConfig, load
+from hgms_run.files import read_file
 from hgms_run.folder import RunFolder
 from hgms_run.launch import run_config, run_path
 from hgms_run.progress import Progress
-from hgms_run.untrusted import parse_toml, read_file
+from hgms_run.tables import difference, lay, parse_toml
 
 
 @click.command()
@@ -207,7 +207,7 @@ def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozense
 
     kind = convert.PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
-    places = [config_file.lay(table, assignment) for assignment in fields]
+    places = [lay(table, assignment) for assignment in fields]
     try:
         return convert.structured(table[kind], protocol, registry.default(), traits)
     except convert.Invalid as invalid:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,20 +31,14 @@ import attrs
 import tomlkit
 from attrs import Factory, field, frozen, validators
 
-from hgms_core import Budget, CheckpointError, ConfigError, Method, Task
+from hgms_core import Budget, ConfigError, Method, Task
 from hgms_core import registry as registries
 from hgms_core.registry import Registry
-from hgms_run.convert import Invalid, Place, plain, show, structured, traits_of
+from hgms_run.convert import Invalid, plain, structured, traits_of
 from hgms_run.provenance import digests
-from hgms_run.untrusted import check, parse_toml
+from hgms_run.tables import Place, lay, read_toml, tables_of
 
 SCHEMA = 1
-
-DEEPEST = 32
-"""Levels of tables and lists in a file, at most."""
-
-LARGEST = 1 << 20
-"""Bytes of a file, at most: those that people write have thousands."""
 
 LATER = ("sample", "finetune", "evaluate")
 """The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
@@ -170,84 +163,3 @@ def load(
         if isinstance(run, dict):
             run["out"] = out
     return RunConfig.from_dict(table, source=path.name, registry=registry, sets=places)
-
-
-def tables_of(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(LARGEST + 1)
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > LARGEST:
-        raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
-    return read_toml(text, path.name)
-
-
-def read_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
-    try:
-        return parse_toml(text, source)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from None
-
-
-def lay(table: dict[str, Any], assignment: str, given: str | None = None) -> Place:
-    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``given`` is what a person
-    wrote, for messages."""
-    key, equals, text = assignment.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        raise ConfigError(f"--set {given or assignment}: write --set key=value, for example --set method.generator.count=4")
-    try:
-        value = text if "\n" in text or len(text) > 20_000 else tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text
-    try:
-        if len(path) > DEEPEST:
-            raise ConfigError(f"nothing here needs more than {DEEPEST} levels")
-        check(value, "the value")
-        put(table, path, value)
-    except (ConfigError, CheckpointError) as error:
-        raise ConfigError(f"--set {given or assignment}: {error}") from None
-    return path
-
-
-def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Sets ``table[a][b][c]``. A component given by its name alone becomes a table with that name."""
-    for depth, part in enumerate(path[:-1]):
-        below = table.setdefault(part, {})
-        if isinstance(below, str) and part != "budget":
-            below = table[part] = {"name": below}
-        if not isinstance(below, dict):
-            raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
-        table = below
-    table[path[-1]] = value
-
-
-def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The dotted keys in which the tables differ, in the order in which they first come.
-
-    >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
-    ['b.c', 'b.d']
-    """
-    flat = [flatten(table) for table in tables]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    missing = object()
-    return [key for key in keys if any(one.get(key, missing) != flat[0].get(key, missing) for one in flat[1:])]
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table with dotted keys.
-
-    >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
-    {'solver.name': 'cg', 'lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -8,7 +8,6 @@ registry by the ``name`` in its table. :func:`plain` goes back; :func:`spell` sa
 from __future__ import annotations
 
 import contextlib
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +19,9 @@ import cattrs
 
 from hgms_core import Budget, Composition, ConfigError, HgmsError, closest, unknown
 from hgms_core.registry import KINDS, Kind, Registry
+from hgms_run.tables import Place, show
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
-
-Place = tuple[str | int, ...]
-"""Keys and positions from the top of a table down to a value."""
 
 
 # --- what was wrong, and where -----------------------------------------------------------------------------------------
@@ -61,16 +58,6 @@ def fail(message: str) -> NoReturn:
 def spell_place(place: Place) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
-
-
-def show(value: object) -> str:
-    """A value as the user wrote it."""
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (str, list)) else repr(value)
-    return text if len(text) <= 200 else f"{text[:100]} … ({len(text):,} characters)"
 
 
 # --- types in words ----------------------------------------------------------------------------------------------------

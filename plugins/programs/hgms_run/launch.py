@@ -11,9 +11,11 @@ import torch
 from hgms_core import CheckpointError, ConfigError, Problem, RunInfo, Task, ensure_fits
 from hgms_core.host import notify
 from hgms_run.config import RunConfig
-from hgms_run.folder import RunFolder, replace_file
+from hgms_run.ended import RunResult, summarise
+from hgms_run.files import replace_file
+from hgms_run.folder import RunFolder
+from hgms_run.loop import Run, Watcher, ignore
 from hgms_run.provenance import digests
-from hgms_run.runner import Run, RunResult, Watcher, ignore, summarise
 
 if TYPE_CHECKING:
     from hgms_run.progress import Progress
@@ -48,16 +50,14 @@ def run_config(
         return problem
 
     return Run(
-        method=config.method, make=build, budget=config.budget, device=device, folder=folder, resume=resume, seed=config.seed,
+        method=config.method, make=build, device=device, folder=folder, resume=resume,
         info=RunInfo(
             task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget, folder=folder.path,
             config=config.resolved(),
         ),
         patience=patience, word="--resume",
         about=lambda: {"task": _about(config.task), "code": digests([config.task, config.method])},
-        evaluate_every=settings.evaluate_every, evaluations=settings.evaluations, clock_kind=settings.clock,
-        checkpoint_seconds=settings.checkpoint_seconds, watch=watch or (view.watch if view is not None else ignore),
-        notify=notify,
+        settings=settings, watch=watch or (view.watch if view is not None else ignore), notify=notify,
     ).carry_out()  # fmt: skip
 
 
@@ -102,6 +102,3 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
     if not folder.config.exists():  # it ended before its first step
         replace_file(folder.config, config.to_toml().encode())
     folder.write_summary({**summarise(info, "failed", step, records, error), "validation_loss": None})
-
-
-__all__ = ["device_called", "record_failure", "run_config", "run_path"]

@@ -30,26 +30,24 @@ def digests(value: Any) -> dict[str, str]:
     >>> digests(CG())
     {}
     """
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     if isinstance(value, list | tuple):
-        for each in value:
-            found |= digests(each)
+        for item in value:
+            known |= digests(item)
     if attrs.has(type(value)):
         cls = type(value)
         digest = None if _is_ours(cls.__module__) else _digest(cls.__module__)
         if digest:
-            found[f"{cls.__module__}:{cls.__qualname__}"] = digest
-        for one in attrs.fields(cls):
-            found |= digests(getattr(value, one.name))
-    return dict(sorted(found.items()))
+            known[f"{cls.__module__}:{cls.__qualname__}"] = digest
+        for field in attrs.fields(cls):
+            known |= digests(getattr(value, field.name))
+    return dict(sorted(known.items()))
 
 
 def _is_ours(module: str) -> bool:
-    entries = [*host().infos.values(), *itertools.chain(*programs().values())]
-    return module.partition(".")[0] in {
-        "hgms_core",
-        *(e.module.partition(".")[0] for e in entries if e.distribution == FIRST_PARTY),
-    }
+    entries: list[Any] = [*host().infos.values(), *itertools.chain(*programs().values())]
+    ours = {entry.module.partition(".")[0] for entry in entries if entry.distribution == FIRST_PARTY}
+    return module.partition(".")[0] in {"hgms_core", *ours}
 
 
 def _digest(module: str) -> str | None:
@@ -78,13 +76,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _versions() -> Mapping[str, str]:
-    found = {}
+    known = {}
     for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
         try:
-            found[name] = version(name)
+            known[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 @functools.cache

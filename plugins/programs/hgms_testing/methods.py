@@ -11,10 +11,11 @@ import torch
 from attrs import evolve
 
 from hgms_core import Budget, HgmsError, Problem, Tree, needs
-from hgms_run import RunFolder, RunResult, run
+from hgms_run import RunFolder, RunResult, RunSettings, run
 from hgms_testing import equal, oracle, problems
 from hgms_testing.kit import Check, demand, difference, place, snapshot
 
+EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
 STEPS = 60
 
 
@@ -149,7 +150,13 @@ def _distance(method: Any, problem: Problem, state: Any) -> float:
 
 def _run(method: Any, problem: Problem, budget: Budget, folder: Path | None = None, resume: bool = False) -> RunResult:
     return run(
-        method, problem, budget, seed=3, folder=RunFolder(folder) if folder else None, resume=resume, checkpoint_seconds=0.0
+        method,
+        problem,
+        budget,
+        seed=3,
+        folder=RunFolder(folder) if folder else None,
+        resume=resume,
+        settings=EVERY_STEP,
     )
 
 
@@ -221,7 +228,14 @@ def check_failure(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         try:
-            run(method, evolve(problem, g=broken), Budget(outer_steps=20), seed=3, folder=folder, checkpoint_seconds=0.0)
+            run(
+                method,
+                evolve(problem, g=broken),
+                Budget(outer_steps=20),
+                seed=3,
+                folder=folder,
+                settings=EVERY_STEP,
+            )
             expected = "done"
         except HgmsError:
             expected = "failed"

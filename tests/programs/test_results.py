@@ -16,8 +16,7 @@ from made_runs import CONFIG, write_run
 from hgms_cli.terminal import printable
 from hgms_core.errors import CheckpointError, ConfigError
 from hgms_results.stored import read_run, scan, scan_sweeps, short_names
-from hgms_run.config import difference
-from hgms_run.folder import RunFolder
+from hgms_run import RunFolder, difference
 
 
 def config() -> str:

@@ -20,8 +20,7 @@ from hgms_core import Budget, Pipeline, Problem
 from hgms_core.errors import ConfigError
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
-from hgms_run.folder import RunFolder
-from hgms_run.runner import run
+from hgms_run import RunFolder, run
 from hgms_selectors import First
 from hgms_solvers import CG
 

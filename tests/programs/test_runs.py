@@ -17,16 +17,16 @@ import attrs
 import pytest
 import torch
 from attrs import field, frozen
+from helpers import run_files
 
 from hgms_compare.usage import cuda_for, measured
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
 from hgms_results.stored import read_run, scan
-from hgms_run.folder import DiskError, RunFolder, pack, unpack
-from hgms_run.launch import device_called
+from hgms_run import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
+from hgms_run.loop import Clock
 from hgms_run.provenance import _git
-from hgms_run.runner import Interrupted, _Clock, run
 
 
 @frozen(kw_only=True)
@@ -76,16 +76,6 @@ def problem(evaluate_seconds: float = 0.0) -> Problem:
     )
 
 
-def folder(path: Path) -> RunFolder:
-    return RunFolder(path)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Everything that has to be the same for every run of one seed."""
-    kept = [each for each in path.iterdir() if each.name.startswith(("checkpoint", "steps", "summary"))]
-    return {each.name: each.read_bytes() for each in kept}
-
-
 def test_budget_in_steps_calls_and_seconds() -> None:
     assert run(Descent(), problem(), Budget(outer_steps=7)).summary["outer_steps"] == 7
     assert run(Descent(), problem(), Budget(oracle_calls=10)).summary["outer_steps"] == 4
@@ -124,8 +114,8 @@ def test_first_use_is_not_charged_to_the_budget_in_seconds() -> None:
 
 
 def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
-    made = folder(tmp_path / "run")
-    result = run(Descent(), problem(), Budget(outer_steps=6), folder=made, evaluate_every=2)
+    made = RunFolder(tmp_path / "run")
+    result = run(Descent(), problem(), Budget(outer_steps=6), folder=made, settings=RunSettings(evaluate_every=2))
     assert made.records() == result.records
     assert [row["step"] for row in result.records] == list(range(7))
     assert [row["step"] for row in result.records if "metric.size" in row] == [0, 2, 4, 6]
@@ -136,7 +126,7 @@ def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
 def test_evaluations_are_spread_over_the_budget() -> None:
     """However fast a method is, it is evaluated as often, and at the end."""
     for steps, expected in ((12, [0, 3, 6, 9, 12]), (3, [0, 1, 2, 3]), (10, [0, 3, 5, 8, 10])):
-        result = run(Descent(), problem(), Budget(outer_steps=steps), evaluations=4)
+        result = run(Descent(), problem(), Budget(outer_steps=steps), settings=RunSettings(evaluations=4))
         assert [row["step"] for row in result.records if "metric.size" in row] == expected
 
 
@@ -155,33 +145,33 @@ def test_the_cpu_clock_counts_work_and_not_waiting() -> None:
         def result(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
             return {}, state["x"]
 
-    wall = run(Sleeper(), problem(), Budget(outer_steps=5), clock="wall").seconds
-    cpu = run(Sleeper(), problem(), Budget(outer_steps=5), clock="cpu").seconds
+    wall = run(Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="wall")).seconds
+    cpu = run(Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="cpu")).seconds
     assert wall >= 0.1
     assert 0 < cpu < 0.5 * wall
 
 
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
-    run(Descent(), problem(), Budget(outer_steps=9), folder=whole, checkpoint_seconds=0)
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=whole, settings=RunSettings(checkpoint_seconds=0))
     with pytest.raises(Interrupted, match="state after step 4 is saved"):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=broken)
     (tmp_path / "broken/checkpoint.json").unlink()
     broken.steps.write_bytes(broken.steps.read_bytes().replace(b"0.", b"1."))  # lines that no checkpoint speaks for go too
     run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
-    assert contents(whole.path) == contents(broken.path)
+    assert run_files(whole.path) == run_files(broken.path)
 
 
 @pytest.mark.parametrize("stop", [0, 4, 7])
 def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted, match=r"resume=True"):
         run(Descent(interrupts_at=stop), problem(), Budget(outer_steps=9), folder=broken)
     assert not broken.summary.exists()
     result = run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
     assert result.info.resumed_from == stop + 1
-    assert contents(whole.path) == contents(broken.path)
+    assert run_files(whole.path) == run_files(broken.path)
 
 
 def test_second_ctrl_c_stops_at_once() -> None:
@@ -209,23 +199,23 @@ def test_second_ctrl_c_stops_at_once() -> None:
 
 
 def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
     with broken.steps.open("ab") as stream:
         stream.write(b'{"step": 7, "upper_lo')
     run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
-    assert contents(whole.path) == contents(broken.path)
+    assert run_files(whole.path) == run_files(broken.path)
 
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Path, saved: bool) -> None:
     """Killed while it wrote tensors, or before it removed the older ones; also where nothing is saved any more."""
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=9), folder=made)
     made.summary.unlink()
-    before = contents(made.path)
+    before = run_files(made.path)
     left = ["checkpoint-4.safetensors", "checkpoint-11.safetensors.part"]
     for name in left:
         (made.path / name).write_bytes(b"half")
@@ -234,11 +224,11 @@ def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Pa
     else:
         run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
         made.summary.unlink()
-    assert contents(made.path) == before
+    assert run_files(made.path) == before
 
 
 def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(NumericalError, match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept"):
         run(Descent(breaks_at=3), problem(), Budget(outer_steps=9), folder=made)
     state, step = made.load() or ({}, -1)
@@ -253,7 +243,7 @@ def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "pointer", "key", "line"])
 def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=4), folder=made)
     tensors = tmp_path / "run/checkpoint-4.safetensors"
     data = tensors.read_bytes()
@@ -271,16 +261,16 @@ def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> 
         lines = made.steps.read_bytes().split(b"\n")
         made.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
     named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(damage, tensors.name)
-    before = contents(tmp_path / "run")
+    before = run_files(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"):
         run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
-    assert contents(tmp_path / "run") == before
+    assert run_files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "checkpoint-6.safetensors", "steps.jsonl", "timings.jsonl", "config.toml"])
 def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
     """A run that stopped after 6 of 9 steps: either it ends as if nothing had been, or nothing in its folder is touched."""
-    whole, broken = folder(tmp_path / "whole"), folder(tmp_path / "broken")
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
@@ -300,7 +290,7 @@ def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, name: str) -> None
             refused += 1
             assert {path.name: path.read_bytes() for path in broken.path.iterdir()} == damaged
         else:
-            assert contents(broken.path) == contents(whole.path)
+            assert run_files(broken.path) == run_files(whole.path)
             assert [row["seconds"] for row in result.records][:7] == sound_seconds(sound)
     assert refused > 50
 
@@ -311,7 +301,7 @@ def sound_seconds(files: dict[str, bytes]) -> list[float]:
 
 @pytest.mark.parametrize("damage", ["missing", "short", "longer than it was", "other rows after it"])
 def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=made)
     (tmp_path / "run/checkpoint-3.safetensors").write_bytes(b"old")
@@ -338,7 +328,7 @@ def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: s
 )
 @pytest.mark.parametrize("name", ["checkpoint.json", "summary.json", "steps.jsonl", "timings.jsonl"])
 def test_json_of_the_wrong_shape_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=2), folder=made)
     (tmp_path / "run" / name).write_text(text + "\n")
     before = {path.name: path.read_bytes() for path in made.path.iterdir()}
@@ -351,7 +341,7 @@ def test_json_of_the_wrong_shape_is_refused(tmp_path: Path, name: str, text: str
 
 def test_a_sealed_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     """Not damage but another program: the checksum is right."""
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     made.path.mkdir()
     for state in ({}, {"x": 3}, {"x": {"x": torch.ones(7)}}, {"x": {"y": torch.ones(2)}}):
         made.create("", {})
@@ -365,7 +355,7 @@ def test_a_sealed_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None
 
 def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, tensors and their name in the folder, then the file that points to them, then its name, then the old ones go."""
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     made.path.mkdir()
     made.append({"step": 0}, {"step": 0, "seconds": 0.0})
     made.save({"x": torch.ones(2)}, 0)
@@ -387,17 +377,17 @@ def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, mo
 
 
 def test_rows_are_not_read_again_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, read = folder(tmp_path / "run"), []
+    made, read = RunFolder(tmp_path / "run"), []
     original = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
-    run(Descent(), problem(), Budget(outer_steps=6), folder=made, checkpoint_seconds=0)
+    run(Descent(), problem(), Budget(outer_steps=6), folder=made, settings=RunSettings(checkpoint_seconds=0))
     assert read.count("steps.jsonl") == 0
 
 
 @pytest.mark.parametrize("linked", [".part", ""])
 def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, linked: str) -> None:
     """Of a stranger's run folder: what its files point to stays as it is. Links in place of its own files are refused."""
-    made, other = folder(tmp_path / "run"), tmp_path / "other"
+    made, other = RunFolder(tmp_path / "run"), tmp_path / "other"
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
     other.mkdir()
@@ -442,7 +432,7 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["steps.jsonl", "timings.jsonl", "env.json"])
 def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str, begun: bool) -> None:
     """Also in a folder that has no checkpoint yet."""
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
     if begun:
@@ -456,18 +446,18 @@ def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str,
 
 
 def test_rows_behind_the_end_of_a_finished_run_go(tmp_path: Path) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     done = run(Descent(), problem(), Budget(outer_steps=3), folder=made)
-    whole = contents(made.path)
+    whole = run_files(made.path)
     for path in (made.steps, made.timings):
         path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
     assert run(Descent(), problem(), Budget(outer_steps=3), folder=made, resume=True).records == done.records
-    assert contents(made.path) == whole
+    assert run_files(made.path) == whole
 
 
 @pytest.mark.parametrize("name", ["config.toml", "checkpoint.json", "steps.jsonl", "summary.json"])
 def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, name: str) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=2), folder=made)
     (made.path / name).unlink()
     os.mkfifo(made.path / name)
@@ -476,7 +466,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, name: str) -> N
 
 
 def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=2), folder=made)
     made.config.unlink()
     before = {path.name: path.read_bytes() for path in made.path.iterdir()}
@@ -514,7 +504,7 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
 
 
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
     table = json.loads((made.path / "env.json").read_bytes())
@@ -529,7 +519,7 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.Log
     "text", ["[]", "3", '{"versions": null}', '{"versions": "x", "before": 3}', '{"python": "\\u001b[31m"}', "[" * 9999]
 )
 def test_an_environment_of_any_shape_does_no_harm(tmp_path: Path, text: str) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
     (made.path / "env.json").write_text(text)
@@ -560,7 +550,7 @@ def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal
                 os.kill(os.getpid(), number)
             return super().step(problem, state, progress)
 
-    made, before = folder(tmp_path / "run"), signal.getsignal(number)
+    made, before = RunFolder(tmp_path / "run"), signal.getsignal(number)
     with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*resume=True") as caught:
         run(Ended(), problem(), Budget(outer_steps=9), folder=made)
     assert caught.value.number == number
@@ -609,7 +599,7 @@ def turned(changes: dict[str, Any], at: int = 3) -> Any:
     ids=["upper_loss", "hypergradient_norm", "update_norm", "theta", "x"],
 )
 def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str, Any], said: str, value: float) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     spoilt = {
         part: {
             key: torch.tensor(value)
@@ -631,7 +621,7 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str
 def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path) -> None:
     """Whatever the method recorded: a mean over no rows is NaN."""
     empty = attrs.evolve(problem(), f=lambda t, x, b: x["x"][:0].mean())
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     with pytest.raises(NumericalError, match="step 3: the upper loss at the result is nan"):
         run(Descent(), empty, Budget(outer_steps=3), folder=made)
     assert (made.read_summary() or {})["status"] == "failed"
@@ -641,10 +631,10 @@ def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = folder(tmp_path / "run")
+    made = RunFolder(tmp_path / "run")
     made.path.mkdir()
     made.save({"x": torch.ones(3)}, 1)
-    before = contents(tmp_path / "run")
+    before = run_files(tmp_path / "run")
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -655,7 +645,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest
     ):
         made.save({"x": torch.zeros(3)}, 2)
     monkeypatch.undo()
-    assert contents(tmp_path / "run") == before
+    assert run_files(tmp_path / "run") == before
     assert not list((tmp_path / "run").glob("*.part"))
     state, step = made.load() or ({}, 0)
     assert (step, state["x"].tolist()) == (1, [1.0, 1.0, 1.0])
@@ -685,10 +675,10 @@ def test_a_gpu_is_waited_for_by_its_own_number(monkeypatch: pytest.MonkeyPatch) 
     """Not the first GPU of the machine, which a run on the second does not use."""
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    with _Clock(0.0, torch.device("cuda:1")):
+    with Clock(0.0, torch.device("cuda:1")):
         assert waited == [torch.device("cuda:1")]
     assert waited == [torch.device("cuda:1")] * 2
-    with _Clock(0.0, torch.device("cpu")):
+    with Clock(0.0, torch.device("cpu")):
         pass
     assert len(waited) == 2
 
@@ -719,9 +709,9 @@ def test_a_budget_of_calls_ends_although_the_method_makes_none(tmp_path: Path) -
             following, _ = super().step(problem, state, progress)
             return following, {"upper_loss": following["x"]["x"].norm()}
 
-    place = folder(tmp_path / "run")
+    place = RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"no oracle call in the last 1,000 steps.*\n.*steps or seconds"):
-        run(Silent(), problem(), Budget(oracle_calls=10), folder=place, evaluate_every=500)
+        run(Silent(), problem(), Budget(oracle_calls=10), folder=place, settings=RunSettings(evaluate_every=500))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["outer_steps"]) == ("failed", 1000)
     assert place.records()[-1]["step"] == 1000

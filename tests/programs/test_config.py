@@ -19,8 +19,8 @@ from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_run.config import RunConfig, RunSettings, load
-from hgms_run.convert import plain, spell
+from hgms_run import RunConfig, RunSettings, load, plain
+from hgms_run.convert import spell
 
 
 @frozen(kw_only=True)

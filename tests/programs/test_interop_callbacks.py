@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hgms_core import ConfigError
 from hgms_loops import OuterSteps
 from hgms_outer import Adam, Sgd
-from hgms_run.folder import load_state, save_state
+from hgms_run import load_state, save_state
 
 pytestmark = pytest.mark.plugins
 

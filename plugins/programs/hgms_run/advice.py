@@ -1,0 +1,111 @@
+"""What a person can do about an exception or about numbers that broke down: the errors that a run ends with on record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hgms_core import ConfigError, HgmsError, NumericalError, OutOfMemory, Record, once_differentiable, out_of_memory
+
+
+def _too_large(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, RuntimeError) and "cannot be converted to type" in text and "overflow" in text
+
+
+_ADVICE: tuple[tuple[Callable[[BaseException], bool], type[HgmsError], str], ...] = (
+    (
+        once_differentiable,
+        ConfigError,
+        "step {step}: a loss has no second derivative here: {reason}\n"
+        "  take a hypergradient of first order (through-step, carried, one-step with derivative = 'difference'), or\n"
+        "  products by differences (implicit with strategy = 'difference'); or let the model do without what stops it:\n"
+        "  eager attention, no activation checkpointing, no micro-batches",
+    ),
+    (
+        _too_large,
+        NumericalError,
+        "step {step}: a number of the method is too large for the run's dtype ({reason})\n"
+        "  {kept}; lower the lr, or whichever number is so large",
+    ),
+    (out_of_memory, OutOfMemory, "step {step}: out of memory: {reason}\n  {kept}\n  {lighter}"),
+)
+
+
+def explained(error: BaseException, step: int, kept: str, config: Mapping[str, Any]) -> HgmsError | None:
+    """The error that a run ends with on record, for an exception in ``step``; None for one that it can be resumed after, or
+    that nobody expected. ``kept`` says what is saved, ``config`` is the run's."""
+    if isinstance(error, NumericalError | ConfigError):
+        return error
+    for recognised, kind, message in _ADVICE:
+        if recognised(error):
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lighter = "\n  ".join(_lighter(config)) if kind is OutOfMemory else ""
+            return kind(message.format(step=step, reason=reason, kept=kept, lighter=lighter))
+    return None
+
+
+_UNSOUND: tuple[tuple[Callable[[Record], bool], str], ...] = (
+    (
+        lambda record: record.get("finite_candidates", 1) == 0,
+        "none of the candidates is finite (scores: {scores})\n  {kept}; lower the generator's lr, or set its clip",
+    ),
+    (
+        lambda record: broken(record.get("hypergradient_norm")),
+        "the hypergradient is not finite (norm {hypergradient_norm}, linear solve: {outcome})\n"
+        "  {kept}; raise the solver's ridge, or lower the generator's lr",
+    ),
+    (
+        lambda record: broken(record.get("upper_loss")),
+        "the upper loss is {upper_loss}\n"
+        "  {kept}; look for upper rows that are empty or not finite, or lower the learning rates",
+    ),
+    (
+        lambda record: broken(record.get("update_norm")) or "broken" in record,
+        "{broken} stopped being finite (θ moved by {update_norm})\n"
+        "  {kept}; lower the outer optimiser's lr, or the lower level's",
+    ),
+)
+
+
+def check_numbers(record: Record, step: int) -> None:
+    """Stops a run whose numbers broke down, before the broken state replaces the good one."""
+    for unsound, message in _UNSOUND:
+        if unsound(record):
+            words = {"scores": None, "outcome": "none", "update_norm": "an unknown distance", **record}
+            words |= {"broken": ", ".join(record.get("broken", ["θ"])[:8]), "kept": f"the state after step {step - 1} is kept"}
+            raise NumericalError(f"step {step}: {message.format(**words)}")
+
+
+def broken(value: object) -> bool:
+    """Whether it is a number that is not finite."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _lighter(config: Mapping[str, Any]) -> list[str]:
+    """What a configuration has to bound the memory of a step, with what it is at: first what changes no result."""
+    same, other = [], []
+    for place, key, value, beside in _leaves({kind: config[kind] for kind in ("method", "task") if kind in config}):
+        now = f"{place} (now {'all' if value in (None, 'none') else value})"
+        if key in ("chunk", "micro_batch") and value != 1:
+            same.append(f"lower {now}")
+        elif key == "checkpointing" and value is False:
+            same.append(f"set {place} = true")
+        elif key == "batch_size" and value != 1:
+            other.append(f"lower {now}")
+        elif key == "quantize" and value in (None, "none") and beside.get("path") not in (None, "none"):
+            other.append(f'set {place} = "4bit"')
+    groups = (("the same result with less", same), ("otherwise", other))
+    advice = [f"{what}: {', '.join(knobs)}" for what, knobs in groups if knobs]
+    return advice or ["let the method and the problem take fewer rows or candidates at a time"]
+
+
+def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
+    """(place, key, value, the table it stands in) of everything in nested tables."""
+    for key, value in table.items():
+        here = f"{place}.{key}" if place else key
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, key, value, table

@@ -1,0 +1,105 @@
+"""What is written at the end of a run: its summary, and signs that its mixture was learned from a model that did not learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from hgms_core import Data, NumericalError, Problem, Record, RunInfo, Tree, norm
+from hgms_run.advice import broken
+from hgms_run.tables import finite
+
+UNMOVED = 0.01
+"""The share of the validation loss at the start by which it has at least to change for x to count as trained."""
+
+
+@frozen(kw_only=True)
+class RunResult:
+    """The end of a run. ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``."""
+
+    info: RunInfo
+    theta: Tree
+    x: Tree
+    summary: dict[str, Any]
+    records: list[Record]
+
+    @property
+    def seconds(self) -> float:
+        return float(self.records[-1]["seconds"]) if self.records else 0.0
+
+
+def summarise(
+    info: RunInfo, status: str, step: int, records: Sequence[Mapping[str, Any]], error: str | None = None
+) -> dict[str, Any]:
+    """The result of a run without its clock, so that it is the same for every run of one seed."""
+    last = records[-1] if records else {}
+    evaluated: Mapping[str, Any] = next((row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {})
+    return {
+        "status": status,
+        **({"error": error} if error else {}),
+        "task": info.task,
+        "method": info.method,
+        "seed": info.seed,
+        "budget": str(info.budget),
+        "outer_steps": step,
+        "upper_loss": last.get("upper_loss"),
+        "metrics": {key.removeprefix("metric."): value for key, value in evaluated.items() if key.startswith("metric.")},
+        "oracle_calls": last.get("oracle_calls"),
+        "cost": {key.removeprefix("cost_"): value for key, value in last.items() if key.startswith("cost_")},
+    }
+
+
+def judged(summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, records: Sequence[Record]) -> dict[str, Any]:
+    """The summary with what the validation loss at the end says; NumericalError where a run that is done ended at no number."""
+    loss = validation_loss(problem, theta, x)
+    losses = [row["upper_loss"] for row in records if "upper_loss" in row]
+    if summary["status"] == "done" and (broken(loss) or (losses and all(value is None for value in losses))):
+        what = f"the upper loss at the result is {loss}" if broken(loss) else "the upper loss was not finite in any step"
+        raise NumericalError(
+            f"step {summary['outer_steps']}: {what}\n  look for rows that are empty or hold numbers that are not finite"
+        )
+    notes = [] if "untrained" in summary else remarks(problem, x, loss)
+    return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
+
+
+def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
+    """f on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what settings may be chosen by,
+    since it sees no test row."""
+    parts = [problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
+    rows = next((part for part in parts if part.size), parts[-1])
+    with torch.no_grad():
+        return float(problem.f(theta, x, rows.batch(None)))
+
+
+def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:
+    """Of a run on data sources that ended at ``x`` with the validation loss ``loss``: that this rose, or hardly changed.
+
+    Weights of sources are learned from gradients at the x of the run. Where x stayed at the start, or training made it worse,
+    they say little. Cost: 1 upper value.
+
+    >>> still = Problem(theta0={}, x0={"x": torch.ones(2)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> remarks(still, still.x0, 2.0)                       # no sources: nothing is said
+    []
+    """
+    if problem.sources is None:
+        return []
+    start = validation_loss(problem, problem.theta0, problem.x0)
+    away = {name: leaf - problem.x0[name] for name, leaf in x.items()}
+    length = float(norm(problem.x0))
+    moved = f"x moved by {float(norm(away)) / length:.2g} of its length" if length else f"x moved by {float(norm(away)):.2g}"
+    change = loss - start
+    if not math.isfinite(loss) or change > 1e-3 * abs(start):
+        return [
+            f"the validation loss rose from {start:.4g} to {loss:.4g} ({moved}): the lower level diverged, or learned what is "
+            "of no use for validation; do not trust the weights (lower the generator's lr, or look at the heaviest source)"
+        ]
+    if abs(change) < UNMOVED * abs(start):
+        return [
+            f"the validation loss hardly changed, from {start:.4g} to {loss:.4g} ({moved}): the weights were learned at the "
+            "gradients of an untrained x; raise the generator's lr, or give more steps"
+        ]
+    return []

@@ -1,0 +1,407 @@
+"""The outer loop: a method stepped on a problem until its budget is spent, recorded, observed and resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tomlkit
+import torch
+from attrs import define, field
+
+from hgms_core import (
+    Budget,
+    CheckpointError,
+    ConfigError,
+    HgmsError,
+    Method,
+    NumericalError,
+    Problem,
+    Record,
+    RunInfo,
+    State,
+    Tree,
+    out_of_memory,
+    to_numbers,
+)
+from hgms_core.host import LOG
+from hgms_run.advice import check_numbers, explained
+from hgms_run.config import RunSettings
+from hgms_run.convert import plain
+from hgms_run.ended import RunResult, judged, summarise
+from hgms_run.folder import RunFolder
+from hgms_run.provenance import digests, environment
+from hgms_run.signals import Interrupted, Interrupts
+from hgms_run.tables import finite
+
+IDLE_STEPS = 1000
+"""Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
+
+Watcher = Callable[[RunInfo, Record, float], None]
+"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock; its result is ignored."""
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """For those who want to be told nothing."""
+
+
+class Clock:
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
+
+    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
+        self.seconds = seconds
+        self._now = time.perf_counter if kind == "wall" else time.process_time
+        self._wait: Callable[[], None] = lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._wait()
+        self._started = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds += self._now() - self._started
+
+
+def run(
+    method: Method,
+    problem: Problem,
+    budget: Budget,
+    *,
+    seed: int = 0,
+    info: RunInfo | None = None,
+    folder: RunFolder | str | Path | None = None,
+    resume: bool = False,
+    settings: RunSettings = RunSettings(),
+    watch: Watcher = ignore,
+    notify: Callable[..., None] = ignore,
+) -> RunResult:
+    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
+
+    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
+    ``watch(info, record, share)`` is called after every step, outside the clock, with the newest row and the share of the
+    budget spent; what it returns is ignored, and what it raises ends the run.
+
+    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
+    to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
+    SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
+    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
+    folder must hold no run. ``settings`` say when to evaluate and what the clock counts (device and dtype are the problem's).
+    ``info`` names task, method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
+
+    Raises:
+        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
+            state is on disk.
+        OutOfMemory: with what to lower; the last good state is on disk.
+        ConfigError: the hypergradient asks for a second derivative of a loss that has none.
+        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
+
+    >>> from hgms_core import Budget, Problem
+    >>> class Halve:                                   # anything with init, step and result is a Method
+    ...     name = "halve"
+    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
+    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
+    ...     def result(self, state): return {}, state["x"]
+    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> result = run(Halve(), problem, Budget(outer_steps=3))
+    >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
+    ([1.0, 0.5, 0.25], tensor([0.1250]))
+    """
+    device = next(iter(problem.x0.values())).device
+    info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
+    if folder is not None:
+        folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        config = info.config or _described(info, method, device, settings)
+        info = attrs.evolve(info, folder=folder.path, config=config)
+    return Run(
+        method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
+        watch=watch, notify=notify,
+    ).carry_out()  # fmt: skip
+
+
+def _described(info: RunInfo, method: Method, device: torch.device, settings: RunSettings) -> dict[str, Any]:
+    """What ``config.toml`` can say of a run from Python: of its method all fields, if each has a word in TOML."""
+    fields = {}
+    with contextlib.suppress(ConfigError):
+        fields = plain(method)
+    table = plain(settings)
+    return {
+        "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
+        "budget": plain(info.budget),
+        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")},
+    }  # fmt: skip
+
+
+@define(eq=False, kw_only=True)
+class Run:
+    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, ``about`` says what else
+    ``env.json`` is to hold."""
+
+    method: Method
+    make: Callable[[], Problem]
+    info: RunInfo
+    device: torch.device
+    settings: RunSettings
+    folder: RunFolder | None = None
+    resume: bool = False
+    patience: float = 0.0
+    word: str = "resume=True"
+    about: Callable[[], Mapping[str, Any]] = dict
+    watch: Watcher = ignore
+    notify: Callable[..., None] = ignore
+    problem: Problem = field(init=False)
+    clock: Clock = field(init=False)
+    state: State = field(factory=dict)
+    step: int = 0
+    calls: int = 0
+    idle: int = 0
+    records: list[Record] = field(factory=list)
+    saved_at: float = field(factory=time.monotonic)
+    saved_step: int = -1
+
+    # --- the whole run
+
+    def carry_out(self) -> RunResult:
+        """The whole run, or what is left of it, in its folder if it has one."""
+        if self.folder is None:
+            return self.ended("")
+        text = tomlkit.dumps(self.info.config)
+        with self.folder.claimed(text, resume=self.resume, patience=self.patience, word=self.word):
+            return (self.read_back(self.folder) if self.resume else None) or self.ended(text)
+
+    def read_back(self, folder: RunFolder) -> RunResult | None:
+        """The run as its folder holds it, if it is finished."""
+        summary = folder.read_summary()
+        if summary is None or summary.get("status") != "done":
+            return None
+        loaded = folder.load(self.device)
+        if loaded is None:
+            raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
+        theta, x = self.result_of(loaded[0], folder)
+        folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
+        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records())
+
+    def ended(self, text: str) -> RunResult:
+        """Runs until the budget is spent or something ends the run; a summary says how, unless it is to go on."""
+        try:
+            self.begin(text)
+        except (RuntimeError, MemoryError) as error:
+            if out_of_memory(error) and (failure := self.explained(error)):
+                raise failure from error
+            raise
+        summary: dict[str, Any] | None = None
+        ending: BaseException | None = None
+        try:
+            self.loop()
+            summary = self.end("done")
+        except KeyboardInterrupt as error:
+            ending = error
+            raise Interrupted(f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)) from None
+        except BaseException as error:
+            failure = self.explained(error)
+            ending = failure or error
+            if failure is None:
+                raise
+            self.save()
+            summary = self.end("failed", failure)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self.notify("hgms_run_finished", run=self.info, summary=summary, error=ending)
+        theta, x = self.method.result(self.state)
+        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.records)
+
+    def explained(self, error: BaseException) -> HgmsError | None:
+        """The error that a run ends with on record; None for one that it can be resumed after, or that nobody expected."""
+        if out_of_memory(error) and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
+        return explained(error, self.step + 1, kept, self.info.config)
+
+    def how_to_resume(self) -> str:
+        if self.folder is None or self.saved_step < 0:
+            return ""
+        return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add {self.word} to go on"
+
+    # --- its beginning
+
+    def begin(self, text: str) -> None:
+        """The first state, or the checkpoint's, with the rows and the clock that belong to it. Everything is checked before
+        anything is changed."""
+        self.clock = Clock(0.0, self.device, self.settings.clock)
+        loaded = self.folder.load(self.device) if self.folder is not None and self.resume else None
+        self.problem = self.make()
+        if loaded is not None and self.folder is not None:
+            self.state, self.step = loaded
+            self.saved_step = self.step
+            self.ensure_of_problem(self.folder)
+            self.info = attrs.evolve(self.info, resumed_from=self.step)
+        if self.folder is not None:
+            self.folder.create(text, self.environment(self.folder))
+            if self.resume:  # killed before its first checkpoint, it starts again
+                self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)
+                self.records = self.folder.records()
+                self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
+        if loaded is None:
+            self.state = self.method.init(self.problem, self.info.seed)
+        self.notify("hgms_run_started", run=self.info)
+
+    def environment(self, folder: RunFolder) -> dict[str, Any]:
+        """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
+        now = {**environment(self.device), "code": digests(self.method), **self.about()}
+        before = folder.read_environment() if self.resume else {}
+        earlier = before.pop("before", [])
+        if not before or before == json.loads(json.dumps(now)):
+            return now | ({"before": earlier} if earlier else {})
+        was, known = (
+            {key: table.get(key) for key in ("python", "device", "threads")}
+            | (table["versions"] if isinstance(table.get("versions"), dict) else {})
+            for table in (before, now)
+        )
+        changes = [f"{key} {was.get(key)} → {value}" for key, value in known.items() if was.get(key) != value]
+        if changes:
+            LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
+        return now | {"before": [*(earlier if isinstance(earlier, list) else []), before]}
+
+    def result_of(self, state: State, folder: RunFolder) -> tuple[Tree, Tree]:
+        """(θ, x) of a state that was read from the folder."""
+        try:
+            theta, x = self.method.result(state)
+            _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(
+                f"{folder.checkpoint} holds no state of {self.info.method} ({type(error).__name__}: {error})\n"
+                f"  nothing was changed; remove the folder {folder.path}, or choose another"
+            ) from None
+        return theta, x
+
+    def ensure_of_problem(self, folder: RunFolder) -> None:
+        """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
+        theta, x = self.result_of(self.state, folder)
+        starts = {**self.problem.theta0, **self.problem.x0}
+        wrong = [name for name, leaf in {**theta, **x}.items() if name in starts and leaf.shape != starts[name].shape]
+        wrong = wrong or sorted(set(x) ^ set(self.problem.x0))
+        if wrong:
+            raise CheckpointError(
+                f"{folder.checkpoint} is of a problem with another {', '.join(wrong)}\n"
+                f"  nothing was changed; remove the folder {folder.path}, or choose another"
+            )
+
+    # --- its steps
+
+    @property
+    def share(self) -> float:
+        return self.info.budget.spent(self.clock.seconds, self.step, self.calls)
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent, or the method says that it is done before."""
+        finished = getattr(self.method, "finished", None)
+        return self.share >= 1 or (finished is not None and bool(finished(self.state)))
+
+    def loop(self) -> None:
+        with Interrupts() as interrupts:
+            if not self.records:
+                self.commit({"step": 0, **to_numbers(self.weights(self.state)), **self.evaluation()})
+            if self.info.budget.seconds is not None and not self.over:
+                # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
+                # seconds that would otherwise be charged to whichever method runs first.
+                self.method.step(self.problem, self.state, self.share)
+            while not self.over:
+                self.advance()
+                if interrupts.number is not None and self.share < 1:
+                    self.save()
+                    raise Interrupted("interrupted", interrupts.number)
+                if self.share < 1 and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
+                    self.save()
+            self.save()
+
+    def advance(self) -> None:
+        """One outer step. The state changes only once its numbers are known to be sound."""
+        if self.info.budget.oracle_calls is not None and self.idle >= IDLE_STEPS:
+            raise ConfigError(
+                f"step {self.step}: no oracle call in the last {IDLE_STEPS:,} steps, so a budget of calls never ends\n"
+                "  give the budget in steps or seconds, or let the method record its calls so far as `oracle_calls`"
+            )
+        before, counted = self.share, self.counters()
+        with self.clock:
+            following, raw = self.method.step(self.problem, self.state, self.share)
+        grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
+        theta, x = self.method.result(following)
+        leaves = [*theta.values(), *x.values()]
+        record = to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
+        if not math.isfinite(record.pop("total")):  # or it overflowed
+            names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
+            record |= {"broken": names} if names else {}
+        check_numbers(record, self.step + 1)
+        self.state, self.step = following, self.step + 1
+        calls = int(record.get("oracle_calls", self.calls))
+        self.idle, self.calls = self.idle + 1 if calls <= self.calls else 0, calls
+        if self.over or self.due(before):
+            record.update(self.evaluation())
+        self.commit({**record, "step": self.step})
+
+    def due(self, before: float) -> bool:
+        """Whether this step is to be evaluated, given the share of the budget spent before it."""
+        if self.settings.evaluations is None:
+            return self.step % self.settings.evaluate_every == 0
+        return int(self.share * self.settings.evaluations) > int(before * self.settings.evaluations)
+
+    def counters(self) -> Mapping[str, int]:
+        return {} if self.problem.counters is None else dict(self.problem.counters())
+
+    def weights(self, state: State) -> Record:
+        """The weight of every data source, under its name."""
+        sources = self.problem.sources
+        if sources is None:
+            return {}
+        omega = sources.weights(self.method.result(state)[0]).detach()
+        return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
+
+    def evaluation(self) -> Record:
+        metrics = self.problem.evaluate(*self.method.result(self.state))
+        return {f"metric.{name}": float(value) for name, value in metrics.items()}
+
+    # --- what is kept of it
+
+    def commit(self, record: Record) -> None:
+        record = finite(record)
+        if self.folder is not None:
+            self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds})
+        self.records.append({**record, "seconds": self.clock.seconds})
+        self.notify("hgms_step_finished", run=self.info, record=self.records[-1])
+        self.watch(self.info, self.records[-1], self.share)
+
+    def save(self) -> None:
+        if self.folder is not None and self.saved_step != self.step:
+            self.folder.save(self.state, self.step)
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
+        """The summary, with the validation loss where the numbers at the end are what ended the run, or are its result."""
+        summary = summarise(self.info, status, self.step, self.records, str(error or ""))
+        if why := getattr(self.method, "untrained", ""):
+            summary["untrained"] = why
+        if error is None or isinstance(error, NumericalError):
+            summary = judged(summary, self.problem, *self.method.result(self.state), self.records)
+        else:
+            summary["validation_loss"] = None
+        if self.folder is not None:
+            self.folder.write_summary(summary)
+        return summary
+
+
+def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
+    """The sum of all numbers, which is not finite if one of them is not: one fast pass, and nothing waits for a GPU."""
+    sums = [leaf.sum() for leaf in leaves]
+    if any(part.is_cuda for part in sums):
+        return torch.stack([part.double() for part in sums]).sum()
+    return sum(part.item() for part in sums)

@@ -1,0 +1,70 @@
+"""Signals that ask a run to stop: its running step is finished and its state saved."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is closed."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the signal ``number``: the state is saved; the message says how to go on."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Interrupts:
+    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole; a second one stops
+    at once. ``number`` is the signal that came (None: none so far)."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: list[tuple[int, Any]] = []
+
+    def __enter__(self) -> Interrupts:
+        self._before = _handled(self._hear, STOPS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise Interrupted("interrupted", number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is inside as Ctrl-C does."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted("interrupted", number)
+
+    before = _handled(stop, STOPS[1:])
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _handled(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> list[tuple[int, Any]]:
+    """Sets the handler of these signals, which only the main thread may do; returns those before. What nohup told the process
+    to ignore stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    kept = [(number, old) for number, old in before if number == signal.SIGINT or old is not signal.SIG_IGN]
+    for number, _ in kept:
+        signal.signal(number, handler)
+    return [(number, signal.SIG_DFL if old is None else old) for number, old in kept]

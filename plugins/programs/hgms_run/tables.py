@@ -1,0 +1,174 @@
+"""Tables: TOML and JSON read without trust (bounds on depth and numbers), values laid over a table, tables compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import CheckpointError, ConfigError
+
+DEPTH = 64
+"""Levels of tables and lists in a file, at most."""
+
+SETTING_DEPTH = 32
+"""Levels of the key of one ``--set``, at most."""
+
+LARGEST = 1 << 20
+"""Bytes of a configuration file, at most: those that people write have thousands."""
+
+Place = tuple[str | int, ...]
+"""Keys and positions from the top of a table down to a value."""
+
+# a dotted key of more than that depth, for which tomllib takes time in the square of it
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
+
+
+def parse_json(data: bytes, name: str) -> Any:
+    """A value of JSON; CheckpointError, naming the file, for any other text and for what :func:`check` refuses."""
+    return _parsed(json.loads, data, name, "JSON ({})")
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """A table of TOML; CheckpointError, naming the file, for any other text and for what :func:`check` refuses."""
+    if _DEEP_KEY.search(text):
+        raise CheckpointError(f"{name} is nested too deeply")
+    table: dict[str, Any] = _parsed(tomllib.loads, text, name, "TOML: {}")
+    return table
+
+
+def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str) -> Any:
+    try:
+        value = parser(text)
+    except RecursionError:
+        raise CheckpointError(f"{name} is nested too deeply") from None
+    except ValueError as error:
+        raise CheckpointError(f"{name} is not valid {form.format(error)}") from None
+    check(value, name)
+    return value
+
+
+def check(value: object, name: str) -> None:
+    """CheckpointError where a value is nested too deeply to be walked, or holds a whole number of more than 64 bits or text
+    that no encoding has."""
+    level = [value]
+    for _ in range(DEPTH):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.keys()
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
+                    raise CheckpointError(f"{name} holds text that is not Unicode")
+            elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise CheckpointError(f"{name} holds a whole number of more than 64 bits")
+        level = below
+    if level:
+        raise CheckpointError(f"{name} is nested too deeply")
+
+
+def finite(value: Any) -> Any:
+    """The value with nothing that JSON lacks: a number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- configuration files -----------------------------------------------------------------------------------------------
+
+
+def tables_of(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
+    return read_toml(text, path.name)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
+    try:
+        return parse_toml(text, source)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> Place:
+    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``written`` is what a
+    person wrote, for messages."""
+    key, equals, text = assignment.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"--set {written or assignment}: write --set key=value, for example --set method.generator.count=4")
+    try:
+        value = text if "\n" in text or len(text) > 20_000 else tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text
+    try:
+        if len(path) > SETTING_DEPTH:
+            raise ConfigError(f"nothing here needs more than {SETTING_DEPTH} levels")
+        check(value, "the value")
+        put(table, path, value)
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(f"--set {written or assignment}: {error}") from None
+    return path
+
+
+def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Sets ``table[a][b][c]``. A component that is written as its name alone becomes a table with that name."""
+    for depth, part in enumerate(path[:-1]):
+        below = table.setdefault(part, {})
+        if isinstance(below, str) and part != "budget":
+            below = table[part] = {"name": below}
+        if not isinstance(below, dict):
+            raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
+        table = below
+    table[path[-1]] = value
+
+
+def show(value: object) -> str:
+    """A value as the user wrote it."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (str, list)) else repr(value)
+    return text if len(text) <= 200 else f"{text[:100]} … ({len(text):,} characters)"
+
+
+def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys in which the tables differ, in the order in which they first come.
+
+    >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
+    ['b.c', 'b.d']
+    """
+    flat = [flatten(table) for table in tables]
+    missing = object()
+    keys = dict.fromkeys(key for table in flat for key in table)
+    return [key for key in keys if any(table.get(key, missing) != flat[0].get(key, missing) for table in flat[1:])]
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with dotted keys.
+
+    >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
+    {'solver.name': 'cg', 'lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
