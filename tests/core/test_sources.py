@@ -234,13 +234,15 @@ def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(tmp_path:
 @pytest.mark.parametrize("when", [{"evaluate_every": 3}, {"evaluations": 2}])
 def test_a_finished_method_ends_its_run_and_is_evaluated(tmp_path: Path, budget: Budget, when: dict[str, int]) -> None:
     made = RunFolder(tmp_path / "run")
-    done = run(Mixer(ends_at=5), counting(), budget, folder=made, **when)
+    done = run(Mixer(ends_at=5), counting(), budget, folder=made, settings=RunSettings(**when))
     assert (done.summary["status"], done.summary["outer_steps"]) == ("done", 5)
     assert "metric.test_loss" in done.records[-1]
     assert "metric.test_loss" not in done.records[-2]
     assert done.summary["metrics"] == {"test_loss": done.records[-1]["metric.test_loss"]}
     before = run_files(made.path)
-    again = run(Mixer(ends_at=5), counting(), budget, folder=made, resume=True, **when)  # takes no step: Mixer asserts it
+    again = run(
+        Mixer(ends_at=5), counting(), budget, folder=made, resume=True, settings=RunSettings(**when)
+    )  # takes no step: Mixer asserts it
     assert run_files(made.path) == before
     assert_same((again.theta, again.x), (done.theta, done.x))
 
