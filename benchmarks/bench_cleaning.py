@@ -53,7 +53,7 @@ def main() -> None:
     if options.outer_steps:
         budget = f"budget={{outer_steps={options.outer_steps}}}"
     for corruption in options.corruption:
-        found: dict[str, list[RunResult]] = {}
+        results: dict[str, list[RunResult]] = {}
         with Progress() as view:
             for seed in range(options.first_seed, options.first_seed + options.seeds):
                 for variant in options.variants:
@@ -65,15 +65,17 @@ def main() -> None:
                         *options.sets,
                     ]
                     config = load(SETTINGS, sets, seed=seed, out=options.out)
-                    found.setdefault(variant, []).append(run_config(config, resume=True, view=view))
-        for row in table(found, "test_accuracy"):
-            kept = [[each["stop_loss"] for each in run.records if each.get("stop_loss")] for run in found[row.method]]
-            stop = [min(each) for each in kept if each]
+                    results.setdefault(variant, []).append(run_config(config, resume=True, view=view))
+        for row in table(results, "test_accuracy"):
+            kept = [
+                [seconds["stop_loss"] for seconds in run.records if seconds.get("stop_loss")] for run in results[row.method]
+            ]
+            stop = [min(seconds) for seconds in kept if seconds]
             line = {
                 "corruption": corruption,
                 "variant": row.method,
                 "test_accuracy": str(row.metrics["test_accuracy"].scaled(100)),
-                "each": [round(100 * run.summary["metrics"]["test_accuracy"], 2) for run in found[row.method]],
+                "each": [round(100 * run.summary["metrics"]["test_accuracy"], 2) for run in results[row.method]],
                 "stop_loss": round(sum(stop) / len(stop), 4) if stop else None,
                 "cleaning_f1": str(row.metrics["cleaning_f1"]),
                 "outer_steps": round(row.outer_steps.mean, 1),

@@ -54,14 +54,14 @@ def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) 
     for _ in range(3):
         call()
     wait(device)
-    found: list[float] = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < 3:
+    while time.perf_counter() < end or len(times) < 3:
         begin = time.perf_counter()
         call()
         wait(device)
-        found.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(found), min(found)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times), min(times)
 
 
 def parts(problem: Problem, pipeline: Pipeline, state: State, device: torch.device, seconds: float) -> dict[str, float]:
@@ -69,13 +69,13 @@ def parts(problem: Problem, pipeline: Pipeline, state: State, device: torch.devi
 
     key, theta = Key(0).fold("step", 1), problem.theta0
     start = state["start"]
-    found = pipeline.generator.propose(problem, theta, start, key)
-    selection = pipeline.selector.select(problem, theta, found, key)
-    branch = Branch(x=found.at(selection.index), replay=None)
+    candidates = pipeline.generator.propose(problem, theta, start, key)
+    selection = pipeline.selector.select(problem, theta, candidates, key)
+    branch = Branch(x=candidates.at(selection.index), replay=None)
     estimate, memory = pipeline.hypergradient.estimate(problem, theta, branch, key, state["hypergradient"])
     calls: dict[str, Callable[[], Any]] = {
         "propose [ms]": lambda: pipeline.generator.propose(problem, theta, start, key),
-        "select [ms]": lambda: pipeline.selector.select(problem, theta, found, key),
+        "select [ms]": lambda: pipeline.selector.select(problem, theta, candidates, key),
         "differentiate [ms]": lambda: pipeline.hypergradient.estimate(problem, theta, branch, key, memory),
         "update [ms]": lambda: pipeline.outer.step(theta, estimate.value, state["outer"], 0.0),
     }
@@ -129,9 +129,11 @@ def compare_stacking(device: torch.device, seconds: float) -> dict[str, dict[str
         problem = moved(cleaning(sizes, rows=2000), device)
         row: dict[str, float] = {}
         for label, mode, graphs in (("loop", "loop", False), ("stacked", "stacked", False), ("recorded", "stacked", True)):
-            each = Branches(count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode, cuda_graphs=graphs)
-            start = each.init(problem, Key(0))
-            median, _ = milliseconds(lambda e=each, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)), device, seconds / 6)
+            branches = Branches(count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode, cuda_graphs=graphs)
+            start = branches.init(problem, Key(0))
+            median, _ = milliseconds(
+                lambda e=branches, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)), device, seconds / 6
+            )
             row[f"{label} [ms/step]"] = median / 10
         row["loop / stacked"] = row["loop [ms/step]"] / row["stacked [ms/step]"]
         row["stacked / recorded"] = row["stacked [ms/step]"] / row["recorded [ms/step]"]
@@ -145,12 +147,12 @@ def profile(device: torch.device) -> str:
     state = pipeline.init(problem, seed=0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile() as profiler:
         for _ in range(3):
             pipeline.step(problem, state)
         wait(device)
     sort = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    table: str = found.key_averages().table(sort_by=sort, row_limit=20, max_name_column_width=70)
+    table: str = profiler.key_averages().table(sort_by=sort, row_limit=20, max_name_column_width=70)
     return table
 
 

@@ -98,7 +98,7 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
         ).stdout.count(" loaded ")  # fmt: skip
         assert count == plugins, f"{count} plugins loaded"
         pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms_cli", "list"], site)) for _ in range(repeats)]
-    return statistics.median(one for one, _ in pairs), statistics.median(two - one for one, two in pairs)
+    return statistics.median(first for first, _ in pairs), statistics.median(second - first for first, second in pairs)
 
 
 def main() -> None:

@@ -60,18 +60,18 @@ def problem(options: argparse.Namespace, folder: Path) -> Problem:
     return task.problem(0, torch.device(options.device), torch.float32)
 
 
-def at_the_pool(found: Problem, method: Less) -> State:
-    state = method.init(found, 0)
+def at_the_pool(task_problem: Problem, method: Less) -> State:
+    state = method.init(task_problem, 0)
     while state["phase"] != "pool":
-        state, _ = method.step(found, state)
+        state, _ = method.step(task_problem, state)
     return state
 
 
-def plain_loop(found: Problem, first: int, count: int) -> None:
+def plain_loop(task_problem: Problem, first: int, count: int) -> None:
     """One ordinary backward pass a row, at x0."""
-    x = {name: leaf.detach().requires_grad_() for name, leaf in found.x0.items()}
+    x = {name: leaf.detach().requires_grad_() for name, leaf in task_problem.x0.items()}
     for row in range(first, first + count):
-        loss = found.f(found.theta0, x, found.lower_data.rows(torch.tensor([row])))
+        loss = task_problem.f(task_problem.theta0, x, task_problem.lower_data.rows(torch.tensor([row])))
         torch.autograd.grad(loss, list(x.values()))
 
 
@@ -98,21 +98,21 @@ def main() -> None:
     device = torch.device(options.device)
 
     with tempfile.TemporaryDirectory() as folder:
-        found = problem(options, Path(folder))
-        size = sum(leaf.numel() for leaf in found.x0.values())
+        task_problem = problem(options, Path(folder))
+        size = sum(leaf.numel() for leaf in task_problem.x0.values())
         methods = {
             kind: Less(epochs=1, warmup_share=0.1, batch_size=8, chunk=options.chunk, **settings)  # type: ignore[arg-type]
             for kind, settings in KINDS.items()
         }
-        states = {kind: at_the_pool(found, method) for kind, method in methods.items()}
+        states = {kind: at_the_pool(task_problem, method) for kind, method in methods.items()}
         times: dict[str, list[float]] = {kind: [] for kind in ("plain loop", *KINDS)}
         for turn in range(options.repetitions + 1):
             first = turn * options.chunk
-            times["plain loop"].append(seconds(lambda: plain_loop(found, first, options.chunk), device))  # noqa: B023
+            times["plain loop"].append(seconds(lambda: plain_loop(task_problem, first, options.chunk), device))  # noqa: B023
             for kind, method in methods.items():
 
                 def score(kind: str = kind, method: Less = method) -> None:
-                    states[kind] = method.step(found, states[kind])[0]
+                    states[kind] = method.step(task_problem, states[kind])[0]
 
                 times[kind].append(seconds(score, device))
     plain = times["plain loop"][1:]  # the first turn warms up
@@ -123,7 +123,7 @@ def main() -> None:
     print(f"{'plain loop':>16}  {options.chunk / statistics.median(plain):8.1f} rows/s")
     for kind in KINDS:
         own = times[kind][1:]
-        ratio = statistics.median(one / other for one, other in zip(plain, own, strict=True))
+        ratio = statistics.median(plain_seconds / other for plain_seconds, other in zip(plain, own, strict=True))
         rate = options.chunk / statistics.median(own)
         report["kinds"][kind] = {"rows per second": rate, "ratio": ratio}  # type: ignore[index]
         print(f"{kind:>16}  {rate:8.1f} rows/s   {ratio:.2f} of the plain loop's")

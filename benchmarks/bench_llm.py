@@ -94,7 +94,7 @@ def problem_of(options: argparse.Namespace, folder: Path, device: torch.device) 
 def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: str) -> float:
     """The median of ``repeats`` calls, after one that warms up."""
     now = time.perf_counter if clock == "wall" else time.process_time
-    found = []
+    times = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -102,16 +102,16 @@ def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: 
         call()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        found.append(now() - started)
-    return statistics.median(found[1:])
+        times.append(now() - started)
+    return statistics.median(times[1:])
 
 
 def attention_kernels(call: Callable[[], Any]) -> str:
     """Which kernels of scaled dot-product attention a call runs."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
-    found = {event.key.removeprefix("aten::") for event in profile.key_averages() if "_scaled_dot_product" in event.key}
-    return ", ".join(sorted(found)) or "none of torch's"
+    kernels = {event.key.removeprefix("aten::") for event in profile.key_averages() if "_scaled_dot_product" in event.key}
+    return ", ".join(sorted(kernels)) or "none of torch's"
 
 
 def print_profile(call: Callable[[], Any], device: torch.device) -> None:
@@ -153,7 +153,7 @@ def head_seconds(problem: Problem, options: argparse.Namespace, device: torch.de
         leaf = hidden.detach().requires_grad_()
         torch.autograd.grad(model.head_losses(leaf, target).sum(), leaf)
 
-    return tuple(seconds(each, device, options.repeats, options.clock) for each in (forward, training))  # type: ignore[return-value]
+    return tuple(seconds(call, device, options.repeats, options.clock) for call in (forward, training))  # type: ignore[return-value]
 
 
 def flops_of(problem: Problem, tokens: dict[str, int], length: int) -> float:
@@ -238,8 +238,8 @@ def main() -> None:
         print(f"{'model FLOP utilisation':<44}{flops / step / known:10.1%}")
         rows_tokens = {"forward_tokens": batch * options.length, "backward_tokens": 0}
         for label, taken, both in (("  of a forward pass", plain, False), ("  of a training pass", train, True)):
-            each = {**rows_tokens, "backward_tokens": batch * options.length if both else 0}
-            print(f"{label:<44}{flops_of(problem, each, options.length) / taken / known:10.1%}")
+            row_counts = {**rows_tokens, "backward_tokens": batch * options.length if both else 0}
+            print(f"{label:<44}{flops_of(problem, row_counts, options.length) / taken / known:10.1%}")
     head, head_back = head_seconds(problem, options, device)
     for label, value in (
         ("head and loss, forward", head),
@@ -249,9 +249,9 @@ def main() -> None:
     ):
         print(f"{label:<44}{value:10.4f} s")
     print(f"{'attention':<44}{attention_kernels(lambda: forward(problem.g, below))}")
-    found = step_memory(problem.g.rows.model, x, candidates=count, batch=batch, chunk=options.chunk, length=options.length)
-    print(f"{'predicted':<44}{found}")
-    measured = f"{peak / 2**30:.2f} GiB ({found.peak / peak - 1:+.1%} predicted)"
+    memory = step_memory(problem.g.rows.model, x, candidates=count, batch=batch, chunk=options.chunk, length=options.length)
+    print(f"{'predicted':<44}{memory}")
+    measured = f"{peak / 2**30:.2f} GiB ({memory.peak / peak - 1:+.1%} predicted)"
     print(f"{'measured peak':<44}{measured}")
     if options.profile:
         print_profile(lambda: method.step(problem, state), device)

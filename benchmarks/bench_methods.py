@@ -65,10 +65,10 @@ def through(problem: Problem, method: Pipeline) -> Stepper:
 
 def agree(problem: Problem, method: Pipeline, straight: Straight) -> None:
     """Two steps on whole batches give the same (θ, x)."""
-    one, other = through(problem, whole(method)), straight(problem, whole(method))
+    ours, other = through(problem, whole(method)), straight(problem, whole(method))
     for _ in range(2):
-        found, expected = one(), other()
-    for mine, theirs in zip(found, expected, strict=True):
+        trees, expected = ours(), other()
+    for mine, theirs in zip(trees, expected, strict=True):
         for name in theirs:
             torch.testing.assert_close(mine[name], theirs[name].detach(), rtol=1e-3, atol=1e-5)
 
@@ -90,22 +90,22 @@ def measure(problem: Problem, method: Pipeline, straight: Straight, pairs: int, 
     for side in sides:
         block(side, 1)  # allocators and kernels warm up
     steps = max(1, round(seconds / block(sides[1], 1)))
-    order, found = random.Random(0), []
+    order, measured = random.Random(0), []
     for _ in range(pairs):
         spent = [0.0, 0.0]
         for side in order.sample((0, 1), 2):
             spent[side] = block(sides[side], steps)
-        found.append(spent)
-    q25, ratio, q75 = statistics.quantiles([ours / theirs for ours, theirs in found], n=4)
-    more = statistics.median(ours - theirs for ours, theirs in found)
-    ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
+        measured.append(spent)
+    q25, ratio, q75 = statistics.quantiles([ours / theirs for ours, theirs in measured], n=4)
+    more = statistics.median(ours - theirs for ours, theirs in measured)
+    ours, theirs = (statistics.median(side) for side in zip(*measured, strict=True))
     return dict(zip(COLUMNS, (1e3 * ours, 1e3 * theirs, ratio, q25, q75, 1e6 * more), strict=True))
 
 
 def cleaning(dataset: str) -> Problem:
     task = {"name": "hyper-cleaning", "dataset": dataset, "corruption": 0.6}
-    made = RunConfig.from_dict({"task": task, "method": "scalebio", "budget": "1 steps"}).task
-    return made.problem(0, torch.device("cpu"), torch.float32)
+    task_object = RunConfig.from_dict({"task": task, "method": "scalebio", "budget": "1 steps"}).task
+    return task_object.problem(0, torch.device("cpu"), torch.float32)
 
 
 def main() -> None:

@@ -123,7 +123,7 @@ def straight_down(
     x = branches[int(torch.stack(scores).argmin())]
     leaves = list(x.values())
 
-    rhs = torch.cat([each.reshape(-1) for each in torch.autograd.grad(losses(x, validation).mean(), leaves)])
+    rhs = torch.cat([slope.reshape(-1) for slope in torch.autograd.grad(losses(x, validation).mean(), leaves)])
     weighted = (torch.sigmoid(theta) * losses(x, train)).mean() + decay(x)
     slopes = torch.autograd.grad(weighted, leaves, create_graph=True)
     sizes = [leaf.numel() for leaf in leaves]
@@ -131,7 +131,7 @@ def straight_down(
     def product(v: Tensor) -> Tensor:
         parts = [part.view(leaf.shape) for part, leaf in zip(v.split(sizes), leaves, strict=True)]
         products = torch.autograd.grad(slopes, leaves, parts, retain_graph=True)
-        return torch.cat([each.reshape(-1) for each in products]) + RIDGE * v
+        return torch.cat([leaf.reshape(-1) for leaf in products]) + RIDGE * v
 
     v, residual = torch.zeros_like(rhs), rhs
     direction, size = rhs, rhs @ rhs
@@ -209,7 +209,7 @@ def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float |
         start = branches["loop"].init(problem, Key(0))
         seconds = turns(
             rounds,
-            {mode: partial(each.propose, problem, problem.theta0, start, Key(0)) for mode, each in branches.items()},
+            {mode: partial(generator.propose, problem, problem.theta0, start, Key(0)) for mode, generator in branches.items()},
         )
         faster = "stacked" if ratio(seconds["loop"], seconds["stacked"]) > 1 else "loop"
         table[name] = {
@@ -229,7 +229,7 @@ def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float |
 
 def measure_memory() -> dict[str, float]:
     """Peak bytes of tensors that a proposal makes, in lower states |x| (784-300-10, 64 rows, decay in g)."""
-    found = {}
+    peaks = {}
     problem = cleaning((784, 300, 10), rows=64)
     size = sum(leaf.nbytes for leaf in problem.x0.values())
     for count in (2, 8):
@@ -237,8 +237,8 @@ def measure_memory() -> dict[str, float]:
             ula = Ula(count=count, steps=2, lr=1e-3, mode=mode, chunk=chunk)  # type: ignore[arg-type]
             with LiveMemory() as memory:
                 ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0))
-            found[f"N = {count}, {mode}, chunk {chunk} (bound {2 * count + 6})"] = memory.peak / size
-    return found
+            peaks[f"N = {count}, {mode}, chunk {chunk} (bound {2 * count + 6})"] = memory.peak / size
+    return peaks
 
 
 # 4. hgms list ------------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def show(title: str, figures: Mapping[str, object]) -> None:
     for name, value in figures.items():
         if isinstance(value, Mapping):
             cells = "  ".join(
-                f"{key} {each:.4g}" if isinstance(each, float) else f"{key} {each}" for key, each in value.items()
+                f"{key} {number:.4g}" if isinstance(number, float) else f"{key} {number}" for key, number in value.items()
             )
             print(f"  {name:24} {cells}")
         else:

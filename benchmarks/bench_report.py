@@ -167,19 +167,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path, help="make the runs and the page here, and leave them")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.keep or Path(scratch)
-        written = make(folder / "runs", given.runs, given.steps)
-        print(f"{given.runs} runs of {given.steps} steps: {written / 1e6:.0f} MB")
-        found = measure(folder / "runs", folder / "report.html")
-    for name, value in found.items():
+        folder = options.keep or Path(scratch)
+        written = make(folder / "runs", options.runs, options.steps)
+        print(f"{options.runs} runs of {options.steps} steps: {written / 1e6:.0f} MB")
+        measured = measure(folder / "runs", folder / "report.html")
+    for name, value in measured.items():
         factor, unit = (1.0, "s") if name.endswith("seconds") else (1e-6, "MB")
         shown, limit = value * factor, LIMITS[name] * factor
         print(f"{name:20} {shown:8.1f} {unit:3} (limit {limit:.0f})  {'ok' if value < LIMITS[name] else 'TOO MUCH'}")
-    if given.json:
-        given.json.write_text(json.dumps({"runs": given.runs, "steps": given.steps, "bytes": written, **found}, indent=2))
-    raise SystemExit(any(found[name] >= limit for name, limit in LIMITS.items()))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"runs": options.runs, "steps": options.steps, "bytes": written, **measured}, indent=2)
+        )
+    raise SystemExit(any(measured[name] >= limit for name, limit in LIMITS.items()))
 
 
 if __name__ == "__main__":

@@ -140,20 +140,20 @@ def with_jaxopt(theta: Tree, x: Tree, train: Tree, validation: Tree, steps: int,
 
     point, t, below, above = array(x), jnp.asarray(theta["t"].numpy()), array(train), array(validation)
 
-    def each(x: dict, data: dict) -> jax.Array:
+    def loss(x: dict, data: dict) -> jax.Array:
         hidden = jax.nn.sigmoid(data["a"] @ x["w1"].T + x["b1"])
         scores = jax.nn.log_softmax(hidden @ x["w2"].T + x["b2"])
         return -jnp.take_along_axis(scores, data["y"][:, None], 1)[:, 0]
 
     def g(x: dict, t: jax.Array, below: dict) -> jax.Array:
-        return (jax.nn.sigmoid(t) * each(x, below)).mean() + 1e-4 * sum((leaf**2).sum() for leaf in x.values())
+        return (jax.nn.sigmoid(t) * loss(x, below)).mean() + 1e-4 * sum((leaf**2).sum() for leaf in x.values())
 
     solve = partial(linear_solve.solve_cg, tol=1e-12, maxiter=steps, ridge=ridge)
 
     @jax.jit
     def hypergradient(t: jax.Array, point: dict, below: dict, above: dict) -> jax.Array:
         solver = implicit_diff.custom_root(jax.grad(g), solve=solve)(lambda _init, _t, _below: point)
-        return jax.grad(lambda t: each(solver(point, t, below), above).mean())(t)
+        return jax.grad(lambda t: loss(solver(point, t, below), above).mean())(t)
 
     return lambda: torch.from_numpy(np.array(hypergradient(t, point, below, above)))
 
@@ -174,7 +174,7 @@ def interleaved(calls: dict[str, Callable[[], object]], repetitions: int) -> dic
 def compare_hypergradients(repetitions: int) -> list[dict]:
     theta, x, train, validation = cleaning()
     problem = (theta, x, train, validation)
-    ridge = next(each for each in RIDGES if int(ours(*problem, PRODUCTS, each).iterations) == PRODUCTS)
+    ridge = next(value for value in RIDGES if int(ours(*problem, PRODUCTS, value).iterations) == PRODUCTS)
     calls: dict[str, Callable[[], Tensor]] = {
         "hand-written retained graph": lambda: handwritten(*problem, PRODUCTS, ridge),
         "hgms implicit + cg": lambda: ours(*problem, PRODUCTS, ridge).value["t"],
@@ -189,7 +189,7 @@ def compare_hypergradients(repetitions: int) -> list[dict]:
         assert error < 0.05, f"{name} computes something else: relative difference {error:.1e}"
     seconds = interleaved(calls, repetitions)
     reference = seconds["hand-written retained graph"]
-    return [{"what": name, "seconds": each, "ratio": each / reference} for name, each in seconds.items()]
+    return [{"what": name, "seconds": value, "ratio": value / reference} for name, value in seconds.items()]
 
 
 # 2. Products to a relative residual of 1e-6 -----------------------------------------------------------------------------
@@ -214,15 +214,15 @@ def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
         "b2": torch.zeros(10, dtype=torch.float64),
     }
 
-    def each(x: Tree, inputs: Tensor, labels: Tensor) -> Tensor:
+    def loss(x: Tree, inputs: Tensor, labels: Tensor) -> Tensor:
         hidden = torch.tanh(functional.linear(inputs, x["w1"], x["b1"]))
         return functional.cross_entropy(functional.linear(hidden, x["w2"], x["b2"]), labels, reduction="none")
 
     def g(theta: Tree, x: Tree) -> Tensor:
-        return (theta["t"].sigmoid() * each(x, a, y)).mean() + 5e-4 * sum((leaf**2).sum() for leaf in x.values())
+        return (theta["t"].sigmoid() * loss(x, a, y)).mean() + 5e-4 * sum((leaf**2).sum() for leaf in x.values())
 
     def f(theta: Tree, x: Tree) -> Tensor:
-        return each(x, b, z).mean()
+        return loss(x, b, z).mean()
 
     return {"t": torch.zeros(1000, dtype=torch.float64)}, x, f, g
 

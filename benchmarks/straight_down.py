@@ -78,23 +78,25 @@ def weight_of(generator: Any, k: int) -> tuple[float, float]:
 
 
 def v_pbgd(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta, y, omega = trainable(problem.theta0), trainable(problem.x0), trainable(problem.x0)
-    batches, k = Batches(problem, made), 0
+    batches, k = Batches(problem, generator), 0
 
     def step() -> tuple[Tree, Tree]:
         nonlocal k
         fixed = still(theta)
-        for _ in range(made.steps):
-            descend(omega, torch.autograd.grad(problem.g(fixed, omega, batches.lower()), list(omega.values())), made.inner_lr)
-        gamma, scale = weight_of(made, k)
+        for _ in range(generator.steps):
+            descend(
+                omega, torch.autograd.grad(problem.g(fixed, omega, batches.lower()), list(omega.values())), generator.inner_lr
+            )
+        gamma, scale = weight_of(generator, k)
         rows = batches.lower()
         gap = problem.g(theta, y, rows) - problem.g(theta, still(omega), rows)
         loss = scale * (problem.f(theta, y, batches.upper()) + gamma * gap)
         grads = torch.autograd.grad(loss, [*theta.values(), *y.values()])
         descend(theta, grads[: len(theta)], rate)
-        descend(y, grads[len(theta) :], made.lr)
+        descend(y, grads[len(theta) :], generator.lr)
         k += 1
         return theta, y
 
@@ -102,20 +104,20 @@ def v_pbgd(problem: Problem, method: Pipeline) -> Stepper:
 
 
 def g_pbgd(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta, y = trainable(problem.theta0), trainable(problem.x0)
-    batches, k = Batches(problem, made), 0
+    batches, k = Batches(problem, generator), 0
 
     def step() -> tuple[Tree, Tree]:
         nonlocal k
-        gamma, scale = weight_of(made, k)
+        gamma, scale = weight_of(generator, k)
         pair = [torch.autograd.grad(problem.g(theta, y, batches.lower()), list(y.values()), create_graph=True) for _ in "ab"]
         penalty = torch.stack([(a * b).sum() for a, b in zip(*pair, strict=True)]).sum()
         loss = scale * (problem.f(theta, y, batches.upper()) + gamma / 2 * penalty)
         grads = torch.autograd.grad(loss, [*theta.values(), *y.values()], materialize_grads=True)
         descend(theta, grads[: len(theta)], rate)
-        descend(y, grads[len(theta) :], made.lr)
+        descend(y, grads[len(theta) :], generator.lr)
         k += 1
         return theta, y
 
@@ -123,67 +125,67 @@ def g_pbgd(problem: Problem, method: Pipeline) -> Stepper:
 
 
 def scalebio(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta, w, u = trainable(problem.theta0), trainable(problem.x0), trainable(problem.x0)
-    batches = Batches(problem, made)
+    batches = Batches(problem, generator)
 
     def step() -> tuple[Tree, Tree]:
         rows = batches.lower()
-        game = problem.f(theta, w, batches.upper()) + made.alpha * (problem.g(theta, w, rows) - problem.g(theta, u, rows))
+        game = problem.f(theta, w, batches.upper()) + generator.alpha * (problem.g(theta, w, rows) - problem.g(theta, u, rows))
         grads = torch.autograd.grad(game, [*theta.values(), *w.values(), *u.values()])
         descend(theta, grads[: len(theta)], rate)
-        descend(w, grads[len(theta) : -len(u)], made.lr)
-        descend(u, grads[-len(u) :], -(made.lr_u or made.lr))
+        descend(w, grads[len(theta) : -len(u)], generator.lr)
+        descend(u, grads[-len(u) :], -(generator.lr_u or generator.lr))
         return theta, w
 
     return step
 
 
 def bome(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta, y = trainable(problem.theta0), trainable(problem.x0)
     both = [*theta.values(), *y.values()]
-    batches = Batches(problem, made)
+    batches = Batches(problem, generator)
 
     def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
-        return torch.stack([(one * other).sum() for one, other in zip(a, b, strict=True)]).sum()
+        return torch.stack([(left * other).sum() for left, other in zip(a, b, strict=True)]).sum()
 
     def step() -> tuple[Tree, Tree]:
         rows, fixed = batches.lower(), still(theta)
         down = list(torch.autograd.grad(problem.g(theta, y, rows), both))
         end = trainable(y)
-        descend(end, down[len(theta) :], made.inner_lr)
-        for _ in range(made.steps - 1):
-            descend(end, torch.autograd.grad(problem.g(fixed, end, rows), list(end.values())), made.inner_lr)
+        descend(end, down[len(theta) :], generator.inner_lr)
+        for _ in range(generator.steps - 1):
+            descend(end, torch.autograd.grad(problem.g(fixed, end, rows), list(end.values())), generator.inner_lr)
         at_end = torch.autograd.grad(problem.g(theta, still(end), rows), list(theta.values()))
         down[: len(theta)] = [slope - other for slope, other in zip(down, at_end, strict=False)]
         up = list(torch.autograd.grad(problem.f(theta, y, batches.upper()), both, materialize_grads=True))
-        weight = (made.eta - dot(up, down) / dot(down, down)).clamp_min(0)
+        weight = (generator.eta - dot(up, down) / dot(down, down)).clamp_min(0)
         direction = [slope + weight * other for slope, other in zip(up, down, strict=True)]
         descend(theta, direction[: len(theta)], rate)
-        descend(y, direction[len(theta) :], made.lr)
+        descend(y, direction[len(theta) :], generator.lr)
         return theta, y
 
     return step
 
 
 def soba(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta, x = trainable(problem.theta0), trainable(problem.x0)
     both = [*theta.values(), *x.values()]
     v = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
-    batches = Batches(problem, made)
+    batches = Batches(problem, generator)
 
     def step() -> tuple[Tree, Tree]:
         slopes = torch.autograd.grad(problem.g(theta, x, batches.lower()), list(x.values()), create_graph=True)
         products = torch.autograd.grad(slopes, both, list(v.values()))
         direct = torch.autograd.grad(problem.f(theta, x, batches.upper()), both, materialize_grads=True)
         up = torch._foreach_add(list(products), list(direct))
-        descend(x, [slope.detach() for slope in slopes], made.lr)
-        descend(v, up[len(theta) :], made.v_lr)
+        descend(x, [slope.detach() for slope in slopes], generator.lr)
+        descend(v, up[len(theta) :], generator.v_lr)
         descend(theta, up[: len(theta)], rate)
         return theta, x
 
@@ -194,7 +196,7 @@ def soba(problem: Problem, method: Pipeline) -> Stepper:
 
 
 def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
+    generator: Any = method.generator
     outer: Any = method.outer
     theta, z = trainable(problem.theta0), trainable(problem.x0)
     adam, scored, k = adam_for(theta, outer.upper), problem.upper_data["select"].whole, 0
@@ -203,12 +205,12 @@ def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
     def step() -> tuple[Tree, Tree]:
         nonlocal k
         # The pipeline's own batches: a step's cost depends on where the run is truncated.
-        index = data.draw(Key(0).fold("step", k, "propose", "batches"), made.batch_size, made.steps)
+        index = data.draw(Key(0).fold("step", k, "propose", "batches"), generator.batch_size, generator.steps)
         y, iterates, scores = z, [], []
-        for turn in range(made.steps):
+        for turn in range(generator.steps):
             rows = data.batch(None if index is None else index[turn])
             slopes = torch.autograd.grad(problem.g(theta, y, rows), list(y.values()), create_graph=True)
-            y = {name: leaf - made.lr * slope for (name, leaf), slope in zip(y.items(), slopes, strict=True)}
+            y = {name: leaf - generator.lr * slope for (name, leaf), slope in zip(y.items(), slopes, strict=True)}
             iterates.append(y)
             with torch.no_grad():
                 scores.append(problem.f(theta, y, scored))
@@ -223,23 +225,28 @@ def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
 
 
 def hg_baseline(problem: Problem, method: Pipeline) -> Stepper:
-    made: Any = method.generator
-    beta1, beta2 = made.betas
+    generator: Any = method.generator
+    beta1, beta2 = generator.betas
     theta, start = trainable(problem.theta0), trainable(problem.x0)
     names = list(start)
     first, second = ([torch.zeros_like(leaf) for leaf in start.values()] for _ in range(2))
-    adam, batches, upper, t = adam_for(theta, method.outer), Batches(problem, made), Batches(problem, method.hypergradient), 0
+    adam, batches, upper, t = (
+        adam_for(theta, method.outer),
+        Batches(problem, generator),
+        Batches(problem, method.hypergradient),
+        0,
+    )
 
     def step() -> tuple[Tree, Tree]:
         nonlocal t, start, first, second
         x, m, v = start, first, second
-        for _ in range(made.steps):
+        for _ in range(generator.steps):
             t += 1
             slopes = torch.autograd.grad(problem.g(theta, x, batches.lower()), list(x.values()), create_graph=True)
             m = [beta1 * old + (1 - beta1) * slope for old, slope in zip(m, slopes, strict=True)]
             v = [beta2 * old + (1 - beta2) * slope * slope for old, slope in zip(v, slopes, strict=True)]
-            rate, root = made.lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
-            moved = [leaf - rate * a / (b.sqrt() / root + made.eps) for leaf, a, b in zip(x.values(), m, v, strict=True)]
+            rate, root = generator.lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+            moved = [leaf - rate * a / (b.sqrt() / root + generator.eps) for leaf, a, b in zip(x.values(), m, v, strict=True)]
             x = dict(zip(names, moved, strict=True))
         adam(torch.autograd.grad(problem.f(theta, x, upper.upper()), list(theta.values())))
         start = trainable(x)
@@ -268,7 +275,7 @@ def mixed(problem: Problem, theta: Tree, x: Tree, rows: Tree, v: list[Tensor]) -
 
 
 def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    return torch.stack([(one * other).sum() for one, other in zip(a, b, strict=True)]).sum()
+    return torch.stack([(left * other).sum() for left, other in zip(a, b, strict=True)]).sum()
 
 
 def conjugate_gradients(product: Callable[[list[Tensor]], list[Tensor]], rhs: list[Tensor], solver: Any) -> list[Tensor]:
@@ -290,18 +297,20 @@ def conjugate_gradients(product: Callable[[list[Tensor]], list[Tensor]], rhs: li
 
 
 def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one step, read from top to bottom
-    made: Any = method.generator
+    generator: Any = method.generator
     inside: Any = method.hypergradient
     theta, roles, data = trainable(problem.theta0), problem.upper_data, problem.lower_data
-    branches = [trainable(problem.x0) for _ in range(made.count)]
-    makes = [lambda x=x: torch.optim.Adam(x.values(), lr=made.lr, betas=made.betas, eps=made.eps) for x in branches]
+    branches = [trainable(problem.x0) for _ in range(generator.count)]
+    makes = [
+        lambda x=x: torch.optim.Adam(x.values(), lr=generator.lr, betas=generator.betas, eps=generator.eps) for x in branches
+    ]
     optimisers = [make() for make in makes]
     adam, batches, k = adam_for(theta, method.outer), Batches(problem, inside), 0
     best = (torch.tensor(torch.inf), still(theta), still(branches[0]))
 
     def train(x: Tree, optimiser: torch.optim.Optimizer, fixed: Tree, index: Tensor | None) -> None:
-        for turn in range(made.steps):
-            optimiser.param_groups[0]["lr"] = made.lr * 0.5 * (1 + math.cos(math.pi * turn / made.steps))
+        for turn in range(generator.steps):
+            optimiser.param_groups[0]["lr"] = generator.lr * 0.5 * (1 + math.cos(math.pi * turn / generator.steps))
             rows = data.batch(None if index is None else index[turn])
             grads = torch.autograd.grad(problem.g(fixed, x, rows), list(x.values()))
             for leaf, grad in zip(x.values(), grads, strict=True):
@@ -313,7 +322,7 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one st
         key, fixed, scores = Key(0).fold("step", k), still(theta), []
         for member, (x, optimiser) in enumerate(zip(branches, optimisers, strict=True)):
             # The pipeline's own batches: how many products conjugate gradients take depends on the run.
-            train(x, optimiser, fixed, data.draw(key.fold("propose", "batches", member), made.batch_size, made.steps))
+            train(x, optimiser, fixed, data.draw(key.fold("propose", "batches", member), generator.batch_size, generator.steps))
             with torch.no_grad():
                 scores.append(problem.f(fixed, x, roles["select"].whole))
         chosen = int(torch.stack(scores).argmin())
@@ -329,11 +338,11 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one st
         v = conjugate_gradients(lambda p: times_hessian(slopes, x, p, keep=True), rhs, inside.solver)
         adam([-part for part in mixed(problem, theta, x, rows, v)])
         k += 1
-        found = clone(x)
-        if k % made.restart_every == 0:
+        ends = clone(x)
+        if k % generator.restart_every == 0:
             origin, optimisers = problem.initial(key.fold("carry")), [make() for make in makes]
         else:
-            origin = found
+            origin = ends
             for optimiser in optimisers:
                 if optimiser is not optimisers[chosen]:
                     optimiser.load_state_dict(copy.deepcopy(optimisers[chosen].state_dict()))
@@ -341,25 +350,25 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one st
             for branch in branches:
                 for name, leaf in branch.items():
                     leaf.copy_(origin[name])
-        return theta, found
+        return theta, ends
 
     return step
 
 
 def trained(problem: Problem, method: Pipeline, theta: Tree, x: Tree) -> Callable[[], None]:
     """K steps of SGD on x."""
-    made: Any = method.generator
-    batches, first = Batches(problem, made), [torch.zeros_like(leaf) for leaf in x.values()]
+    generator: Any = method.generator
+    batches, first = Batches(problem, generator), [torch.zeros_like(leaf) for leaf in x.values()]
 
     def run() -> None:
         fixed = still(theta)
-        for _ in range(made.steps):
+        for _ in range(generator.steps):
             grads: Any = torch.autograd.grad(problem.g(fixed, x, batches.lower()), list(x.values()))
-            if made.momentum:
-                torch._foreach_mul_(first, made.momentum)
+            if generator.momentum:
+                torch._foreach_mul_(first, generator.momentum)
                 torch._foreach_add_(first, grads)
                 grads = first
-            descend(x, grads, made.lr)
+            descend(x, grads, generator.lr)
 
     return run
 

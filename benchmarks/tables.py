@@ -38,8 +38,8 @@ MARKED = re.compile(r"(?<=<!-- table: )([a-z-]+)( -->\n)(.*?)(?=<!-- end of tabl
 def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
     """One row for each run below the folders, and the points of its curves. Paths of this machine are left out."""
     study = report.build(folders)
-    for each in study.skipped:
-        print(f"left out: {each.path}: {each.reason}", file=sys.stderr)
+    for skipped_run in study.skipped:
+        print(f"left out: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
     table, points = run_rows(study).drop_columns(["folder"]), []
     stored = [run for section in study.sections for entry in section.entries for run in entry.runs + entry.failed]
     facts: dict[str, list[Any]] = {}
@@ -61,7 +61,7 @@ def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
         )  # fmt: skip
     for key, values in facts.items():
         table = table.append_column(key, pyarrow.array(values))
-    curves = pyarrow.Table.from_pylist([point for each in points for point in each])
+    curves = pyarrow.Table.from_pylist([point for skipped_run in points for point in skipped_run])
     return [_written(name, table), _written(f"{name}.curves", curves)]
 
 
@@ -81,13 +81,13 @@ def keep_figures(name: str, path: Path) -> list[Path]:
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, float]]:
-    found = []
+    values = []
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{key}: ")
+            values += _flat(value, f"{above}{key}: ")
         elif not isinstance(value, str):
-            found.append((above + key, float(value)))
-    return found
+            values.append((above + key, float(value)))
+    return values
 
 
 def _written(name: str, table: pyarrow.Table) -> Path:
@@ -109,11 +109,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    by_seed: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["task"] == task:
-            found.setdefault(row["method"], {})[row["seed"]] = row[f"metric.{metric}"]
-    return found
+            by_seed.setdefault(row["method"], {})[row["seed"]] = row[f"metric.{metric}"]
+    return by_seed
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -125,10 +125,10 @@ def mean(values: Mapping[int, float]) -> str:
     return spell(Interval.of(list(values.values())), share=True)
 
 
-def difference(values: Values, one: str, other: str, holm: Mapping[tuple[str, str], Interval]) -> str:
+def difference(values: Values, method: str, other: str, holm: Mapping[tuple[str, str], Interval]) -> str:
     """one − other with the interval of this pair alone; bold where Holm's rule over all pairs excludes zero too."""
-    shown = spell(paired(values[one], values[other]), share=True, signed=True)
-    return f"**{shown}**" if holm[one, other].excludes_zero else shown
+    shown = spell(paired(values[method], values[other]), share=True, signed=True)
+    return f"**{shown}**" if holm[method, other].excludes_zero else shown
 
 
 RATES = ("0.4", "0.6", "0.8")
@@ -146,7 +146,7 @@ def cleaning() -> tuple[list[dict[str, Any]], dict[str, dict[str, dict[int, floa
     """The rows, the test accuracies by corruption rate, and the methods: those that learn θ first."""
     rows = rows_of("cleaning")
     values = {rate: values_of(rows, f"cleaning-{rate}", "test_accuracy") for rate in RATES}
-    values = {rate: found for rate, found in values.items() if found}
+    values = {rate: by_method for rate, by_method in values.items() if by_method}
     names = dict.fromkeys(row["method"] for row in rows)
     return rows, values, sorted(names, key=lambda name: (name in REFERENCES, *_best(values, name)))
 
@@ -161,7 +161,7 @@ def cleaning_accuracy() -> str:
     table = []
     for name in names:
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
-        cells = [mean(found[name]) if name in found else "–" for found in values.values()]
+        cells = [mean(by_method[name]) if name in by_method else "–" for by_method in values.values()]
         table.append([f"`{name}`", *cells, f"{min(steps)}–{max(steps)}"])
     return markdown(["method", *(f"ρ = {rate}" for rate in values), "outer steps (min–max)"], table)
 
@@ -181,11 +181,11 @@ def cleaning_references() -> str:
 def cleaning_pairs() -> str:
     """hg-ms-tilted against the other methods that learn θ."""
     _, values, names = cleaning()
-    holm = {rate: compared(found) for rate, found in values.items()}
+    holm = {rate: compared(by_method) for rate, by_method in values.items()}
     table = []
     for name in names:
         if name not in (*REFERENCES, "hg-ms-tilted"):
-            cells = [difference(found, "hg-ms-tilted", name, holm[rate]) for rate, found in values.items()]
+            cells = [difference(by_method, "hg-ms-tilted", name, holm[rate]) for rate, by_method in values.items()]
             table.append([f"`{name}`", *cells])
     return markdown(["`hg-ms-tilted` −", *(f"ρ = {rate}" for rate in values)], table)
 
@@ -237,11 +237,11 @@ def candidates() -> str:
 
 def memory() -> str:
     """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked without a chunk."""
-    found = {row["quantity"]: row["value"] for row in rows_of("memory")}
+    quantities = {row["quantity"]: row["value"] for row in rows_of("memory")}
     table = []
     for count in (2, 8):
         bound = 2 * count + 6
-        sizes = [found[f"N = {count}, {how} (bound {bound})"] for how in ("auto, chunk None", "stacked, chunk None")]
+        sizes = [quantities[f"N = {count}, {how} (bound {bound})"] for how in ("auto, chunk None", "stacked, chunk None")]
         table.append([str(count), f"{sizes[0]:.1f}", str(bound), f"{sizes[1]:.1f}"])
     return markdown(["N", "as evaluated by default", "bound", "stacked without a chunk"], table)
 
@@ -334,13 +334,17 @@ def main() -> int:
         own = commands.add_parser(command)
         own.add_argument("name")
         own.add_argument("sources", type=Path, nargs="+" if command == "runs" else 1)
-    given = parser.parse_args()
-    if given.command:
-        kept = keep_runs(given.name, given.sources) if given.command == "runs" else keep_figures(given.name, *given.sources)
+    options = parser.parse_args()
+    if options.command:
+        kept = (
+            keep_runs(options.name, options.sources)
+            if options.command == "runs"
+            else keep_figures(options.name, *options.sources)
+        )
         print("\n".join(f"{path} ({path.stat().st_size / 1000:.0f} kB)" for path in kept))
         return 0
     text = PAGE.read_text(encoding="utf-8")
-    if given.check:
+    if options.check:
         print("\n".join(stale(text)))
         return int(bool(stale(text)))
     PAGE.write_text(page(text), encoding="utf-8")

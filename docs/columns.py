@@ -64,8 +64,8 @@ def tables() -> str:
     sources = [(f"{mixture.PREFIX}<source>", "double")]
     tokens = [(name, "double") for name in mixture.TOKENS]
     more = [*sources, ("seconds_per_step", "double"), *tokens]
-    settings = [one for one in _named(runs) if one[0].startswith("setting.")]
-    others = [one for one in _named(runs) if not one[0].startswith("setting.")]
+    settings = [setting for setting in _named(runs) if setting[0].startswith("setting.")]
+    others = [setting for setting in _named(runs) if not setting[0].startswith("setting.")]
     return (
         f"## `report.parquet`: a row a run\n\n{_table([*others, *more, *settings])}\n"
         f"## `report.steps.parquet`: a row a step\n\n{_table([*_named(steps), *sources, *tokens])}"
@@ -91,18 +91,18 @@ def _schemas() -> tuple[pa.Schema, pa.Schema]:
 
 def _named(schema: pa.Schema) -> list[tuple[str, str]]:
     """(name, type) of the columns, a family as one."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for field in schema:
-        family = next((each for each in FAMILIES if field.name.startswith(each)), None)
+        family = next((prefix for prefix in FAMILIES if field.name.startswith(prefix)), None)
         kind = "string (dictionary)" if pa.types.is_dictionary(field.type) else str(field.type)
-        found.setdefault(field.name if family is None else f"{family}<name>", kind)
-    return list(found.items())
+        names.setdefault(field.name if family is None else f"{family}<name>", kind)
+    return list(names.items())
 
 
 def _table(columns: Iterable[tuple[str, str]]) -> str:
     rows = []
     for name, kind in columns:
-        family = next((each for each in FAMILIES if name.startswith(each)), name)
+        family = next((prefix for prefix in FAMILIES if name.startswith(prefix)), name)
         if family not in MEANING:
             raise KeyError(f"docs/columns.py does not say what the column {name!r} means")
         rows.append(f"| `{name}` | {kind} | {MEANING[family]} |")

@@ -75,16 +75,16 @@ def followed(problem: Problem, thetas: list[float]) -> list[float]:
     """f at the end of one lower run for each θ, each run starting where the last one ended."""
     start, values = DESCENT.init(problem, Key(0)), []
     for step, theta in enumerate(thetas):
-        found = DESCENT.propose(problem, at(theta), start, Key(step))
-        values.append(float(problem.f(at(theta), found.at(0), {})))
-        start = DESCENT.carry(start, found, torch.tensor(0), Key(step), problem)
+        candidates = DESCENT.propose(problem, at(theta), start, Key(step))
+        values.append(float(problem.f(at(theta), candidates.at(0), {})))
+        start = DESCENT.carry(start, candidates, torch.tensor(0), Key(step), problem)
     return values
 
 
 def slope(problem: Problem, theta: float, x: Tree, solver: CG = SOLVER) -> float:
     """The implicit hypergradient at a lower state."""
-    found = hypergradient(lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), at(theta), x, solver=solver)
-    return float(found.value["theta"])
+    estimate = hypergradient(lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), at(theta), x, solver=solver)
+    return float(estimate.value["theta"])
 
 
 def even(low: float, high: float, count: int) -> list[float]:
@@ -127,7 +127,7 @@ def kink_value() -> Figures:
     apart, width = 3, 0.02
     grid = even(KINK - 31 / 300, KINK + 31 / 300, 32)
     branches = attrs.evolve(DESCENT, count=128, noise=STARTS)
-    found = [chosen(problem, theta, proposed(branches, problem, theta)) for theta in grid]
+    best = [chosen(problem, theta, proposed(branches, problem, theta)) for theta in grid]
     near = grid[apart:-apart]
     return {
         "theta": wide,
@@ -136,10 +136,10 @@ def kink_value() -> Figures:
         "trajectory": [single[theta] for theta in wide],
         "near": near,
         "slope": [float(exact.hypergradient(at(theta))["theta"]) for theta in near],
-        "hypergradient": [slope(problem, theta, x) for theta, (_, x) in zip(near, found[apart:-apart], strict=True)],
+        "hypergradient": [slope(problem, theta, x) for theta, (_, x) in zip(near, best[apart:-apart], strict=True)],
         "difference": [
             (after - before) / (2 * width)
-            for (before, _), (after, _) in zip(found[: -2 * apart], found[2 * apart :], strict=True)
+            for (before, _), (after, _) in zip(best[: -2 * apart], best[2 * apart :], strict=True)
         ],
         "width": width,
     }, _draw_kink_value
@@ -173,7 +173,7 @@ def _methods(task: str, lr: float) -> dict[str, Any]:
 
 
 def _runs(task: str, lr: float) -> Numbers:
-    found: Numbers = {"methods": {}}
+    numbers: Numbers = {"methods": {}}
     for name, method in _methods(task, lr).items():
         config = RunConfig.from_dict(
             {"task": task, "method": method, "budget": f"{OUTER_STEPS} steps", "run": {"dtype": "float64"}}
@@ -186,7 +186,7 @@ def _runs(task: str, lr: float) -> Numbers:
             return inner(theta, x)
 
         result = run(built, attrs.evolve(problem, evaluate=watch), config.budget)
-        found["methods"][name] = {
+        numbers["methods"][name] = {
             "theta": thetas,
             "F": [row["metric.value"] for row in result.records],
             "calls": result.summary["oracle_calls"],
@@ -195,7 +195,7 @@ def _runs(task: str, lr: float) -> Numbers:
     grid = even(0.2, 3.0, 281)
     values = [float(exact.value(at(theta))) for theta in grid]
     best = min(range(len(grid)), key=values.__getitem__)
-    return {**found, "grid": grid, "F": values, "minimum": [grid[best], values[best]]}
+    return {**numbers, "grid": grid, "F": values, "minimum": [grid[best], values[best]]}
 
 
 def kink_methods() -> Figures:
@@ -244,9 +244,9 @@ def degenerate_selection() -> Figures:
     task = CircleDegenerate()
     problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
     fine, coarse = even(KINK - 0.15, KINK + 0.15, 120), even(KINK - 0.15, KINK + 0.15, 20)
-    found: Numbers = {"fine": fine, "coarse": coarse, "selected": {}, "hypergradient": {}}
-    found["height"] = [float(exact.solution(at(theta))["x"][1]) for theta in fine]
-    found["slope"] = [float(exact.hypergradient(at(theta))["theta"]) for theta in fine]
+    numbers: Numbers = {"fine": fine, "coarse": coarse, "selected": {}, "hypergradient": {}}
+    numbers["height"] = [float(exact.solution(at(theta))["x"][1]) for theta in fine]
+    numbers["slope"] = [float(exact.hypergradient(at(theta))["theta"]) for theta in fine]
     for count in (16, 256):
         generator = attrs.evolve(DESCENT, count=count, noise=STARTS)
         heights, slopes = [], []
@@ -254,8 +254,8 @@ def degenerate_selection() -> Figures:
             _, x = chosen(problem, theta, proposed(generator, problem, theta, seed=step))
             heights.append(float(x["x"][1]))
             slopes.append(slope(problem, theta, x))
-        found["selected"][str(count)], found["hypergradient"][str(count)] = heights, slopes
-    return found, _draw_degenerate_selection
+        numbers["selected"][str(count)], numbers["hypergradient"][str(count)] = heights, slopes
+    return numbers, _draw_degenerate_selection
 
 
 def ridge() -> Figures:
@@ -270,7 +270,7 @@ def ridge() -> Figures:
     along = problem.f({"theta": t[None]}, {"x": (1 + t.square()).sqrt() * u}, {})
     (wanted,) = torch.autograd.grad(along, t)
     ridges = [10.0**power for power in even(-4, 2, 13)]
-    found: Numbers = {"ridge": ridges, "error": {}}
+    numbers: Numbers = {"ridge": ridges, "error": {}}
     for temperature in (1e-6, 1e-4, 1e-2):
         chains = Ula(count=16, steps=80, lr=8e-3, temperature=temperature, spread=0.0)
         points = chains.propose(problem, at(theta), {"x": {"x": (best.norm() * u)[None]}}, Key(0)).x["x"]
@@ -279,8 +279,8 @@ def ridge() -> Figures:
             solver = CG(ridge=gamma, rtol=1e-10, max_steps=10)
             off = [abs(slope(problem, theta, {"x": x}, solver) - float(wanted)) / abs(float(wanted)) for x in points]
             errors.append(sorted(off))
-        found["error"][f"{temperature:.0e}"] = errors
-    return found, _draw_ridge
+        numbers["error"][f"{temperature:.0e}"] = errors
+    return numbers, _draw_ridge
 
 
 FIGURES: dict[str, Callable[[], Figures]] = {
@@ -299,10 +299,10 @@ def _panels(count: int, height: float = 3.4, *, square: bool = False) -> tuple[F
 
     figure = Figure(figsize=(9, 4.6 if square else height), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(square)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(square)
         if not square:
-            each.grid(alpha=0.25, linewidth=0.6)
+            axis.grid(alpha=0.25, linewidth=0.6)
     return figure, list(axes)
 
 
@@ -315,8 +315,8 @@ def _draw_kink_landscape(numbers: Numbers) -> Figure:
     figure, axes = _panels(2, square=True)
     line = torch.linspace(-3, 3, 91, dtype=DOUBLE)
     angle = torch.linspace(0, 2 * math.pi, 361, dtype=DOUBLE)
-    for panel, one in zip(axes, numbers["panels"], strict=True):
-        theta = one["theta"]
+    for panel, data in zip(axes, numbers["panels"], strict=True):
+        theta = data["theta"]
         radius = math.sqrt(1 + theta**2)
         height = (line[None, :] ** 2 + line[:, None] ** 2 - radius**2) ** 2
         filled = panel.contourf(
@@ -325,14 +325,14 @@ def _draw_kink_landscape(numbers: Numbers) -> Figure:
         panel.plot(
             radius * angle.cos(), radius * angle.sin(), color=BLACK, linewidth=1.2, label="$S(\\theta)$: minimisers of g"
         )
-        x = torch.tensor(one["candidates"])
+        x = torch.tensor(data["candidates"])
         panel.scatter(x[:, 0], x[:, 1], s=26, color=BLUE, edgecolor="white", linewidth=0.5, zorder=3, label="candidates of ula")
         panel.plot(
-            *one["trajectory"], "s", markersize=16, markerfacecolor="none", markeredgecolor=ORANGE, markeredgewidth=2.5,
+            *data["trajectory"], "s", markersize=16, markerfacecolor="none", markeredgecolor=ORANGE, markeredgewidth=2.5,
             linestyle="none", zorder=4, label="end of one run from $x_0$",
         )  # fmt: skip
-        panel.scatter(*one["selected"], s=90, marker="D", color=GREEN, edgecolor=BLACK, zorder=5, label="selected, best of 32")
-        panel.scatter(*one["solution"], s=190, marker="*", color=RED, edgecolor=BLACK, zorder=6, label="$x^*(\\theta)$, exact")
+        panel.scatter(*data["selected"], s=90, marker="D", color=GREEN, edgecolor=BLACK, zorder=5, label="selected, best of 32")
+        panel.scatter(*data["solution"], s=190, marker="*", color=RED, edgecolor=BLACK, zorder=6, label="$x^*(\\theta)$, exact")
         side = "a(\\theta) > 0" if theta < KINK else "a(\\theta) < 0"
         panel.set(title=f"$\\theta = {theta}$, ${side}$", xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
     figure.colorbar(filled, ax=axes, label="$\\log_{10}(g + 10^{-3})$", shrink=0.8)
@@ -388,11 +388,11 @@ _STYLES = {
 def _draw_methods(numbers: Numbers) -> Figure:
     figure, (left, right) = _panels(2, 4.0)
     left.plot(numbers["grid"], numbers["F"], color="#888888", linewidth=1.5, label="$F(\\theta)$, exact")
-    for name, found in numbers["methods"].items():
+    for name, curves in numbers["methods"].items():
         colour, line, marker = _STYLES[name]
-        left.plot(found["theta"], found["F"], marker, color=colour, markersize=4, alpha=0.8)
-        left.plot(found["theta"][-1], found["F"][-1], marker, color=colour, markersize=9)
-        right.plot(range(len(found["F"])), found["F"], line, marker=marker, markersize=4, color=colour, label=name)
+        left.plot(curves["theta"], curves["F"], marker, color=colour, markersize=4, alpha=0.8)
+        left.plot(curves["theta"][-1], curves["F"][-1], marker, color=colour, markersize=9)
+        right.plot(range(len(curves["F"])), curves["F"], line, marker=marker, markersize=4, color=colour, label=name)
     start = next(iter(numbers["methods"].values()))
     left.plot(start["theta"][0], start["F"][0], "o", markersize=10, markerfacecolor="none", color=BLACK)
     left.annotate("start", (start["theta"][0], start["F"][0]), xytext=(8, 6), textcoords="offset points", fontsize=9)
@@ -447,8 +447,8 @@ def _draw_ridge(numbers: Numbers) -> Figure:
     for (temperature, errors), (colour, line, marker) in zip(
         numbers["error"].items(), ((GREEN, "-", "s"), (BLUE, "--", "o"), (ORANGE, "-.", "^")), strict=True
     ):
-        middle = [each[len(each) // 2] for each in errors]
-        largest = [each[-1] for each in errors]
+        middle = [row[len(row) // 2] for row in errors]
+        largest = [row[-1] for row in errors]
         label = f"$\\lambda = 10^{{{round(math.log10(float(temperature)))}}}$"
         panel.fill_between(numbers["ridge"], middle, largest, color=colour, alpha=0.15, linewidth=0)
         panel.loglog(numbers["ridge"], largest, line, color=colour, linewidth=1)
@@ -496,9 +496,9 @@ def differences(name: str, numbers: Numbers) -> list[str]:
 
 def _unequal(a: Any, b: Any, place: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [found for key in a for found in _unequal(a[key], b[key], f"{place}.{key}")]
+        return [line for key in a for line in _unequal(a[key], b[key], f"{place}.{key}")]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [found for i, pair in enumerate(zip(a, b, strict=True)) for found in _unequal(*pair, f"{place}[{i}]")]
+        return [line for i, pair in enumerate(zip(a, b, strict=True)) for line in _unequal(*pair, f"{place}[{i}]")]
     numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
     return [] if (math.isclose(a, b, **TOLERANCE) if numbers else a == b) else [f"{place}: {a} on file, {b} now"]
 
@@ -506,14 +506,14 @@ def _unequal(a: Any, b: Any, place: str) -> list[str]:
 def write(folder: Path, suffix: str = ".svg") -> list[str]:
     """All pictures with their numbers, and where the numbers are not those on file."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for name, maker in FIGURES.items():
         numbers, draw = maker()
-        found += differences(name, numbers)
+        paths += differences(name, numbers)
         numbers = rounded(numbers)
         save(draw(numbers), folder / f"{name}{suffix}")
         (folder / f"{name}.json").write_text(json.dumps(numbers) + "\n", encoding="utf-8")
-    return found
+    return paths
 
 
 def main() -> int:
@@ -521,9 +521,9 @@ def main() -> int:
     if "--check" not in sys.argv:
         write(IMAGES)
         return 0
-    found = [line for name, maker in FIGURES.items() for line in differences(name, maker()[0])]
-    print("\n".join(found[:20]))
-    return int(bool(found))
+    lines = [line for name, maker in FIGURES.items() for line in differences(name, maker()[0])]
+    print("\n".join(lines[:20]))
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

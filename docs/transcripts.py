@@ -129,7 +129,7 @@ def _found(line: str, now: list[str], start: int) -> int:
     for place in range(start, len(now)):
         if _stands_for(line, now[place]):
             return place
-    likeness = [difflib.SequenceMatcher(None, line, each).ratio() for each in now[start:]]
+    likeness = [difflib.SequenceMatcher(None, line, candidate).ratio() for candidate in now[start:]]
     return start + max(range(len(likeness)), key=likeness.__getitem__) if likeness else start
 
 
@@ -171,8 +171,8 @@ def _close(x: str, y: str, before: str, largest: float) -> bool:
 
 def _number(token: str) -> float | None:
     """A number with a decimal point or an exponent; an integer is a count, and has to be right."""
-    found = re.fullmatch(r"[\[(]?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[\]),;]*", token)
-    return float(found[1]) if found and re.search(r"[.e]", found[1]) else None
+    match = re.fullmatch(r"[\[(]?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[\]),;]*", token)
+    return float(match[1]) if match and re.search(r"[.e]", match[1]) else None
 
 
 def main() -> int:

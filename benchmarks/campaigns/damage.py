@@ -148,7 +148,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     ending = call(argv, folder, seconds=60.0 if kind == "mix" else 10.0)
     where = f"{what.what}, {path.name} {damage}"
     wrong = list(verdict.faults(ending))
-    wrong += [f"outside the folder {each}" for each in verdict.changed(around, verdict.snapshot(outside), new=True)]
+    wrong += [f"outside the folder {change}" for change in verdict.changed(around, verdict.snapshot(outside), new=True)]
     after = verdict.snapshot(folder)
     if kind == "report":
         written = {name for name in after if name.startswith("page")}
@@ -161,11 +161,11 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
         # a stage that begins again says so in its manifest before it looks further
         own = ("manifest.json", "manifest.json.part", "mix.toml") if kind == "mix" else ()
         differing = verdict.changed(before, after, new=True)
-        wrong += [f"refused, but {each}" for each in differing if each.split()[0].rpartition("/")[2] not in own]
+        wrong += [f"refused, but {change}" for change in differing if change.split()[0].rpartition("/")[2] not in own]
     elif ending.code == 0:
         left = {name: held for name, held in kills.left(folder).items() if name in whole.left or name not in before}
-        wrong += [f"accepted, but {each}" for each in kills.compared(whole.left, left)]
-    yield from (f"{where}: {each}" for each in wrong[:1])
+        wrong += [f"accepted, but {change}" for change in kills.compared(whole.left, left)]
+    yield from (f"{where}: {change}" for change in wrong[:1])
 
 
 def _folder(chance: random.Random, scratch: Path, kind: str) -> tuple[kills.Command, Path, kills.Whole]:

@@ -323,10 +323,10 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     outcome = "stopped" if running else {0: "accepted", 1: "failed", 2: "refused"}.get(ending.code, "other")
     counts[f"{kind}: {outcome}"] += 1
     faults = list(verdict.faults(ending, stopped=bool(running)))
-    faults += [f"outside the folder {each}" for each in verdict.changed(around, verdict.snapshot(outside), new=True)]
+    faults += [f"outside the folder {fault}" for fault in verdict.changed(around, verdict.snapshot(outside), new=True)]
     after = verdict.snapshot(folder)
     out = argv[argv.index("--out") + 1] if "--out" in argv[:-1] else ""
-    faults += [each for each in verdict.changed(before, after) if not out or not each.startswith(out)]
+    faults += [fault for fault in verdict.changed(before, after) if not out or not fault.startswith(out)]
     for path in folder.glob("page*"):
         if path.is_file():
             text = path.read_bytes()
@@ -334,8 +334,8 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
                 faults.append(f"{path.name} holds the secret")
             if path.suffix == ".html" and b"<script>alert(1)" in text:
                 faults.append(f"{path.name} runs a stranger's script")
-    for each in faults[:1]:
-        yield f"hgms {' '.join(word[:40] for word in argv)}: {each}"
+    for fault in faults[:1]:
+        yield f"hgms {' '.join(word[:40] for word in argv)}: {fault}"
 
 
 __all__ = ["KINDS", "trial"]

@@ -130,15 +130,15 @@ def _methods(task: str) -> list[str]:
     from hgms_core.errors import HgmsError
     from hgms_run import RunConfig
 
-    found = []
+    names = []
     for method in registry.default().components("method"):
         try:
             config = RunConfig.from_dict({"task": task, "method": method.name, "budget": "1 step"})
             compat.ensure(config.method, config.task)
         except HgmsError:
             continue
-        found.append(method.name)
-    return found
+        names.append(method.name)
+    return names
 
 
 def sums(first: int, count: int, completion: str | None = None) -> str:
@@ -246,7 +246,7 @@ def _blow(chance: random.Random, whole: Ending, *, again: bool) -> tuple[Strike,
 
 def left(folder: Path) -> dict[str, bytes]:
     """All that has to be the same whatever happened in between: every file by its name, without clocks."""
-    found = {}
+    rows = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             content = path.read_bytes()
@@ -256,8 +256,8 @@ def left(folder: Path) -> dict[str, bytes]:
                 content = _meaning(content)
             elif path.name in ("report.json", "sweep.json"):
                 content = json.dumps(_without_clock(json.loads(content)), sort_keys=True).encode()
-            found[path.relative_to(folder).as_posix()] = content
-    return {name: content for name, content in found.items() if not name.endswith(AS_IT_LIKES)}
+            rows[path.relative_to(folder).as_posix()] = content
+    return {name: content for name, content in rows.items() if not name.endswith(AS_IT_LIKES)}
 
 
 def _meaning(config: bytes) -> bytes:

@@ -26,18 +26,18 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x9b]")
 def faults(ending: Ending, *, stopped: bool = False) -> Iterator[str]:
     """What is wrong with how a command ended; ``stopped``: it was accepted, ran, and was stopped for time."""
     last = " / ".join(ending.err.strip().splitlines()[-3:])[-300:]
-    said = ending.err + ending.out
+    output = ending.err + ending.out
     messages = len(re.findall(r"^error: ", ending.err, re.MULTILINE | re.IGNORECASE))
     held = {
-        f"a traceback: {last}": "Traceback (most recent call last)" in said,
+        f"a traceback: {last}": "Traceback (most recent call last)" in output,
         f"over {ending.seconds:.0f} s": ending.late,
         f"killed by signal {-ending.code}: {last}": ending.code < 0 and not stopped and not ending.late,
         f"exit code {ending.code}: {last}": ending.code > 2,
         f"exit code 1 without a failure of the run: {last}": ending.code == 1 and not FAILED.search(ending.err),
         f"{messages} messages: {last}": messages != 1 and ending.code == 2,
         f"{len(ending.err):,} characters of messages: {ending.err[:80]!r} …": len(ending.err) > LONGEST,
-        "it printed a file that it was not to read": SECRET in said,
-        f"control characters reach the terminal: {last!r}": bool(CONTROL.search(said)),
+        "it printed a file that it was not to read": SECRET in output,
+        f"control characters reach the terminal: {last!r}": bool(CONTROL.search(output)),
     }
     yield from (what for what, holds in held.items() if holds)
 
