@@ -21,7 +21,7 @@ pytestmark = pytest.mark.plugins
 
 COMPONENTS = registry.default().components()
 CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
-# `fixed` keeps a mixture of data sources, which the task below does not have: tests/plugins/test_llm_task.py runs it.
+# `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
 COMPOSITIONS = [each.name for each in COMPONENTS if isinstance(each.target, Composition)]
 METHODS = [name for name in COMPOSITIONS if name != "fixed"]
 EXPECTED = {

@@ -12,10 +12,10 @@ from attrs import field, frozen
 from hgms_core import ConfigError
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
+from hgms_mix.folder import digest
 from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample
-from hgms_mix.stages import digest
-from hgms_run import RunConfig, RunSettings, lay, plain, tables_of
+from hgms_run import RunConfig, RunSettings, lay, tables_of
 
 
 @frozen(kw_only=True)
@@ -31,7 +31,7 @@ class MixConfig(RunConfig):
     @property
     def reweight(self) -> RunConfig:
         """The run alone, as ``hgms run`` takes it."""
-        return RunConfig(**{one.name: getattr(self, one.name) for one in attrs.fields(RunConfig)})
+        return RunConfig(**{part.name: getattr(self, part.name) for part in attrs.fields(RunConfig)})
 
 
 def load(
@@ -92,9 +92,3 @@ def comparable(config: MixConfig) -> str:
     table = held(config)
     del table["method"], table["seed"]
     return digest(table)
-
-
-def settings(table: Any) -> Mapping[str, Any]:
-    """A table's values, defaults too."""
-    found: Mapping[str, Any] = plain(table)
-    return found

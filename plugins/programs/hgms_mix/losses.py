@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Key, OutOfMemory, out_of_memory
-from hgms_mix.finetune import IGNORED, collate
+from hgms_mix.training import IGNORED, collate
 
 RESAMPLES = 10_000
 
@@ -63,10 +63,10 @@ def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
                 input_ids=batch["input_ids"].to(device), attention_mask=batch["attention_mask"].to(device), use_cache=False
             ).logits
         target = batch["labels"][:, 1:].to(device)
-        each = torch.nn.functional.cross_entropy(
+        nll = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
         ).reshape(target.shape)
-        total[piece] = each.double().sum(1).cpu()
+        total[piece] = nll.double().sum(1).cpu()
         tokens[piece] = (target != IGNORED).sum(1).cpu()
     return RowLosses(total=total, tokens=tokens)
 

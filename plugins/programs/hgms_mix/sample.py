@@ -1,21 +1,25 @@
-"""The fine-tuning set: which rows of which source, drawn by the learned weights or taken from the top of a ranking."""
+"""The stage `sample`: which rows of which source are fine-tuned on, by the learned weights or from the top of a ranking."""
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Key
+from hgms_core import ConfigError, Key, Problem
 from hgms_mix.apportion import apportion
-from hgms_run import replace_file
+from hgms_run import plain, replace_file
+
+if TYPE_CHECKING:
+    from hgms_mix.mix import Mix
 
 
 @final
@@ -48,7 +52,11 @@ class Sample:
         """Row positions of each source, ascending."""
         counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
         key = self._key(seed)
-        return {name: draw_rows(key.fold("source", name), capacity[name], count) for name, count in counts.items()}
+        drawn = {}
+        for name, count in counts.items():
+            order = torch.randperm(capacity[name], generator=key.fold("source", name).generator())
+            drawn[name] = order[:count].sort().values
+        return drawn
 
     def top(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Row positions of the ``size`` rows with the highest scores, ascending; NaN is never taken, and ties go to the source
@@ -69,8 +77,8 @@ class Sample:
         taken = torch.zeros(len(flat), dtype=torch.bool)
         taken[order] = True
         parts = taken.split([len(scores[name]) for name in names])
-        found = {name: part.nonzero().flatten() for name, part in zip(names, parts, strict=True)}
-        return {name: found[name] for name in scores}
+        rows = {name: part.nonzero().flatten() for name, part in zip(names, parts, strict=True)}
+        return {name: rows[name] for name in scores}
 
     def order(self, count: int, *, seed: int) -> Tensor:
         """The order of the drawn rows."""
@@ -80,9 +88,113 @@ class Sample:
         return Key(seed if self.seed is None else self.seed).fold("sample")
 
 
-def draw_rows(key: Key, capacity: int, count: int) -> Tensor:
-    """``count`` of ``capacity`` positions without replacement, ascending: the first of a seeded permutation."""
-    return torch.randperm(capacity, generator=key.generator())[:count].sort().values
+class Sampling:
+    """Writes the drawn rows with their texts, so that any other program can train on them too."""
+
+    name: ClassVar[str] = "sample"
+
+    def packages(self, mix: Mix) -> list[str]:
+        return []
+
+    def check(self, mix: Mix) -> None:
+        pass
+
+    def inputs(self, mix: Mix) -> dict[str, Any]:
+        sample, before = mix.config.sample, mix.done["reweight"]
+        return {
+            "version": sample.version,
+            "settings": plain(sample),
+            "seed": mix.config.seed,
+            "reweight": [before.key, before.digest],
+        }
+
+    def title(self, mix: Mix) -> str:
+        return f"{mix.config.sample.size} rows"
+
+    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+        sample, seed = mix.config.sample, mix.config.seed
+        tables, weights = mix.tables("sources"), mix.done["reweight"].facts["weights"]
+        capacity = {name: table.size for name, table in tables.items()}
+        scores = row_scores(mix, tables)
+        if scores is None:
+            chosen = sample.draw(weights, capacity, seed=seed)
+            short = moved(weights, {name: len(rows) for name, rows in chosen.items()}, sample.size)
+        else:
+            chosen, short = sample.top(scores), []
+        for line in short:
+            mix.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
+        rows = listed(mix.task.sources, tables, chosen, scores)
+        rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
+        write_rows(folder / "rows.jsonl.gz", rows)
+        facts = {
+            "size": len(rows),
+            "by": "weights" if scores is None else "ranking",
+            "weights": weights,
+            "counts": {name: len(rows) for name, rows in chosen.items()},
+            "capacity": capacity,
+            "short": short,
+            "sources": {name: table.digest for name, table in tables.items()},
+        }
+        replace_file(folder / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode())
+        return [folder / "rows.jsonl.gz", folder / "counts.json"], facts
+
+    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+        facts = dict(mix.done[self.name].facts)
+        counts, capacity = facts["counts"], facts["capacity"]
+        sources = [{**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in report["sources"]]
+        return {"sources": sources, "sample": facts}
+
+
+def row_scores(mix: Mix, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """The method's ranking as a score for every row of every table, NaN where it ranked none; None if it ranks nothing."""
+    config, method = mix.config, mix.config.method
+    rank = getattr(method, "ranking", None)
+    if rank is None:
+        return None
+    state = mix.state
+    unbuilt = Unbuilt(lambda: config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype)))
+    ranking = rank(unbuilt, state).detach().cpu()
+    finished = getattr(method, "finished", None)
+    if bool(ranking.isnan().all()) and finished is not None and not finished(state):
+        raise ConfigError(
+            f"{config.method_name} ranks rows once it has finished, which it had not when its budget of "
+            f"{config.budget} was spent\n  raise the budget"
+        )
+    pool = mix.task.cached(tables, config.seed)
+    scores = {}
+    for (name, cached), part in zip(pool.items(), ranking.split([table.size for table in pool.values()]), strict=True):
+        place = {row: position for position, row in enumerate(tables[name].rows.tolist())}
+        scores[name] = torch.full((tables[name].size,), torch.nan, dtype=torch.float64)
+        scores[name][[place[row] for row in cached.rows.tolist()]] = part.double()
+    return scores
+
+
+class Unbuilt:
+    """The problem of a run, built when something of it is needed. Rankings are mostly stored with the state, and a problem
+    holds a base model."""
+
+    def __init__(self, build: Callable[[], Problem]) -> None:
+        self._build = functools.cache(build)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._build(), name)
+
+
+def listed(
+    sources: Mapping[str, Any], tables: Mapping[str, Any], chosen: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None
+) -> list[dict[str, Any]]:
+    """The chosen rows, by source and then by position, with their texts."""
+    from hgms_llm import read_examples
+
+    rows = []
+    for name in sorted(name for name, positions in chosen.items() if len(positions)):
+        texts = {example.row: example.messages for example in read_examples(name, sources[name])}
+        for position in chosen[name].tolist():
+            row = int(tables[name].rows[position])
+            score = {} if scores is None else {"score": float(scores[name][position])}
+            messages = [{"role": message.role, "content": message.text} for message in texts[row]]
+            rows.append({"source": name, "row": row, "position": position, **score, "messages": messages})
+    return rows
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -109,11 +221,3 @@ def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) ->
         if count < wanted - 1:
             lines.append(f"source {name!r} has {count} rows, its weight {weights[name] / total:.3f} asks for {round(wanted)}")
     return lines
-
-
-def positions(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The positions in each source's token table, in the order of the rows."""
-    found: dict[str, list[int]] = {}
-    for row in rows:
-        found.setdefault(row["source"], []).append(row["position"])
-    return {name: torch.tensor(each) for name, each in found.items()}

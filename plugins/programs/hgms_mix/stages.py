@@ -1,163 +1,42 @@
-"""A stage on disk: a folder whose manifest says what it was made from, so that it is made once.
-
-``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its settings, the contents of the
-files it reads, the outputs of the stage before, the version of its code), and at the end the size and sha256 of each file it
-wrote. A stage with the same key that is finished is not made again, once its files are found to be what it wrote; one that was
-interrupted goes on.
-
-A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its key>``, and renamed back when
-its settings come back.
-"""
+"""What a stage of a mix is; the stages themselves have a file each: reweight, sample, finetune, evaluate."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from attrs import field, frozen
-
-from hgms_core import CheckpointError
-from hgms_run import replace_file
-
-MANIFEST = "manifest.json"
+if TYPE_CHECKING:
+    from hgms_mix.mix import Mix
 
 
-def digest(value: Any) -> str:
-    """The sha256 of a value as canonical JSON.
+class Stage(Protocol):
+    """One step from data sources to an evaluated model. It reads the mix's configuration and the stages before it
+    (``mix.done``), and writes files into a folder of its own."""
 
-    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
-    True
-    """
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    name: ClassVar[str]
 
+    def packages(self, mix: Mix) -> list[str]:
+        """The optional packages that it imports."""
+        ...
 
-def file_digest(path: Path) -> str:
-    """The sha256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    def check(self, mix: Mix) -> None:
+        """Raises ConfigError or MissingExtra for what can be known to fail before the first stage begins."""
+        ...
 
+    def inputs(self, mix: Mix) -> dict[str, Any]:
+        """Everything that its result depends on: a finished stage with these inputs is not made again."""
+        ...
 
-@frozen(kw_only=True)
-class Done:
-    """A finished stage: its ``facts`` (small numbers that later stages and the summary need), and its ``key`` and ``digest``,
-    which change with anything it was made from and with any file it wrote."""
+    def title(self, mix: Mix) -> str:
+        """What it is about to do, for the terminal."""
+        ...
 
-    path: Path
-    key: str
-    facts: Mapping[str, Any]
-    digest: str
+    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+        """Does the work, or the rest of it: the files it wrote into ``folder``, and the facts that later stages and the
+        report need."""
+        ...
 
-
-@frozen(kw_only=True)
-class Stage:
-    """A stage's folder for given ``inputs``; nothing is written before :meth:`begin`.
-
-    Errors: CheckpointError for a file or manifest that is damaged, and for a folder that no stage made.
-    """
-
-    name: str
-    path: Path
-    inputs: Mapping[str, Any]
-    key: str = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "key", digest([self.name, self.inputs]))
-
-    def found(self) -> Done | None:
-        """The finished stage, if it was made from these inputs and its files are all there. Cost: one pass over the files."""
-        for folder in (self.path, self._aside(self.key)):
-            manifest = _read(folder)
-            if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
-                continue
-            outputs = manifest["outputs"]
-            if all(
-                (folder / name).is_file() and (folder / name).stat().st_size == each["bytes"] for name, each in outputs.items()
-            ):
-                for name, each in outputs.items():
-                    if file_digest(folder / name) != each["sha256"]:
-                        why = "its contents do not match the recorded sha256 (something changed it)"
-                        raise CheckpointError(_damaged(folder / name, why, folder))
-                self._make_way()
-                return Done(path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs))
-        return None
-
-    def begin(self) -> bool:
-        """Makes the folder ready for these inputs; whether there is something in it to go on from."""
-        self._make_way()
-        manifest = _read(self.path)
-        if manifest is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-        self._write("begun")
-        return manifest is not None
-
-    def finish(self, outputs: Iterable[Path], facts: Mapping[str, Any]) -> Done:
-        """Says that the stage is finished, with the files it wrote."""
-        written = {
-            path.relative_to(self.path).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-            for path in sorted(outputs)
-        }
-        self._write("done", {"outputs": written, "facts": facts})
-        return Done(path=self.path, key=self.key, facts=facts, digest=digest(written))
-
-    def _write(self, status: str, more: Mapping[str, Any] | None = None) -> None:
-        manifest = {"stage": self.name, "key": self.key, "status": status, "inputs": self.inputs, **(more or {})}
-        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # a changed digit is noticed
-        replace_file(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
-
-    def _aside(self, key: str) -> Path:
-        return self.path.with_name(f"{self.path.name}-{key[:8]}")
-
-    def _make_way(self) -> None:
-        """What was made from other inputs steps aside, what was made from these comes back."""
-        manifest = _read(self.path)
-        if manifest is None:
-            self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)  # killed while it wrote the folder's first file
-        if manifest is not None and manifest.get("key") != self.key:
-            self.path.rename(self._aside(str(manifest.get("key"))))
-        elif manifest is None and self.path.is_dir() and any(self.path.iterdir()):
-            raise CheckpointError(
-                f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n  move it, or choose another --out"
-            )
-        aside = self._aside(self.key)
-        if aside.is_dir() and not (self.path / MANIFEST).exists():
-            if self.path.is_dir():
-                self.path.rmdir()
-            aside.rename(self.path)
-
-
-def _read(folder: Path) -> dict[str, Any] | None:
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError):
-        raise CheckpointError(_damaged(path, "it is not valid JSON", folder)) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}\n  check its rights") from None
-    if not _is_manifest(manifest):
-        raise CheckpointError(_damaged(path, "it does not describe a stage", folder))
-    if "sha256" in manifest and manifest.pop("sha256") != digest(manifest):
-        raise CheckpointError(_damaged(path, "its contents do not match its own sha256 (something changed it)", folder))
-    return dict(manifest)
-
-
-def _is_manifest(value: Any) -> bool:
-    """Valid JSON is not yet a manifest."""
-    if not isinstance(value, dict) or not isinstance(value.get("key"), str):
-        return False
-    if value.get("status") != "done":
-        return True
-    outputs = value.get("outputs")
-    return (
-        isinstance(value.get("facts"), dict)
-        and isinstance(outputs, dict)
-        and all(isinstance(each, dict) and {"bytes", "sha256"} <= set(each) for each in outputs.values())
-    )
-
-
-def _damaged(path: Path, why: str, folder: Path) -> str:
-    return f"damaged file {path}: {why}\n  remove the folder {folder}; that stage is then made again"
+    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Its part of report.json, which is ``report`` after the stages before."""
+        ...

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from hgms_core import CheckpointError, NumericalError, OutOfMemory
-from hgms_mix.finetune import SEAL, Finetune, collate, completion_loss, newest_checkpoint, tied_are_there
+from hgms_mix.checkpoints import SEAL, newest_checkpoint
+from hgms_mix.finetune import Finetune
 from hgms_mix.losses import row_losses
+from hgms_mix.training import collate, completion_loss, tied_are_there, train
 from hgms_run import DiskError, Interrupted
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -96,7 +98,7 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> None:
     """Three micro-batches of two rows of different lengths: their losses add up to the mean over the tokens of all six rows."""
     rows = made_rows(6)
-    done = Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0).train(gpt(), rows, tmp_path, seed=0)
+    done = train(Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0), gpt(), rows, tmp_path, seed=0)
     assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
     assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
 
@@ -130,7 +132,7 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path:
             if step == stop_at:
                 raise RuntimeError("the power went")
 
-        settings.train(gpt(dropout=0.1), rows, folder, seed=5, adapter=lora(dropout=0.2), watch=watch)
+        train(settings, gpt(dropout=0.1), rows, folder, seed=5, adapter=lora(dropout=0.2), watch=watch)
 
     go(tmp_path / "whole", None)
     with pytest.raises(RuntimeError, match="the power went"):
@@ -151,7 +153,7 @@ def test_a_kill_while_the_last_checkpoint_is_removed_costs_no_result(tmp_path: P
     settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=3), made_rows(10)
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
-    settings.train(gpt(), rows, tmp_path / "whole", seed=5)
+    train(settings, gpt(), rows, tmp_path / "whole", seed=5)
     real = shutil.rmtree
 
     def half(path: Path, **named: Any) -> None:
@@ -163,9 +165,9 @@ def test_a_kill_while_the_last_checkpoint_is_removed_costs_no_result(tmp_path: P
 
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(RuntimeError, match="the power went"):
-        settings.train(gpt(), rows, tmp_path / "broken", seed=5)
+        train(settings, gpt(), rows, tmp_path / "broken", seed=5)
     monkeypatch.undo()
-    settings.train(gpt(), rows, tmp_path / "broken", seed=5)
+    train(settings, gpt(), rows, tmp_path / "broken", seed=5)
     whole, resumed = parameters(tmp_path / "whole"), parameters(tmp_path / "broken")
     assert all(leaf.equal(resumed[name]) for name, leaf in whole.items())
     assert logged(tmp_path / "whole") == logged(tmp_path / "broken")
@@ -180,7 +182,7 @@ def broken_off(folder: Path, adapter: Any = None) -> Finetune:
             raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError, match="the power went"):
-        settings.train(gpt(), made_rows(10), folder, seed=5, adapter=adapter, watch=watch)
+        train(settings, gpt(), made_rows(10), folder, seed=5, adapter=adapter, watch=watch)
     return settings
 
 
@@ -193,7 +195,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(file: str, t
     path.write_bytes(data)
     before = (tmp_path / "losses.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=r"damaged checkpoint .*checkpoint-3: its files do not match the sha256"):
-        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
     assert (tmp_path / "losses.jsonl").read_bytes() == before
 
 
@@ -203,7 +205,7 @@ def test_a_checkpoint_killed_while_it_was_sealed_is_made_again(tmp_path: Path) -
     seal.rename(seal.with_name("sha256.json.part"))
     broken_off(tmp_path)
     assert newest_checkpoint(tmp_path / "checkpoints") == seal.parent
-    settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+    train(settings, gpt(), made_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("harm", ["shorter", "digit", "missing"])
@@ -215,7 +217,7 @@ def test_losses_that_are_not_those_of_the_checkpoint_are_named(harm: str, tmp_pa
     if harm == "missing":
         path.unlink()
     with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: it is not what it was at step 3\n  remove the"):
-        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("line", ["[]", "3", '{"step": 2}', '{"step": "x", "loss": 1.0}', "{", "[" * 100_000])
@@ -226,10 +228,10 @@ def test_losses_of_another_shape_are_named(line: str, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"damaged file .*losses.jsonl: (line 2 is no|it is not what).*\n  remove the folder"
     ):
-        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: line 2 is no step's loss\n  remove the folder"):
-        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("bytes_allowed", [0, 20_000], ids=["weights", "optimiser"])
@@ -245,14 +247,14 @@ def test_a_disk_that_is_full_keeps_what_was_saved(bytes_allowed: int, tmp_path: 
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
         with pytest.raises(DiskError, match=r"cannot write .*\n  what was saved before is kept; free some space") as caught:
-            settings.train(gpt(), rows, tmp_path, seed=5)
+            train(settings, gpt(), rows, tmp_path, seed=5)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "--resume" not in str(caught.value)
     assert newest_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint-3"
-    settings.train(gpt(), rows, tmp_path, seed=5)
+    train(settings, gpt(), rows, tmp_path, seed=5)
     (tmp_path / "whole").mkdir()
-    settings.train(gpt(), rows, tmp_path / "whole", seed=5)
+    train(settings, gpt(), rows, tmp_path / "whole", seed=5)
     assert logged(tmp_path) == logged(tmp_path / "whole")
 
 
@@ -262,7 +264,7 @@ def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(tmp_path: Path
     settings = broken_off(tmp_path)
     logger.addHandler(caplog.handler)
     try:
-        settings.train(gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
         assert "missing keys" not in caplog.text
         with tied_are_there(gpt()):  # a key that is really missing is still said
             logging.getLogger("transformers.trainer").warning("There were missing keys in it: ['transformer.ln_f.bias'].")
@@ -279,16 +281,16 @@ def test_ctrl_c_saves_what_is_done_and_says_so(tmp_path: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="interrupted after 3 of 6 optimiser steps; they are saved in"):
-        settings.train(gpt(), rows, tmp_path, seed=0, watch=press)
-    settings.train(gpt(), rows, tmp_path, seed=0)
+        train(settings, gpt(), rows, tmp_path, seed=0, watch=press)
+    train(settings, gpt(), rows, tmp_path, seed=0)
     (tmp_path / "whole").mkdir()
-    settings.train(gpt(), rows, tmp_path / "whole", seed=0)
+    train(settings, gpt(), rows, tmp_path / "whole", seed=0)
     assert logged(tmp_path) == logged(tmp_path / "whole")
 
 
 def test_the_adapter_is_one_that_peft_loads(tmp_path: Path) -> None:
     rows = made_rows(8)
-    Finetune(lr=1e-2, accumulation=2).train(gpt(), rows, tmp_path, seed=0, adapter=lora())
+    train(Finetune(lr=1e-2, accumulation=2), gpt(), rows, tmp_path, seed=0, adapter=lora())
     assert sorted(path.name for path in (tmp_path / "adapter").iterdir() if path.suffix in (".json", ".safetensors")) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -303,7 +305,7 @@ def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) ->
         folder = tmp_path / str(on)
         folder.mkdir()
         settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on)
-        settings.train(gpt(), made_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
+        train(settings, gpt(), made_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
         found.append(parameters(folder))
     assert all(torch.allclose(leaf, found[1][name], atol=1e-6) for name, leaf in found[0].items())
 
@@ -311,8 +313,8 @@ def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) ->
 def test_training_can_start_from_given_parameters(tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(gpt(), lora())
     start = {name: torch.full_like(p, 0.01) for name, p in wrapped.named_parameters() if p.requires_grad}
-    Finetune(lr=1e-12, weight_decay=0.0, accumulation=4).train(
-        gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start
+    train(
+        Finetune(lr=1e-12, weight_decay=0.0, accumulation=4), gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start
     )
     assert all(torch.allclose(leaf, torch.full_like(leaf, 0.01)) for leaf in parameters(tmp_path).values())
 
@@ -323,7 +325,7 @@ def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
     import numpy as np
 
     before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
-    Finetune(accumulation=2).train(gpt(), made_rows(2), tmp_path, seed=0)
+    train(Finetune(accumulation=2), gpt(), made_rows(2), tmp_path, seed=0)
     assert torch.get_rng_state().equal(before[0])
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert random.getstate() == before[2]
@@ -334,7 +336,7 @@ def test_a_loss_that_is_not_finite_stops_with_what_to_do(tmp_path: Path) -> None
     with torch.no_grad():
         model.transformer.wte.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match=r"fine-tuning step 1: the loss is nan\n.*lower finetune.lr, or set finetune.clip"):
-        Finetune(accumulation=1).train(model, made_rows(2), tmp_path, seed=0)
+        train(Finetune(accumulation=1), model, made_rows(2), tmp_path, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_out_of_memory_says_which_knob(settings: Finetune, told: str, tmp_path: 
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", full)
     with pytest.raises(OutOfMemory) as caught:
-        settings.train(gpt(), made_rows(2), tmp_path, seed=0)
+        train(settings, gpt(), made_rows(2), tmp_path, seed=0)
     first, second = str(caught.value).splitlines()
     assert first == "fine-tuning ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert told in second

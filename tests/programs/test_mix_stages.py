@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import CheckpointError, ConfigError
+from hgms_mix.folder import StageFolder
 from hgms_mix.losses import RowLosses, difference, summary
 from hgms_mix.sample import Sample, read_rows, write_rows
-from hgms_mix.stages import Stage
 
 NAN = float("nan")
 
 
-def made(folder: Path, value: int, text: str = "x") -> Stage:
+def made(folder: Path, value: int, text: str = "x") -> StageFolder:
     """A finished stage that wrote one file."""
-    stage = Stage(name="sample", path=folder / "sample", inputs={"value": value})
-    assert stage.found() is None
+    stage = StageFolder(name="sample", path=folder / "sample", inputs={"value": value})
+    assert stage.done() is None
     stage.begin()
     (stage.path / "rows").write_text(text)
     stage.finish([stage.path / "rows"], {"value": value})
@@ -31,28 +31,28 @@ def made(folder: Path, value: int, text: str = "x") -> Stage:
 
 def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
     made(tmp_path, 1)
-    again = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+    again = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
     assert again is not None
     assert again.facts == {"value": 1}
-    assert Stage(name="sample", path=tmp_path / "sample", inputs={"value": 2}).found() is None
-    assert Stage(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).found() is None
+    assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 2}).done() is None
+    assert StageFolder(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).done() is None
 
 
 def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
-    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
     assert stage.begin() is False
     (stage.path / "half").write_text("half")
-    again = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
-    assert again.found() is None
+    again = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    assert again.done() is None
     assert again.begin() is True
     assert (again.path / "half").read_text() == "half"
 
 
 def test_a_stage_killed_while_it_wrote_its_first_file_begins_again(tmp_path: Path) -> None:
-    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
     stage.path.mkdir()
     (stage.path / "manifest.json.part").write_text('{"stage": "sam')
-    assert stage.found() is None
+    assert stage.done() is None
     assert stage.begin() is False
     assert [path.name for path in stage.path.iterdir()] == ["manifest.json"]
 
@@ -62,7 +62,7 @@ def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path
     second = made(tmp_path, 2, "two")
     assert (tmp_path / "sample" / "rows").read_text() == "two"
     assert (tmp_path / f"sample-{first.key[:8]}" / "rows").read_text() == "one"
-    found = Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+    found = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
     assert found is not None
     assert (found.path / "rows").read_text() == "one"
     assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
@@ -73,14 +73,14 @@ def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path
 def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Path) -> None:
     stage = made(tmp_path, 1, "whole")
     (stage.path / "rows").unlink() if harm == "missing" else (stage.path / "rows").write_text("wh")
-    assert Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found() is None
+    assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done() is None
 
 
 def test_the_digest_follows_the_files(tmp_path: Path) -> None:
     digests = set()
     for text in ("one", "two"):
         stage = made(tmp_path / text, 1, text)
-        found = stage.found()
+        found = stage.done()
         assert found is not None
         digests.add(found.digest)
     assert len(digests) == 2
@@ -90,7 +90,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     stage = made(tmp_path, 1)
     (stage.path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest.json: it is not valid JSON\n  remove the folder .*sample; that stage"):
-        stage.found()
+        stage.done()
 
 
 def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
     (stage.path / "rows").write_text("whple")
     before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
     with pytest.raises(CheckpointError, match=r"damaged file .*rows: its contents do not match the recorded sha256") as caught:
-        stage.found()
+        stage.done()
     assert f"remove the folder {stage.path}; that stage is then made again" in str(caught.value)
     assert {path.name: path.read_bytes() for path in stage.path.iterdir()} == before
 
@@ -108,7 +108,7 @@ def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
     path = made(tmp_path, 1).path / "manifest.json"
     path.write_text(path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'))
     with pytest.raises(CheckpointError, match=r"manifest.json: its contents do not match its own sha256"):
-        Stage(name="sample", path=tmp_path / "sample", inputs={"value": 1}).found()
+        StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,21 @@ def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None
     stage = made(tmp_path, 1)
     (stage.path / "manifest.json").write_text(text.replace("KEY", stage.key))
     with pytest.raises(CheckpointError, match=r"manifest.json: it (is not valid JSON|does not describe a stage)"):
-        stage.found()
+        stage.done()
 
 
 def test_an_infinite_setting_is_written_and_read_again(tmp_path: Path) -> None:
-    stage = Stage(name="sample", path=tmp_path / "sample", inputs={"value": float("inf")})
+    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": float("inf")})
     stage.begin()
     stage.finish([], {"value": NAN})
-    assert stage.found() is not None
+    assert stage.done() is not None
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "thesis.tex").write_text("mine")
     with pytest.raises(CheckpointError, match=r"has no manifest.json, so it is none of hgms mix's folders"):
-        Stage(name="sample", path=tmp_path / "sample", inputs={}).begin()
+        StageFolder(name="sample", path=tmp_path / "sample", inputs={}).begin()
     assert (tmp_path / "sample" / "thesis.tex").read_text() == "mine"
 
 

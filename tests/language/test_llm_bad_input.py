@@ -385,8 +385,8 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
 
     inside = {
         "reweight": ("hgms_llm.task", "token_table"),
-        "sample": ("hgms_mix.mix", "write_rows"),
-        "finetune": ("hgms_mix.finetune", "completion_loss"),
+        "sample": ("hgms_mix.sample", "write_rows"),
+        "finetune": ("hgms_mix.training", "completion_loss"),
         "evaluate": ("hgms_mix.losses", "row_losses"),
     }
     done: list[str] = []

@@ -192,21 +192,21 @@ def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path)
 
 
 def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_mix import finetune
+    from hgms_mix.checkpoints import LossLog
 
     whole = told("mix.toml", "--out", "whole")
-    keep = finetune._Log.append
+    keep = LossLog.append
 
     def interrupt(self: Any, row: Any, steps: int) -> None:
         keep(self, row, steps)
         if row["step"] == 3:
             self.interrupts.number = signal.SIGINT
 
-    monkeypatch.setattr(finetune._Log, "append", interrupt)
+    monkeypatch.setattr(LossLog, "append", interrupt)
     broken = call("mix.toml", "--out", "broken")
     assert broken.exit_code == 130
     assert "in stage finetune; run the same command again to go on from there" in broken.stderr
-    monkeypatch.setattr(finetune._Log, "append", keep)
+    monkeypatch.setattr(LossLog, "append", keep)
     again = call("mix.toml", "--out", "broken")
     assert "finetune: going on with 30 rows" in again.stderr
     (folder,) = here.glob("broken/mix/*/seed-1")
@@ -439,7 +439,7 @@ def test_two_at_once_are_refused(here: Path) -> None:
 
 def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None:
     """The stages' keys prevent it; a rows file that was copied in does not get past the digests."""
-    from hgms_mix.mix import ChosenRows
+    from hgms_mix.finetune import ChosenRows
 
     report = told("sample", "mix.toml")
 
@@ -614,7 +614,7 @@ def pairs_tokenizer(folder: Path) -> Path:
 
 def test_a_small_model_learns_the_mixture_and_another_is_tuned(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very rows that were drawn, in the tokens of the model that is tuned."""
-    from hgms_mix.finetune import Finetune
+    from hgms_mix import finetune
 
     target = pairs_tokenizer(here / "pairs")
     write_sums(Path("sums.jsonl"), 36, 40)  # from 0 + 36 to 1 + 35: prompts of six and seven bytes
@@ -631,13 +631,13 @@ alpha = 6
     )
     Path("target.toml").write_text(text)
     trained: list[Any] = []
-    train = Finetune.train
+    train = finetune.train
 
-    def watched(self: Any, model: Any, rows: Any, *rest: Any, **options: Any) -> Any:
+    def watched(settings: Any, model: Any, rows: Any, *rest: Any, **options: Any) -> Any:
         trained.append((model.config.n_embd, [rows[i][0].tolist() for i in range(len(rows))]))
-        return train(self, model, rows, *rest, **options)
+        return train(settings, model, rows, *rest, **options)
 
-    monkeypatch.setattr(Finetune, "train", watched)
+    monkeypatch.setattr(finetune, "train", watched)
     report = told("target.toml")
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     [(width, rows)] = trained
