@@ -289,9 +289,7 @@ def test_training_on_the_kept_rows() -> None:
     assert len(kept) == 8  # one batch
     for count in range(1, 6):
         rows = PROBLEM.lower_data.rows(kept)
-        state, _ = adamw(
-            PROBLEM.f, {}, rows, state, step=1, count=count, lr=0.02, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
-        )  # fmt: skip
+        state, _ = adamw(PROBLEM.f, {}, rows, state, Less(), lr=0.02, count=count, step=1)
     assert_same(method.result(ends[-1][0])[1], adamw_part(state, "x"), rtol=1e-9, atol=1e-12)
     open_end = less(epochs=1, train_steps=None)
     state = open_end.init(PROBLEM, 3)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Data, Loss, Tree, gradient, groups
+import hgms_llm
+from hgms_core import Data, Loss, NumericalError, Problem, Ravel, Sources, State, Tree, gradient, groups
 from hgms_less.projection import Projector
+from hgms_less.store import FeatureStore, tree_digest
+from hgms_llm import adamw_part
 
 
 @frozen(kw_only=True)
@@ -40,20 +44,74 @@ class Preconditioner:
         return steps
 
 
-def row_gradients(loss: Loss, theta: Tree, x: Tree, data: Data, index: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
-    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the batch: one pass with a copy of x
-    for each row.
+@frozen(kw_only=True)
+class Features:
+    """The directions of single rows' gradients at a state of the warm-up, projected and scaled to length 1; those of zero
+    vectors stay zero."""
+
+    gamma: Preconditioner
+    projector: Projector
+    store: str | None
+
+    def of_validation(self, problem: Problem, state: State, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of some validation rows' gradients, ``[B, D]``; which validation set each row is from; and their mean loss."""
+        grads, losses, batch = row_gradients(
+            problem.f, problem, state, problem.upper_data["differentiate"], index, "validation"
+        )
+        return self._directions(grads), batch["source"].reshape(-1), losses.mean()
+
+    def of_pool(self, problem: Problem, state: State, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        """Of the Adam steps of consecutive rows of the pool; and their mean loss, None where the store has them."""
+        loss = None
+
+        def compute() -> Tensor:
+            nonlocal loss
+            pooled, index = sources_of(problem).pooled, torch.arange(first, last)
+            grads, losses, _ = row_gradients(pooled, problem, state, problem.lower_data, index, "pool")
+            loss = losses.mean()
+            m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
+            return self._directions(self.gamma(grads, m, v))
+
+        if self.store is None:
+            return compute(), loss
+        store = FeatureStore(
+            folder=Path(self.store), epoch=state["epoch"] + 1, digest=state["digest"], rows=problem.lower_data.size,
+            dims=self.projector.size(Ravel.of(adamw_part(state["train"], "x")).size),
+        )  # fmt: skip
+        return store.rows_of(first, last, state["val"]["sums"], compute), loss
+
+    def digest(self, state: State, device: str) -> str:
+        """What the features of an epoch depend on: its checkpoint (and with it the model), the rows, Γ and the projection."""
+        if self.store is None:
+            return ""
+        return " ".join([tree_digest(state["train"]), state["pool"], repr((self.gamma, self.projector, device))])
+
+    def _directions(self, vectors: Sequence[Tensor]) -> Tensor:
+        return torch.nn.functional.normalize(self.projector.apply(vectors), dim=1)
+
+
+def sources_of(problem: Problem) -> Sources:
+    return hgms_llm.sources_of(problem, "method 'less' chooses among the rows of")
+
+
+def row_gradients(
+    loss: Loss, problem: Problem, state: State, data: Data, index: Tensor, role: str
+) -> tuple[list[Tensor], Tensor, Tree]:
+    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the batch: one pass with a copy of
+    the state's x for each row.
 
     The copies are views, so only their gradients take memory: B lower states.
+
+    Errors: NumericalError where a loss is not finite; ``role`` says which rows they are.
     """
-    count = len(index)
+    count, x = len(index), adamw_part(state["train"], "x")
     batch = {name: leaf for name, leaf in data.rows(index[:, None].to(data.device)).items() if leaf.shape[:1] == (count,)}
     stacked = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     (group,) = groups(loss, stacked, own_batch=True, mode="stacked")
-    grads, losses = gradient(group.loss, theta, group.x, batch)
+    grads, losses = gradient(group.loss, problem.theta0, group.x, batch)
+    if not torch.isfinite(losses).all():
+        raise NumericalError(
+            f"step {state['step'] + 1}: the loss of a {role} row is not finite after {state['epoch'] + 1} epochs of warm-up\n"
+            "  lower lr, or check the rows and the model"
+        )
     return grads, losses, batch
-
-
-def directions(grads: Sequence[Tensor], projector: Projector) -> Tensor:
-    """The projections, ``[B, D]``, scaled to length 1; those of zero vectors stay zero."""
-    return torch.nn.functional.normalize(projector.apply(grads), dim=1)

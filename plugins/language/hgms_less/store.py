@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,33 +48,27 @@ class FeatureStore:
                 np.lib.format.open_memmap(self._path(what), mode="w+", dtype=dtype, shape=shape).flush()
             marker.write_text(json.dumps(about), encoding="utf-8")
         try:
-            found = json.loads(marker.read_text(encoding="utf-8"))
+            stored = json.loads(marker.read_text(encoding="utf-8"))
             maps = tuple(np.lib.format.open_memmap(self._path(what), mode="r+") for what in ("features", "present"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"feature store {self.folder} is damaged: {error}\n  remove the folder") from None
-        if found != about or maps[0].shape != (self.rows, self.dims) or maps[1].shape != (self.rows,):
+        if stored != about or maps[0].shape != (self.rows, self.dims) or maps[1].shape != (self.rows,):
             raise ConfigError(
                 f"feature store {marker} was made from other rows, another model or other settings\n"
                 "  remove the folder, or choose another `store`"
             )
         return maps[0], maps[1]
 
-    def read(self, first: int, last: int, like: Tensor) -> Tensor | None:
-        """The features of rows first … last − 1 with the device and type of ``like``, or None if one of them is not there."""
+    def rows_of(self, first: int, last: int, like: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """The features of rows first … last − 1 with the device and type of ``like``; computed and stored where one of them
+        is missing."""
         features, present = self._mapped()
         if not present[first:last].all():
-            return None
+            features[first:last] = compute().to("cpu", torch.float16).numpy()
+            features.flush()
+            present[first:last] = True
+            present.flush()
         return torch.from_numpy(np.array(features[first:last])).to(like)
-
-    def write(self, first: int, found: Tensor) -> Tensor:
-        """Stores the features of consecutive rows and returns them as they are stored."""
-        features, present = self._mapped()
-        half = found.to("cpu", torch.float16)
-        features[first : first + len(half)] = half.numpy()
-        features.flush()
-        present[first : first + len(half)] = True
-        present.flush()
-        return half.to(found)
 
 
 def fingerprint(data: Data, piece: int = 256) -> str:

@@ -17,6 +17,16 @@ from hgms_llm.models import BaseModel as BaseModel
 from hgms_llm.models import Lora as Lora
 from hgms_llm.overlaps import overlap_warning as overlap_warning
 from hgms_llm.overlaps import overlaps as overlaps
+from hgms_llm.ranking import Phase as Phase
+from hgms_llm.ranking import check_size as check_size
+from hgms_llm.ranking import epoch_rows as epoch_rows
+from hgms_llm.ranking import first_state as first_state
+from hgms_llm.ranking import highest as highest
+from hgms_llm.ranking import in_phases as in_phases
+from hgms_llm.ranking import optional_count as optional_count
+from hgms_llm.ranking import some_share as some_share
+from hgms_llm.ranking import source_counts as source_counts
+from hgms_llm.ranking import sources_of as sources_of
 from hgms_llm.sources import Example as Example
 from hgms_llm.sources import Source as Source
 from hgms_llm.sources import content as content

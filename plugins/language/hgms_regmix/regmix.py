@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
+import hgms_llm
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    choice,
+    decay_rates,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_regmix.regression import Mixtures, Regressor, best, fit, sklearn
-
-positive: Any = validators.gt(0)
-whole: Any = [validators.instance_of(int), validators.gt(0)]
-optional_whole: Any = validators.optional(whole)
-optional_count: Any = validators.optional([validators.instance_of(int), validators.ge(0)])
-not_negative: Any = validators.ge(0)
-
-
-def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 def _range(instance: object, attribute: object, value: tuple[float, float]) -> None:
@@ -38,8 +43,7 @@ class RegMix:
         x_r = x0 after ``steps`` AdamW updates on g(ω_r, ·),      y_r = f(x_r) on the rows of the role ``select``
         ŷ = regression of y_r on ω_r,      ω = mean of the ``top`` of ``simulated`` random mixtures with the lowest ŷ
 
-    All runs see the same batches, so that their losses differ by the mixture and not by the draw of rows. One step is up to
-    ``updates`` updates of one run.
+    All runs see the same batches: their losses differ by the mixture alone. One step is up to ``updates`` updates of a run.
 
     Use with a handful of sources, when short runs rank mixtures as long ones do. Avoid ``quadratic`` with many sources: it has
     S(S + 3)/2 coefficients, and fewer runs than that leave them to the penalty.
@@ -54,11 +58,9 @@ class RegMix:
         train_steps: updates of a fresh x at the mixture found; 0: x is that of the best proxy run; None: until the budget is
             spent.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``select``; MissingExtra without scikit-learn;
-    NumericalError for losses that are not finite.
+    Errors: ConfigError for a problem without sources or rows of the role ``select``; NumericalError for infinite losses.
 
-    Cost: ``runs``·``steps`` lower gradients and ``runs`` upper values before the mixture is known. Memory: 4 lower states (x,
-    two moments, the best run's x).
+    Cost: ``runs``·``steps`` lower gradients and ``runs`` upper values before the mixture is known. Memory: 4 lower states.
 
     >>> RegMix(runs=32, steps=50, regressor="boosting").top
     100
@@ -74,16 +76,16 @@ class RegMix:
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     batch_size: int | None = field(default=32, validator=optional_whole)
     concentration: tuple[float, float] = field(default=(0.1, 5.0), validator=_range)
-    prior: Literal["uniform", "rows"] = field(default="uniform", validator=validators.in_(["uniform", "rows"]))
-    regressor: Regressor = field(default="quadratic", validator=validators.in_(["linear", "quadratic", "boosting"]))
+    prior: Literal["uniform", "rows"] = field(default="uniform", validator=choice("uniform", "rows"))
+    regressor: Regressor = field(default="quadratic", validator=choice("linear", "quadratic", "boosting"))
     simulated: int = field(default=100_000, validator=whole)
     top: int = field(default=100, validator=whole)
     chunk: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=optional_count)
+    train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
 
     @top.validator
     def _fewer_than_simulated(self, attribute: Attribute[int], value: int) -> None:
@@ -101,32 +103,21 @@ class RegMix:
             raise ConfigError("method 'regmix' compares runs on validation rows of the role 'select', and there are none")
         sklearn()
         return {
-            "seed": seed,
-            "step": 0,
-            "phase": "proxies",
+            **hgms_llm.first_state(seed, "proxies"),
             "run": 0,
-            "at": 0,
             "mixtures": self._mixtures(problem).draw(Key(seed).fold("mixtures"), self.runs),
             "losses": torch.empty(0, dtype=torch.float64),
             "best": dict(problem.x0),
             "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
             **_fresh(problem.x0),
-            "cost": Cost().numbers(),
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        record: Record = {"step": state["step"] + 1, "phase": state["phase"]}
-        spent = Cost()
-        changes: State = {}
-        if not self.finished(state):
-            changes, seen, spent = self._proxy(problem, state) if state["phase"] == "proxies" else self._train(problem, state)
-            record |= seen
-        cost = Cost(**state["cost"]) + spent
-        record |= {**{f"cost_{name}": number for name, number in cost.numbers().items()}, "oracle_calls": cost.calls}
-        return {**state, **changes, "step": state["step"] + 1, "cost": cost.numbers()}, record
+        phases = {"proxies": self._proxy, "train": self._train}
+        return hgms_llm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether the mixture is known and x is trained as long as asked."""
+        """Whether the mixture is known and x is trained as long as it should be."""
         return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -136,16 +127,13 @@ class RegMix:
 
     @property
     def untrained(self) -> str:
-        """Why x is not one that was trained on the mixture; empty where it is."""
+        """Why x was not trained on the mixture; empty where it was."""
         return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates of a run; at its end its validation loss, and after the last run the regression."""
-        sources, run = _sources(problem), state["run"]
-        # On the CPU, wherever a checkpoint was read to.
-        mixtures, losses = state["mixtures"].cpu(), state["losses"].cpu()
-        weights = mixtures[run]
-        theta = sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
+        sources, run, mixtures, losses = _sources(problem), state["run"], state["mixtures"], state["losses"]
+        theta = sources.theta(dict(zip(sources.names, mixtures[run].tolist(), strict=True)))
         count = min(self.updates, self.steps - state["at"])
         trained, loss, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
         record: Record = {"run": run + 1, "lower_loss": loss}
@@ -159,12 +147,12 @@ class RegMix:
         if int(losses.argmin()) == run:
             changes["best"] = trained["x"]
         if run + 1 == self.runs:
-            found = fit(mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive())
+            regression = fit(mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive())
             simulated = self._mixtures(problem).draw(Key(state["seed"]).fold("simulated"), self.simulated)
-            omega, predicted = best(found, simulated, self.top)
+            omega, predicted = best(regression, simulated, self.top)
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
             changes |= {"phase": "train", "theta": theta}
-            record |= {"predicted_loss": predicted, "regression_error": found.error, "lowest_run_loss": losses.min()}
+            record |= {"predicted_loss": predicted, "regression_error": regression.error, "lowest_run_loss": losses.min()}
         rows = problem.upper_data["select"].size
         return changes, {**record, "upper_loss": validation}, spent + Cost(upper_values=1, rows=rows)
 
@@ -174,28 +162,15 @@ class RegMix:
         return {**trained, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
     def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Tensor, Cost]:
-        """AdamW on the lower loss, ``count`` times, on copies."""
-        data, (beta1, beta2) = problem.lower_data, self.betas
-        x, m, v = ({name: leaf.clone() for name, leaf in state[part].items()} for part in "xmv")
-        leaves, first, second = list(x.values()), list(m.values()), list(v.values())
+        """AdamW on the lower loss, ``count`` times."""
+        data, step, loss = problem.lower_data, state["step"] + 1, torch.empty(())
+        train = {f"{part}.{name}": leaf for part in "xmv" for name, leaf in state[part].items()}
         index = data.draw(key.fold(state["at"]), self.batch_size, count)
-        loss = torch.empty(())
         for i in range(count):
-            grads, loss = gradient(problem.g, theta, x, data.batch(None if index is None else index[i]))
-            done = state["at"] + i + 1
-            torch._foreach_lerp_(first, grads, 1 - beta1)
-            torch._foreach_mul_(second, beta2)
-            torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-            root = torch._foreach_sqrt(second)
-            torch._foreach_div_(root, math.sqrt(1 - beta2**done))
-            torch._foreach_add_(root, self.eps)
-            torch._foreach_mul_(leaves, 1 - self.lr * self.weight_decay)
-            torch._foreach_addcdiv_(leaves, first, root, -self.lr / (1 - beta1**done))
-        if not torch.isfinite(loss):
-            raise NumericalError(
-                f"step {state['step'] + 1}: the training loss is {float(loss)}; lower lr, or check the rows and the model"
-            )
-        return {"x": x, "m": m, "v": v}, loss, Cost(lower_gradients=count, rows=count * data.count(self.batch_size))
+            batch = data.batch(None if index is None else index[i])
+            train, loss = hgms_llm.adamw(problem.g, theta, batch, train, self, lr=self.lr, count=state["at"] + i + 1, step=step)
+        spent = Cost(lower_gradients=count, rows=count * data.count(self.batch_size))
+        return {part: hgms_llm.adamw_part(train, part) for part in "xmv"}, loss, spent
 
     def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
         """f on all rows of the role ``select``: it is a mean over rows."""
@@ -216,9 +191,7 @@ class RegMix:
 
 
 def _sources(problem: Problem) -> Sources:
-    if problem.sources is None or problem.lower_data.strata is None:
-        raise ConfigError("method 'regmix' mixes data sources, and this problem has none")
-    return problem.sources
+    return hgms_llm.sources_of(problem, "method 'regmix' mixes")
 
 
 def _fresh(x0: Tree) -> State:

@@ -89,8 +89,8 @@ def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fi
     return Fit(predict=predict, error=error)
 
 
-def best(found: Fit, mixtures: Tensor, top: int) -> tuple[Tensor, float]:
+def best(fitted: Fit, mixtures: Tensor, top: int) -> tuple[Tensor, float]:
     """The mean of the ``top`` mixtures with the lowest predicted losses, and its own predicted loss."""
-    order = torch.argsort(found.predict(mixtures), stable=True)[:top]
+    order = torch.argsort(fitted.predict(mixtures), stable=True)[:top]
     mean = mixtures[order].mean(0)
-    return mean, float(found.predict(mean[None]))
+    return mean, float(fitted.predict(mean[None]))

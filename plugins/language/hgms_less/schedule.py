@@ -1,14 +1,14 @@
-"""The warm-up: its learning rates, and which rows an update sees."""
+"""The warm-up: its learning rates, and whether its updates are too few."""
 
 from __future__ import annotations
 
+import logging
 import math
 
-import torch
 from attrs import frozen
-from torch import Tensor
 
-from hgms_core import Key
+FEW = 100
+"""Updates of the warm-up below which a warning is given."""
 
 
 @frozen(kw_only=True)
@@ -37,7 +37,15 @@ class Schedule:
         return sum(self.rate(epoch * self.updates + i) for i in range(self.updates)) / self.updates
 
 
-def epoch_rows(key: Key, rows: Tensor, epoch: int, update: int, batch_size: int) -> Tensor:
-    """Which of ``rows`` an update of an epoch sees; every epoch has an order of its own and sees each row once."""
-    order = torch.randperm(len(rows), generator=key.fold("epoch", epoch).generator())
-    return rows[order[update * batch_size : (update + 1) * batch_size]]
+def warn_of_few(epochs: int, batch_size: int, count: int, size: int) -> None:
+    """Warns where Adam's moments will be little more than their start: the authors' 5 % are some 420 updates."""
+    updates = epochs * math.ceil(count / batch_size)
+    if updates < FEW:
+        needed = math.ceil(FEW / epochs) * batch_size
+        share = math.ceil(100 * needed / size) / 100
+        advice = f"set warmup_share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
+        logging.getLogger("hgms").warning(
+            f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, the authors' some 420; "
+            "gradients are compared at a model that has hardly begun to learn\n"
+            f"  for {FEW} updates {advice}, or widen the pool"
+        )

@@ -1,0 +1,88 @@
+"""What methods on the rows of sources share: steps in phases, epochs of rows, and which rows have the highest scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import validators
+from torch import Tensor
+
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State
+
+some_share: Any = [validators.gt(0), validators.le(1)]
+"""A number in (0, 1]."""
+optional_count: Any = validators.optional([validators.instance_of(int), validators.ge(0)])
+"""A whole number >= 0, or None."""
+
+Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
+"""One step's work: what changes in the state, what the record shows of it, and its cost."""
+
+
+def first_state(seed: int, phase: str) -> State:
+    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is."""
+    return {"seed": seed, "step": 0, "phase": phase, "at": 0, "cost": Cost().numbers()}
+
+
+def in_phases(
+    phases: Mapping[str, Phase], problem: Problem, state: State, *, finished: bool, **shown: Any
+) -> tuple[State, Record]:
+    """One step of a method that works in phases: that of ``state["phase"]``, or nothing if the method has finished.
+
+    Phases see a state whose own tensors, all counted by rows, are on the CPU; lower variables stay on their device. The state's
+    ``cost`` adds up what the phases spend.
+    """
+    step = state["step"] + 1
+    on_host = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+    changes, record, spent = ({}, {}, Cost()) if finished else phases[state["phase"]](problem, on_host)
+    cost = Cost(**state["cost"]) + spent
+    costs = {f"cost_{name}": number for name, number in cost.numbers().items()}
+    record = {"step": step, "phase": state["phase"], **shown, **record, **costs, "oracle_calls": cost.calls}
+    return {**state, **changes, "step": step, "cost": cost.numbers()}, record
+
+
+def sources_of(problem: Problem, use: str) -> Sources:
+    """The problem's sources; ConfigError where it has none, with what they are wanted for ("method 'x' mixes")."""
+    if problem.sources is None or problem.lower_data.strata is None:
+        raise ConfigError(f"{use} data sources, and this problem has none")
+    return problem.sources
+
+
+def check_size(size: int | None, pool: Data) -> None:
+    """Raises ConfigError where more rows are to be kept than there are."""
+    if size is not None and size > pool.size:
+        raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {size}")
+
+
+def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
+    """Which of ``count`` rows an update sees: every epoch has an order of its own and sees each row once.
+
+    >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    epoch, at = divmod(update, math.ceil(count / batch_size))
+    order = torch.randperm(count, generator=key.fold("epoch", epoch).generator())
+    return order[at * batch_size : (at + 1) * batch_size]
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """The positions of the ``count`` highest scores, of equal ones those that stand first.
+
+    >>> highest(torch.tensor([0.1, 0.5, 0.5, 0.2]), 2)
+    tensor([1, 2])
+    """
+    return scores.sort(descending=True, stable=True).indices[:count]
+
+
+def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
+    """How many of the rows each source holds.
+
+    >>> source_counts(Data(size=5, strata=(("a", 2), ("b", 3))), torch.tensor([1, 2, 3, 4]))
+    {'a': 1, 'b': 3}
+    """
+    strata = data.strata or ()
+    ends = torch.tensor([size for _, size in strata]).cumsum(0)
+    counts = torch.bincount(torch.bucketize(rows, ends, right=True), minlength=len(strata))
+    return {name: number for (name, _), number in zip(strata, counts.tolist(), strict=True)}

@@ -1,0 +1,71 @@
+"""The reference of RHO-LOSS, x_ref, and the irreducible losses ℓ(x_ref; z) of the pool's rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+import hgms_llm
+from hgms_core import Cost, Data, Key, Problem, Record, State, Tree
+from hgms_rho_loss.steps import next_losses, row_losses, update
+
+if TYPE_CHECKING:
+    from hgms_rho_loss.rho_loss import RhoLoss
+
+
+def train(method: RhoLoss, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+    """One update of the reference; at the start and after each epoch its loss on the rows of the role ``stop``, by which the
+    best of its states is kept."""
+    data, own, _ = _halves(method, problem, state)
+    at, best, spent = state["at"], state["best"], Cost()
+    updates = math.ceil(len(own) / method.batch_size)
+    if at == 0:
+        best, spent = _better(method, problem, state, state["train"], best)
+    key = Key(state["seed"]).fold("reference", state["half"])
+    rows = own[hgms_llm.epoch_rows(key, len(own), at, method.batch_size)]
+    trained, loss, cost = update(method, problem, state, data, rows, method.reference_lr)
+    spent += cost
+    if (at + 1) % updates == 0:
+        best, cost = _better(method, problem, state, trained, best)
+        spent += cost
+    changes: State = {"train": trained, "best": best, "at": at + 1}
+    if at + 1 == updates * method.reference_epochs:
+        changes |= {"phase": "irreducible", "at": 0, "train": hgms_llm.adamw_start(best["x"]), "best": {}}
+    kind = "lower_loss" if data is problem.lower_data else "upper_loss"
+    return changes, {kind: loss, "stop_loss": best["loss"]}, spent
+
+
+def score(method: RhoLoss, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+    """The losses of some rows that the reference has not seen; after the last of them the other half's turn, or x's."""
+    *_, rows = _halves(method, problem, state)
+    losses, index, spent = next_losses(method, problem, state, rows)
+    irreducible = state["irreducible"].index_copy(0, index, losses.double())
+    changes: State = {"irreducible": irreducible, "at": state["at"] + len(index)}
+    if changes["at"] == len(rows):
+        changes |= {"at": 0, "train": hgms_llm.adamw_start(problem.x0)}
+        if method.reference == "held-out" and state["half"] == 0:
+            changes |= {"phase": "reference", "half": 1, "best": {"x": dict(problem.x0), "loss": None}}
+        else:
+            target = "scores" if method.target_steps == 0 else "target"
+            changes["phase"] = "online" if method.mode == "online" else target
+    return changes, {"lower_loss": losses.mean()}, spent
+
+
+def _better(method: RhoLoss, problem: Problem, state: State, trained: Tree, best: State) -> tuple[State, Cost]:
+    """The better of two states of the reference, by their mean loss on the rows of the role ``stop``."""
+    data, x = problem.upper_data["stop"], hgms_llm.adamw_part(trained, "x")
+    loss = float(row_losses(method, problem, x, data, torch.arange(data.size), state).mean())
+    better = {"x": x, "loss": loss} if best["loss"] is None or loss < best["loss"] else best
+    return better, Cost(upper_values=1, rows=data.size)
+
+
+def _halves(method: RhoLoss, problem: Problem, state: State) -> tuple[Data, Tensor, Tensor]:
+    """What the present reference learns from, as data and row numbers, and the rows of the pool that it scores."""
+    if method.reference == "validation":
+        data = problem.upper_data["differentiate"]
+        return data, torch.arange(data.size), torch.arange(problem.lower_data.size)
+    halves = torch.tensor_split(state["order"], 2)
+    return problem.lower_data, halves[state["half"]], halves[1 - state["half"]]
