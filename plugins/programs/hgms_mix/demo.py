@@ -13,11 +13,12 @@ from attrs import frozen
 from hgms_cli import print_table
 from hgms_mix import pictures, texts
 from hgms_mix.config import MixConfig, read
+from hgms_mix.evaluate import UNIFORM
 from hgms_mix.summary import Report, carry_out
 from hgms_results import Interval, paired
 from hgms_run import Progress, RunFolder, read_toml, replace_file
 
-METHOD, REFERENCE = "hg-ms", "uniform"
+METHOD, REFERENCE = "hg-ms", UNIFORM
 TEST = "word-problems"
 
 

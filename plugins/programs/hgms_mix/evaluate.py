@@ -12,11 +12,13 @@ import torch
 
 from hgms_mix import losses
 from hgms_mix.training import without_peft_warnings
-from hgms_results import UNIFORM
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+
+UNIFORM = "uniform"
+"""The method that a mix is compared with."""
 
 
 class Evaluation:
