@@ -51,7 +51,9 @@ def commands() -> str:
         context = _context(command, name, parent)
         inside = command.commands if isinstance(command, click.Group) else {}
         contexts = [_context(inside[part], part, context) for part in sorted(inside)] or [context]
-        shown += [f"## {each.command_path}\n\n```text\n{each.get_help()}\n```\n" for each in contexts]
+        shown += [
+            f"## {command_context.command_path}\n\n```text\n{command_context.get_help()}\n```\n" for command_context in contexts
+        ]
     return "\n".join(shown)
 
 
@@ -78,17 +80,17 @@ def component_keys() -> str:
     for kind in registry.KINDS.values():
         shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
         for component in _ours(kind.name):
-            told = _asked("describe", kind.name, component.name)
-            shown.append(f"### `{component.name}`\n\n{_escaped(told['summary'])}\n")
+            description = _json_of("describe", kind.name, component.name)
+            shown.append(f"### `{component.name}`\n\n{_escaped(description['summary'])}\n")
             if component.plugin.name != "core":
                 name = component.plugin.name
                 shown.append(f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n")
-            if "parts" in told:
-                shown.append(f"```toml\n{_toml(told['name'], told['parts'])}```\n")
-                for trait, parts in told["on"].items():
-                    shown.append(f"On a task with the trait `{trait}`:\n\n```toml\n{_toml(told['name'], parts)}```\n")
-            elif told["fields"]:
-                shown.append(_table(told["fields"]))
+            if "parts" in description:
+                shown.append(f"```toml\n{_toml(description['name'], description['parts'])}```\n")
+                for trait, parts in description["on"].items():
+                    shown.append(f"On a task with the trait `{trait}`:\n\n```toml\n{_toml(description['name'], parts)}```\n")
+            elif description["fields"]:
+                shown.append(_table(description["fields"]))
     return "\n".join(shown)
 
 
@@ -97,7 +99,9 @@ def hooks() -> str:
     shown = []
     for name, hook in vars(hookspecs).items():
         if name.startswith("hgms_"):
-            arguments = ", ".join(f"{one.name}: {one.annotation}" for one in inspect.signature(hook).parameters.values())
+            arguments = ", ".join(
+                f"{parameter.name}: {parameter.annotation}" for parameter in inspect.signature(hook).parameters.values()
+            )
             returned = inspect.signature(hook).return_annotation
             shown.append(f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_whole_doc(hook)}\n")
     return "\n".join(shown)
@@ -127,26 +131,28 @@ def full() -> str:
 def _in_full(module: Any) -> list[str]:
     """The names that the page `functions.md` has. Protocols and hooks have pages of their own; an error says all in a line."""
     protocols = {kind.protocol for kind in registry.KINDS.values()}
-    found = []
+    names = []
     for name in module.__all__:
         thing = getattr(module, name)
         described = inspect.isfunction(thing) or (inspect.isclass(thing) and not issubclass(thing, Exception))
         if described and thing not in protocols and "\n\n" in (inspect.getdoc(thing) or "").partition("\n\n.. versionadded")[0]:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _bare(signature: inspect.Signature) -> str:
     """Names and defaults, in lines of no more than 100 characters."""
     arguments, star = [], False
-    for one in signature.parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not star:
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
             arguments.append("*")
             star = True
-        plain = one.default is None or isinstance(one.default, str | int | float)
-        default = "" if one.default is one.empty else f"={one.default!r}" if plain else "=..."
-        arguments.append({one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "") + one.name + default)
-        star = star or one.kind is one.VAR_POSITIONAL
+        plain = parameter.default is None or isinstance(parameter.default, str | int | float)
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}" if plain else "=..."
+        arguments.append(
+            {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name + default
+        )
+        star = star or parameter.kind is parameter.VAR_POSITIONAL
     inside = ", ".join(arguments)
     return (
         f"({inside})"
@@ -208,30 +214,40 @@ def _places() -> dict[str, str]:
 
 def _attribute_docs() -> dict[str, str]:
     """The strings below the assignments of the core's modules: what documents a name that is no class or function."""
-    found = {}
+    docs = {}
     for path in sorted(Path(inspect.getfile(hgms_core)).parent.glob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
-        for one, next_one in itertools.pairwise(body):
+        for statement, next_one in itertools.pairwise(body):
             if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):
-                targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+                targets = (
+                    statement.targets
+                    if isinstance(statement, ast.Assign)
+                    else [statement.target]
+                    if isinstance(statement, ast.AnnAssign)
+                    else []
+                )
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        found[target.id] = str(next_one.value.value)
-    return found
+                        docs[target.id] = str(next_one.value.value)
+    return docs
 
 
 def kinds() -> str:
     """Each kind of component: its protocol, its hook, its methods and an example that runs."""
     shown = []
     for kind in registry.KINDS.values():
-        methods = "\n".join(f"{name}{_signature(one)}" for name, one in kind.methods().items())
+        methods = "\n".join(f"{name}{_signature(signature)}" for name, signature in kind.methods().items())
         text = _whole_doc(kind.protocol)
         shown.append(f"## {kind.protocol.__name__}\n\nRegistered by `{kind.hook}`.\n\n```text\n{methods}\n```\n\n{text}\n")
     return "\n".join(shown)
 
 
 def _signature(signature: inspect.Signature) -> str:
-    bare = [one.replace(annotation=inspect.Parameter.empty) for name, one in signature.parameters.items() if name != "self"]
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
     return f"({', '.join(map(str, bare))}) -> {signature.return_annotation}"
 
 
@@ -278,10 +294,10 @@ def columns() -> str:
 
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
-    return [found for found in registry.default().components(kind) if found.plugin.distribution in own]
+    return [component for component in registry.default().components(kind) if component.plugin.distribution in own]
 
 
-def _asked(*arguments: str) -> Any:
+def _json_of(*arguments: str) -> Any:
     """What the command line answers as JSON."""
     result = CliRunner().invoke(cli.main, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -291,19 +307,19 @@ def _asked(*arguments: str) -> Any:
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     hints = structure.type_hints(cls)
     rows = []
-    for key, one in structure.init_fields(cls).items():
+    for key, attribute in structure.init_fields(cls).items():
         if key not in skip:
-            required = one.default is attrs.NOTHING
-            default = None if required else structure.plain(one.default, hints[one.name])
-            rows.append({"name": key, "type": structure.spell(hints[one.name]), "required": required, "default": default})
+            required = attribute.default is attrs.NOTHING
+            default = None if required else structure.plain(attribute.default, hints[attribute.name])
+            rows.append({"name": key, "type": structure.spell(hints[attribute.name]), "required": required, "default": default})
     return rows
 
 
 def _table(fields: list[dict[str, Any]]) -> str:
     rows = []
-    for one in fields:
-        default = "required" if one["required"] else f"`{_value(one['default'])}`"
-        rows.append(f"| `{one['name']}` | {_escaped(one['type'])} | {default} |")
+    for row in fields:
+        default = "required" if row["required"] else f"`{_value(row['default'])}`"
+        rows.append(f"| `{row['name']}` | {_escaped(row['type'])} | {default} |")
     return "| key | type | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
@@ -356,7 +372,7 @@ MAKERS: dict[str, Callable[[], str]] = {
 
 def fresh(text: str) -> str:
     """The page with its generated parts made anew."""
-    return PART.sub(lambda found: f"{found[1]}\n{MAKERS[found[2]]()}\n{found[3]}", text)
+    return PART.sub(lambda match: f"{match[1]}\n{MAKERS[match[2]]()}\n{match[3]}", text)
 
 
 def stale() -> dict[Path, str]:
@@ -367,12 +383,12 @@ def stale() -> dict[Path, str]:
 
 
 def main() -> int:
-    found = stale()
-    for path, text in found.items():
+    pages = stale()
+    for path, text in pages.items():
         print(path.relative_to(DOCS))
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
-    return int(bool(found) and "--check" in sys.argv)
+    return int(bool(pages) and "--check" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _cut(old: list[str], now: list[str]) -> list[str]:
         if number == len(segments) - 1 and not last_cut:
             place = max(place, len(now) - len(part))
         elif number or first_cut:
-            place = _found(part[0], now, place)
+            place = _match_of(part[0], now, place)
         length = len(part)
         if not any(map(RULE.fullmatch, part)):  # the rule under a table's header comes with it
             length += sum(RULE.fullmatch(line) is not None for line in now[place : place + length])
@@ -124,7 +124,7 @@ def _cut(old: list[str], now: list[str]) -> list[str]:
     return lines + [CUT] * (last_cut or not segments)
 
 
-def _found(line: str, now: list[str], start: int) -> int:
+def _match_of(line: str, now: list[str], start: int) -> int:
     """Where a shown line is now: the line that it stands for, else the most similar one."""
     for place in range(start, len(now)):
         if _stands_for(line, now[place]):

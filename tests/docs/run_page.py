@@ -32,8 +32,8 @@ Check = Callable[[str, str, str], str]
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
     """(language, content) of every fenced block."""
-    for found in FENCE.finditer(text):
-        yield found[1].strip(), found[2]
+    for fence in FENCE.finditer(text):
+        yield fence[1].strip(), fence[2]
 
 
 def commands(content: str) -> Iterator[tuple[str, str]]:
@@ -78,8 +78,8 @@ def run_page(text: str, check: Check = compare) -> tuple[int, str]:
     """How many blocks were run or written, and the page with its console blocks as ``check`` wants them."""
     namespace: dict[str, object] = {"__name__": "__page__"}
     count = 0
-    for found in list(FENCE.finditer(text)):
-        language, content = found[1].strip(), found[2]
+    for fence in list(FENCE.finditer(text)):
+        language, content = fence[1].strip(), fence[2]
         named = FILE.match(content)
         if named and language in ("python", "toml"):
             Path(named[1]).write_text(content, encoding="utf-8")
@@ -90,7 +90,7 @@ def run_page(text: str, check: Check = compare) -> tuple[int, str]:
             for command, expected in commands(content):
                 new += f"$ {command}\n{check(command, expected, run_command(command, expected))}"
             if new != content:
-                text = text.replace(found[0], f"```{language}\n{new}```", 1)
+                text = text.replace(fence[0], f"```{language}\n{new}```", 1)
         elif language == "toml" or language in SHOWN_ONLY or language.startswith("{"):
             continue
         else:

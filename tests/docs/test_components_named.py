@@ -16,7 +16,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def ours(kind: str) -> list[str]:
-    return [found.name for found in registry.default().components(kind) if found.plugin.distribution in (FIRST_PARTY, None)]
+    return [
+        component.name
+        for component in registry.default().components(kind)
+        if component.plugin.distribution in (FIRST_PARTY, None)
+    ]
 
 
 @pytest.mark.parametrize("page", ["paper-index.md", "how-to/choose-components.md"])

@@ -47,8 +47,8 @@ def test_every_number_made_another_is_noticed() -> None:
     numbers = json.loads((figures.IMAGES / "ridge.json").read_text())
     numbers["error"]["1e-02"][3][1] *= 1.001
     del numbers["ridge"][0]
-    found = figures.differences("ridge", numbers)
-    assert [line.split(":")[0] for line in found] == ["ridge.ridge", "ridge.error.1e-02[3][1]"]
+    lines = figures.differences("ridge", numbers)
+    assert [line.split(":")[0] for line in lines] == ["ridge.ridge", "ridge.error.1e-02[3][1]"]
 
 
 def test_every_picture_is_shown_on_the_page_and_every_file_has_its_maker() -> None:
@@ -61,5 +61,5 @@ def test_every_picture_is_shown_on_the_page_and_every_file_has_its_maker() -> No
 
 def test_the_page_says_the_calls_of_the_runs() -> None:
     page = (DOCS / "explanation" / "counterexamples.md").read_text(encoding="utf-8")
-    for name, found in json.loads((figures.IMAGES / "kink-methods.json").read_text())["methods"].items():
-        assert re.search(rf"`{name}`[^|]*\| {found['calls']:,} \|", page), name
+    for name, curve in json.loads((figures.IMAGES / "kink-methods.json").read_text())["methods"].items():
+        assert re.search(rf"`{name}`[^|]*\| {curve['calls']:,} \|", page), name

@@ -59,14 +59,16 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """What a link can lead to on a page: its headings, spelt as GitHub and MyST spell them, the second of one name with -1."""
-    found: set[str] = set()
+    anchors_: set[str] = set()
     included = re.findall(r"^```{include} (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    text = "\n".join(prose(one) for one in (page, *(page.parent / where for where in included)))
+    text = "\n".join(prose(source) for source in (page, *(page.parent / where for where in included)))
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-        found.add(next(each for each in (name, *(f"{name}-{i}" for i in range(1, 100))) if each not in found))
-    return found
+        anchors_.add(
+            next(candidate for candidate in (name, *(f"{name}-{i}" for i in range(1, 100))) if candidate not in anchors_)
+        )
+    return anchors_
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=called)

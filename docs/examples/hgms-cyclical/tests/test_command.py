@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from hgms_cli import main
 
 
-def said(*arguments: object, exit_code: int = 0) -> str:
-    done = CliRunner().invoke(main, [str(each) for each in arguments])
+def output(*arguments: object, exit_code: int = 0) -> str:
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert done.exit_code == exit_code, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), "a traceback"
     return done.output
@@ -41,7 +41,7 @@ def table(text: str) -> list[list[str]]:
 
 
 def test_the_table(runs):
-    assert table(said("cycles", runs)) == [
+    assert table(output("cycles", runs)) == [
         ["task", "method", "runs", "steps", "cycle 1", "cycle 2", "cycle 3", "mean gap"],
         ["sphere", "hg-ms", "2", "8", "12%", "12%", "75%", "0.314"],
         ["sphere", "two", "1", "2", "0%", "100%"],
@@ -49,13 +49,13 @@ def test_the_table(runs):
 
 
 def test_trials_of_a_pilot_sweep_are_not_counted(runs):
-    before = said("cycles", runs)
+    before = output("cycles", runs)
     record(runs / "sweeps/sphere/hg-ms/trial-0/seed-100", [1, 1], [0.1, 0.1], seed=100)
-    assert said("cycles", runs) == before
+    assert output("cycles", runs) == before
 
 
 def test_json_has_every_number(runs):
-    first, second = json.loads(said("cycles", runs / "a", runs / "b", "--json"))
+    first, second = json.loads(output("cycles", runs / "a", runs / "b", "--json"))
     assert first["shares"] == [1 / 8, 1 / 8, 6 / 8]
     assert first["mean_gap"] == pytest.approx((0.1 + 0.2 + 0.3 + 4 * 0.4) / 7)
     assert first["runs"] == [str(runs / "a/seed-0"), str(runs / "a/seed-1")]
@@ -64,13 +64,13 @@ def test_json_has_every_number(runs):
 
 def test_a_run_that_has_only_begun_has_no_shares(tmp_path):
     record(tmp_path / "new", [], [])
-    assert table(said("cycles", tmp_path))[1] == ["sphere", "hg-ms", "1", "0"]
+    assert table(output("cycles", tmp_path))[1] == ["sphere", "hg-ms", "1", "0"]
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_picture_is_drawn(runs, tmp_path, kind):
     path = tmp_path / "made" / f"cycles.{kind}"
-    assert said("cycles", runs, "--plot", path).splitlines()[-1] == f"  {path}"
+    assert output("cycles", runs, "--plot", path).splitlines()[-1] == f"  {path}"
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert path.read_bytes().startswith(start)
 
@@ -88,9 +88,9 @@ def test_the_bars_are_as_high_as_the_shares(runs):
 def test_without_matplotlib_it_says_what_to_install(runs, tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    told = said("cycles", runs, "--plot", tmp_path / "x.png", exit_code=2)
-    assert told == "error: a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'\n"
-    assert "75%" in said("cycles", runs), "the table needs no matplotlib"
+    message = output("cycles", runs, "--plot", tmp_path / "x.png", exit_code=2)
+    assert message == "error: a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'\n"
+    assert "75%" in output("cycles", runs), "the table needs no matplotlib"
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_bad_input_is_named(tmp_path, name, message):
     path.write_text(path.read_text().replace('"cycle"', '"circle"'))
     record(tmp_path / "nothing/seed-0", [], [])
     (tmp_path / "nothing/seed-0/cycles.jsonl").write_text("")
-    told = said("cycles", tmp_path / name, exit_code=2)
-    assert told.startswith("error: " + message.format(tmp_path / name))
-    assert "\n  " in told, "what to do"
+    answer = output("cycles", tmp_path / name, exit_code=2)
+    assert answer.startswith("error: " + message.format(tmp_path / name))
+    assert "\n  " in answer, "what to do"
 
 
 def test_a_line_that_is_being_written_is_left_out(runs):
     with (runs / "b/seed-0/cycles.jsonl").open("a") as stream:
         stream.write('{"step": 3, "cy')
-    assert table(said("cycles", runs / "b"))[1] == ["sphere", "two", "1", "2", "0%", "100%"]
+    assert table(output("cycles", runs / "b"))[1] == ["sphere", "two", "1", "2", "0%", "100%"]
 
 
 def test_a_file_type_that_cannot_be_drawn(runs, tmp_path):
-    assert "its name has to end in .png, .svg, .pdf" in said("cycles", runs, "--plot", tmp_path / "x.doc", exit_code=2)
+    assert "its name has to end in .png, .svg, .pdf" in output("cycles", runs, "--plot", tmp_path / "x.doc", exit_code=2)

@@ -76,7 +76,7 @@ def test_noise_is_added_in_the_sampling_steps_only():
 def test_without_noise_it_is_gradient_descent_with_warm_restarts(batch_size):
     problem, cycles, length, rate = regression(), 3, 6, 0.2
     chain = CyclicalLangevin(count=cycles, cycle_steps=length, lr=rate, exploration=1.0, temperature=9.0, batch_size=batch_size)
-    found = propose(chain, problem)
+    candidates = propose(chain, problem)
     a, y = problem.lower_data.whole["a"], problem.lower_data.whole["y"]
     drawn = problem.lower_data.draw(KEY.fold("batches"), batch_size, cycles * length)
     w, penalty = torch.zeros(4, dtype=torch.float64), math.exp(-1.0)
@@ -87,10 +87,10 @@ def test_without_noise_it_is_gradient_descent_with_warm_restarts(batch_size):
             loss = 0.5 * residual.square().mean() + 0.5 * penalty * w.square().sum()
             gradient = a[rows].T @ residual / len(residual) + penalty * w
             w = w - rate * (1 + math.cos(math.pi * step / length)) / 2 * gradient
-        torch.testing.assert_close(found.x["w"][cycle], w, rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(found.losses[cycle], loss, rtol=1e-12, atol=0)
-    assert found.cost.lower_gradients == cycles * length
-    assert found.cost.rows == cycles * length * (batch_size or 30)
+        torch.testing.assert_close(candidates.x["w"][cycle], w, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(candidates.losses[cycle], loss, rtol=1e-12, atol=0)
+    assert candidates.cost.lower_gradients == cycles * length
+    assert candidates.cost.rows == cycles * length * (batch_size or 30)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
@@ -140,9 +140,9 @@ def test_one_chain_that_never_ends_goes_on_from_the_last_candidate():
     problem = regression()
     for rule, row in (("last", -1), ("selected", 1)):
         chain = CyclicalLangevin(count=3, cycle_steps=2, carry_rule=rule)
-        found = propose(chain, problem)
-        carried = chain.carry(chain.init(problem, KEY), found, torch.tensor(1), KEY, problem)
-        assert torch.equal(carried["x"]["w"], found.x["w"][row])
+        candidates = propose(chain, problem)
+        carried = chain.carry(chain.init(problem, KEY), candidates, torch.tensor(1), KEY, problem)
+        assert torch.equal(carried["x"]["w"], candidates.x["w"][row])
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,11 @@ def rows(path: Path) -> list[dict]:
 
 def test_it_is_what_the_record_says(tmp_path):
     folder = carried_out(tmp_path)
-    head, *told = rows(folder / FILE)
+    head, *lines = rows(folder / FILE)
     assert head == {"cycles": 3, "task": "quadratic", "method": "hg-ms", "seed": 0}
     steps = [row for row in rows(folder / "steps.jsonl") if row["step"]]
-    assert told == [{"step": row["step"], "cycle": row["selected"] + 1, "gap": row["gap"]} for row in steps]
-    assert len(told) == 5
+    assert lines == [{"step": row["step"], "cycle": row["selected"] + 1, "gap": row["gap"]} for row in steps]
+    assert len(lines) == 5
 
 
 def test_it_calls_the_run_what_its_author_calls_it(tmp_path):

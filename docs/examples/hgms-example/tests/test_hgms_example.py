@@ -47,8 +47,8 @@ def test_systems_of_a_batch_stop_by_themselves():
     solver = ChebyshevSolver(low=0.02, high=10.0, max_steps=500)
     together = solver.solve(lambda v: scale * SPECTRUM * v, b)
     alone = [solver.solve(lambda v, s=s: s * SPECTRUM * v, row) for s, row in zip(scale, b, strict=True)]
-    assert together.iterations.tolist() == [int(one.iterations) for one in alone]
-    torch.testing.assert_close(together.value, torch.stack([one.value for one in alone]), rtol=1e-12, atol=0)
+    assert together.iterations.tolist() == [int(solution.iterations) for solution in alone]
+    torch.testing.assert_close(together.value, torch.stack([solution.value for solution in alone]), rtol=1e-12, atol=0)
     assert together.iterations[2] == 0
 
 

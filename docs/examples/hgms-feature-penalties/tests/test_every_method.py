@@ -78,6 +78,6 @@ def test_every_other_method_runs(verdicts, tmp_path):
 
 def test_its_hypergradient_agrees_with_differences_of_the_solved_lower_level():
     small = ["--set", "task.noise_features=5", "--points", "2", "--directions", "3"]
-    told = json.loads(hgms("check-gradient", "feature-penalties", *small, "--json").stdout)
-    assert told["agrees"]
-    assert max(row["error"] for row in told["rows"]) < 1e-6
+    report = json.loads(hgms("check-gradient", "feature-penalties", *small, "--json").stdout)
+    assert report["agrees"]
+    assert max(row["error"] for row in report["rows"]) < 1e-6

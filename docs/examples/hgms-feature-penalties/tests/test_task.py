@@ -39,8 +39,8 @@ def solved(problem: Problem, theta: Tree, classes: int) -> Tree:
     scale = (len(rows["y"]) * theta["log_penalty"].exp()).sqrt()
     a, y = (rows["a"] / scale).numpy(), rows["y"].numpy()
     if not classes:
-        found = Ridge(alpha=1.0, solver="cholesky").fit(a, y)
-        return {"weight": torch.from_numpy(found.coef_)[None] / scale, "intercept": torch.tensor([found.intercept_], dtype=F64)}
+        ridge = Ridge(alpha=1.0, solver="cholesky").fit(a, y)
+        return {"weight": torch.from_numpy(ridge.coef_)[None] / scale, "intercept": torch.tensor([ridge.intercept_], dtype=F64)}
     model = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-12, max_iter=200).fit(a, y)
     intercept = torch.from_numpy(model.intercept_)
     # ours has no intercept for the first class
@@ -77,7 +77,7 @@ def test_the_hypergradient_is_the_slope_of_what_scikit_learn_solves(name):
     def dense(matvec, b):
         return torch.linalg.solve(torch.stack([matvec(row) for row in torch.eye(len(b), dtype=F64)]), b)
 
-    found = hypergradient(
+    estimate = hypergradient(
         lambda t, x: problem.f(t, x, upper),
         lambda t, x: problem.g(t, x, lower),
         theta,
@@ -90,9 +90,9 @@ def test_the_hypergradient_is_the_slope_of_what_scikit_learn_solves(name):
         moved[j] += shift
         return float(problem.f(theta, solved(problem, {"log_penalty": moved}, classes), upper))
 
-    features = [0, 3, len(found) - 1]
+    features = [0, 3, len(estimate) - 1]
     differences = [(value(j, 1e-3) - value(j, -1e-3)) / 2e-3 for j in features]
-    torch.testing.assert_close(found[features], torch.tensor(differences, dtype=F64), rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(estimate[features], torch.tensor(differences, dtype=F64), rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -144,19 +144,19 @@ def test_knowing_the_noise_lowers_the_test_loss():
     for seed in range(5):
         task = FeaturePenalties()
         problem = built(task, seed)
-        told = problem.references["clean"]
+        clean = problem.references["clean"]
         gains.append(
             problem.evaluate(problem.theta0, solved(problem, problem.theta0, 2))["test_loss"]
-            - problem.evaluate(told, solved(problem, told, 2))["test_loss"]
+            - problem.evaluate(clean, solved(problem, clean, 2))["test_loss"]
         )
     assert min(gains) > 0
 
 
 def test_the_reference_is_in_the_feasible_set_and_separates():
     problem = built(FeaturePenalties())
-    told = problem.references["clean"]
-    torch.testing.assert_close(problem.project(told), told)
-    numbers = problem.evaluate(told, problem.x0)
+    clean = problem.references["clean"]
+    torch.testing.assert_close(problem.project(clean), clean)
+    numbers = problem.evaluate(clean, problem.x0)
     assert numbers["noise_auc"] == 1.0
     assert numbers["test_loss"] == pytest.approx(float(torch.tensor(2.0).log()))
     assert problem.evaluate(problem.theta0, problem.x0)["noise_auc"] == 0.5
@@ -167,8 +167,8 @@ def test_a_loss_is_the_mean_of_its_rows():
         problem = built(task)
         theta, data = penalties(problem), problem.lower_data
         x = solved(problem, theta, CLASSES[name])
-        each = [loss(x, data.batch(torch.tensor([i])), CLASSES[name]) for i in range(data.size)]
-        torch.testing.assert_close(loss(x, data.whole, CLASSES[name]), torch.stack(each).mean())
+        losses = [loss(x, data.batch(torch.tensor([i])), CLASSES[name]) for i in range(data.size)]
+        torch.testing.assert_close(loss(x, data.whole, CLASSES[name]), torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
 
     Raises ConfigError where a folder is not there, or where nothing below it is such a run.
     """
-    found: dict[tuple[str, str, int], Group] = {}
+    by_run: dict[tuple[str, str, int], Group] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}\n  give run folders, or directories of them, such as runs")
@@ -113,8 +113,8 @@ def groups(folders: Iterable[Path]) -> list[Group]:
             )
         for record in records:
             key = (record.task, record.method, record.cycles)
-            found.setdefault(key, Group(*key)).runs.append(record)
-    return list(found.values())
+            by_run.setdefault(key, Group(*key)).runs.append(record)
+    return list(by_run.values())
 
 
 def row(group: Group, columns: int) -> dict[str, str]:
@@ -138,15 +138,15 @@ def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
 
     RUNS are run folders or directories of them; seeds of one method are taken together.
     """
-    found = groups(runs)
+    counted = groups(runs)
     if plot is not None:
         from hgms_cyclical.picture import draw
 
-        draw(found, plot)
+        draw(counted, plot)
     if as_json:
-        print_json([group.as_dict() for group in found])
+        print_json([group.as_dict() for group in counted])
         return
-    rows = [row(group, max(each.cycles for each in found)) for group in found]
+    rows = [row(group, max(other.cycles for other in counted)) for group in counted]
     print_table(tuple(rows[0]), rows)
     if plot is not None:
         click.echo(f"  {plot}")

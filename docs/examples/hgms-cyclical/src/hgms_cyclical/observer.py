@@ -35,8 +35,8 @@ def hgms_run_started(run: RunInfo) -> None:
     settings = run.config.get("run", {})
     head = {
         "cycles": generator["count"],
-        "task": _said(settings.get("task_label")) or run.task,
-        "method": _said(settings.get("label")) or run.method,
+        "task": _announced(settings.get("task_label")) or run.task,
+        "method": _announced(settings.get("label")) or run.method,
         "seed": run.seed,
     }
     path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
@@ -70,5 +70,5 @@ def kept(path: Path, step: int) -> list[dict[str, Any]]:
     return [row for line in lines if (row := json.loads(line))["step"] <= step]
 
 
-def _said(label: str | None) -> str | None:
+def _announced(label: str | None) -> str | None:
     return None if label == "none" else label

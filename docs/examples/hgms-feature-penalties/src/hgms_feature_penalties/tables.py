@@ -40,9 +40,9 @@ def load(dataset: str) -> Table:
         raise MissingExtra(
             f"the dataset {dataset!r} needs scikit-learn, which is not installed\n  pip install scikit-learn"
         ) from error
-    found = getattr(datasets, f"load_{dataset.replace('-', '_')}")()
-    features = torch.from_numpy(np.asarray(found.data, np.float64))
-    target = torch.from_numpy(np.asarray(found.target, np.float64 if dataset in REGRESSION else np.int64))
+    bunch = getattr(datasets, f"load_{dataset.replace('-', '_')}")()
+    features = torch.from_numpy(np.asarray(bunch.data, np.float64))
+    target = torch.from_numpy(np.asarray(bunch.target, np.float64 if dataset in REGRESSION else np.int64))
     varied = features.amax(0) > features.amin(0)
     return Table(features[:, varied], target, 0, 0 if dataset in REGRESSION else int(target.max()) + 1)
 

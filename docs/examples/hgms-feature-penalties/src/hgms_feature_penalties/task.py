@@ -23,29 +23,29 @@ def predictions(x: Tree, a: Tensor, classes: int) -> Tensor:
     The first class's intercept is 0, and of two classes the first one's weights are 0 too (its score is then 0): shifting all
     scores by one number changes no probability, so that the minimiser would not be unique otherwise.
     """
-    found = a @ x["weight"].T
+    scores = a @ x["weight"].T
     if not classes:
-        return found.squeeze(-1) + x["intercept"]
+        return scores.squeeze(-1) + x["intercept"]
     first = torch.zeros_like(x["intercept"][:1])
     if classes == 2:
-        found = torch.cat([torch.zeros_like(found), found], dim=-1)
-    return found + torch.cat([first, x["intercept"]])
+        scores = torch.cat([torch.zeros_like(scores), scores], dim=-1)
+    return scores + torch.cat([first, x["intercept"]])
 
 
 def loss(x: Tree, batch: Batch, classes: int) -> Tensor:
     """The mean over rows of the cross-entropy, or of half the squared error."""
-    found = predictions(x, batch["a"], classes)
+    fitted = predictions(x, batch["a"], classes)
     if not classes:
-        return 0.5 * (found - batch["y"]).square().mean()
-    return -found.log_softmax(-1).gather(-1, batch["y"].unsqueeze(-1)).mean()
+        return 0.5 * (fitted - batch["y"]).square().mean()
+    return -fitted.log_softmax(-1).gather(-1, batch["y"].unsqueeze(-1)).mean()
 
 
 def score(x: Tree, batch: Batch, classes: int) -> Tensor:
     """What ``score`` of scikit-learn's estimators gives: the share of right classes, or R²."""
-    found = predictions(x, batch["a"], classes)
+    fitted = predictions(x, batch["a"], classes)
     if classes:
-        return (found.argmax(-1) == batch["y"]).to(found.dtype).mean()
-    return 1 - (found - batch["y"]).square().mean() / batch["y"].var(correction=0)
+        return (fitted.argmax(-1) == batch["y"]).to(fitted.dtype).mean()
+    return 1 - (fitted - batch["y"]).square().mean() / batch["y"].var(correction=0)
 
 
 def separation(penalties: Tensor, noise: int) -> Tensor:
@@ -138,8 +138,8 @@ class FeaturePenalties:
         )
         classes, size = table.classes, table.features.shape[1]
         own = torch.full((size,), math.log(self.penalty), dtype=torch.float64)
-        told = own.clone()
-        told[-table.noise :] = math.log(self.high)
+        knowing = own.clone()
+        knowing[-table.noise :] = math.log(self.high)
 
         def lower(theta: Tree, x: Tree, batch: Batch) -> Tensor:
             return loss(x, batch, classes) + 0.5 * (theta["log_penalty"].exp() * x["weight"].square()).sum()
@@ -162,5 +162,5 @@ class FeaturePenalties:
             upper_data=roles(validation, self.validation_split),
             project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(math.log(self.low), math.log(self.high))},
             evaluate=evaluate,
-            references={"clean": {"log_penalty": told.to(device, dtype)}},
+            references={"clean": {"log_penalty": knowing.to(device, dtype)}},
         )
