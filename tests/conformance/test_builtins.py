@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import Key, registry
 from hgms_core.budget import Budget
 from hgms_core.composition import Composition

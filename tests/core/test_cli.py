@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import PLUGIN_API, NumericalError, registry
 from hgms_core import host as plugins
 from hgms_run import Interrupted, launch
@@ -435,7 +435,7 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
 @pytest.mark.plugins
 @pytest.mark.parametrize("how", ["ascii", "closed", "full pipe"])
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
-    command = f"{sys.executable} -m hgms_cli.group"
+    command = f"{sys.executable} -m hgms_cli"
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
     line = {
         "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
@@ -530,7 +530,7 @@ def test_version() -> None:
 
 def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
     code = (
-        "import sys\nfrom hgms_cli.group import main\n"
+        "import sys\nfrom hgms_cli import main\n"
         "try: main(['list', '--json'])\nexcept SystemExit: pass\n"
         "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
     )

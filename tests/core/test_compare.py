@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from filelock import FileLock
 from scipy import stats
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare import workers
 from hgms_compare.board import Board
 from hgms_compare.compare import Comparison, compare, run_grid
@@ -340,7 +340,7 @@ pause = 0.02
 SERVER = """
 import json, os, sys
 import torch
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare import compare
 from hgms_run import run
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from helpers import F64, normal, spd
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import ConfigError, Problem, Ravel, Tree, registry
 from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes import Site
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import PLUGIN_API, __version__, registry
 from hgms_core import host as plugins
 from hgms_new.command import kebab

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from made_runs import CONFIG, write_comparison, write_mixtures, write_run
 
 import hgms_report as report
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core.errors import ConfigError
 from hgms_report import Study, curves, tables
 from hgms_report.figures import DARK, LIGHT, figures, source_colours, styles

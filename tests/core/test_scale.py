@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare.scale import scaled
 from hgms_core.errors import ConfigError
 

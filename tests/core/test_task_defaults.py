@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from fakes import Site
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare.grid import Grid
 from hgms_compare.grid_file import load
 from hgms_core import ConfigError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli.group import main
+from hgms_cli import main
 
 pytestmark = pytest.mark.plugins
 

@@ -19,7 +19,7 @@ from attrs import frozen
 from click.testing import CliRunner
 from helpers import steps_written
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import Budget, Problem, State
 from hgms_core.errors import OutOfMemory
 from hgms_run import RunConfig, RunSettings, run, run_config
@@ -54,7 +54,7 @@ STEPS = 40
 DETERMINISTIC = """
 import sys, torch
 torch.use_deterministic_algorithms(True)
-from hgms_cli.group import main
+from hgms_cli import main
 main(sys.argv[1:])
 """
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from helpers import F64, assert_same, normal
 from torch import Tensor
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core import Budget, ConfigError, Tree
 from hgms_outer import TorchOptimizer
 from hgms_run import RunConfig, pack, run, unpack

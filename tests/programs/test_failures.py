@@ -14,7 +14,7 @@ from filelock import FileLock
 from torch.utils.checkpoint import checkpoint
 
 from hgms_branches import Branches
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare.grid_file import load
 from hgms_core import Budget, Pipeline, Problem
 from hgms_core.errors import ConfigError

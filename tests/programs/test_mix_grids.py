@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_compare.grid_file import load as load_grid
 from hgms_core import ConfigError
 from hgms_mix.config import load

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
 EXAMPLE = ROOT / "docs" / "examples" / "hgms-cyclical"
 
 # A program that believes matplotlib is not installed.
-BARE = "import sys; sys.modules['matplotlib'] = None; from hgms_cli.group import main; main(prog_name='hgms')"
+BARE = "import sys; sys.modules['matplotlib'] = None; from hgms_cli import main; main(prog_name='hgms')"
 
 
 @pytest.fixture(scope="module")

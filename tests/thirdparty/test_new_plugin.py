@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_core.registry import KINDS
 
 pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
@@ -36,7 +36,7 @@ for project in sys.argv[2:]:
 COMMANDS = """
 import importlib, json, sys
 from click.testing import CliRunner
-from hgms_cli.group import main
+from hgms_cli import main
 from hgms_testing import imports
 for line in sys.argv[1:]:
     if line.startswith("check|"):
@@ -155,7 +155,7 @@ def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
     project = place / "hgms-made-solver"
     shown = said([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
     assert re.match(r"\d\d passed in ", shown.splitlines()[-1])
-    shown = said([sys.executable, "-m", "hgms_cli.group", "run", "run.toml"], project, site)
+    shown = said([sys.executable, "-m", "hgms_cli", "run", "run.toml"], project, site)
     assert shown.startswith("quadratic, hg-ms, seed 0: done\n")
     folder = project / shown.splitlines()[-1].strip()
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[1:]]

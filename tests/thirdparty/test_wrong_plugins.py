@@ -869,7 +869,7 @@ def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Pa
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
 
     def call(words: Sequence[str]) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "hgms_cli.group", *words]
+        command = [sys.executable, "-m", "hgms_cli", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         return done.returncode, done.stdout, done.stderr
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import click
 
 from hgms_cli.bars import Bars
+from hgms_cli.group import main
 from hgms_cli.terminal import (
     json_option,
     plugin_option,
@@ -29,18 +28,6 @@ __all__ = [
     "track_option",
     "trust_option",
 ]
-
-
-def main() -> None:
-    """``hgms``, and ``python -m hgms_cli``.
-
-    Torch is in memory by now: hundreds of thousands of objects that stay. Without freezing them every full collection goes
-    through all of them, while plugins are imported and in runs alike (a quarter of a second of `hgms list`).
-    """
-    gc.freeze()
-    from hgms_cli.group import main as group
-
-    group()
 
 
 @hookimpl

@@ -20,7 +20,7 @@ NO_SOURCES = "it needs named data sources with one weight each"
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "hgms_cli.group", *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "hgms_cli", *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
