@@ -14,7 +14,7 @@ from hgms_core import Key, registry
 from hgms_core.budget import Budget
 from hgms_core.composition import Composition
 from hgms_run import RunConfig, run
-from hgms_testing import Check, checks_of, failures_of, instance_of, methods, parametrize_with_checks
+from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks
 from hgms_testing.check import check as hgms_check
 
 pytestmark = pytest.mark.plugins
@@ -107,13 +107,13 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
     }
 
 
-@pytest.mark.parametrize("check", list(methods.checks()), ids=lambda check: check.name)
+@pytest.mark.parametrize("check", checks_of_kind("method"), ids=lambda check: check.name)
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_composition_conforms(name: str, check: Check) -> None:
     """Made for means over thousands of rows, or for language models: some say with which rates to be asked (`testing`)."""
     composition = registry.default().get("method", name).target
     fault = check.fault(instance_of(composition, check))
-    if check.name in failures_of(composition, list(methods.checks())):
+    if check.name in failures_of(composition, checks_of_kind("method")):
         assert (name, check.name) in {(stays, "optimum") for stays in ("uniform", "uniform-tilted", "validation-only")}
         assert fault.startswith("the distance was 1.12 at the start and is 1.12 after 60 steps"), "its θ stays where it is"
     else:

@@ -579,4 +579,4 @@ def test_a_generator_that_cannot_be_replayed_may_say_so() -> None:
     for check in checks_of(Refuses()):
         if check.name.startswith("replay"):
             check(Refuses())
-    assert proposed(Refuses(), Line().problem(0, torch.device("cpu"), torch.float64)).count == 3
+    assert proposed(Refuses(), Line().problem(0, torch.device("cpu"), torch.float64)).candidates.count == 3

@@ -57,14 +57,18 @@ def checks_of(component: Any, kind: Kind | None = None) -> Iterator[Check]:
     ['registration', 'docstring', 'source']
     """
     kind = kind or kind_of(type(component))
-    module = OF_KIND[kind.name]
-    yield from every.checks(kind, module.exercise)
-    yield from module.checks()
+    yield from every.checks(kind, OF_KIND[kind.name].exercise)
+    yield from checks_of_kind(kind.name)
+
+
+def checks_of_kind(name: str) -> list[Check]:
+    """The checks that are those of one kind."""
+    return [Check(name, question) for question in OF_KIND[name].CHECKS]
 
 
 def all_checks() -> dict[str, list[Check]]:
     """The checks of each kind beside those of every kind: what the reference page lists."""
-    return {name: list(module.checks()) for name, module in OF_KIND.items()}
+    return {name: checks_of_kind(name) for name in OF_KIND}
 
 
 def checks_of_every_kind() -> list[Check]:
@@ -148,6 +152,7 @@ __all__ = [
     "check_component",
     "checks_of",
     "checks_of_every_kind",
+    "checks_of_kind",
     "failures_of",
     "inputs_on",
     "instance_of",

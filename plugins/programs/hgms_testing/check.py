@@ -12,7 +12,7 @@ from attrs import frozen
 
 from hgms_core import Composition, ConfigError, PluginError, closest, registry
 from hgms_core import host as plugins
-from hgms_testing import Check, checks_of, failures_of, instance_of, methods, verdict
+from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
 from hgms_testing import kind_of as kind_of
 from hgms_testing.every import class_checks
 
@@ -51,7 +51,7 @@ def _composition(target: Composition) -> Iterator[Result]:
     yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
     yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
     yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
-    yield from _of_an_instance(target, lambda instance: list(methods.checks()))
+    yield from _of_an_instance(target, lambda instance: checks_of_kind("method"))
 
 
 def _of_an_instance(

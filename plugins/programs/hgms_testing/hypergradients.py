@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
-from hgms_core import Estimate, Key, Loss, Ravel, Tree
-from hgms_testing import problems
-from hgms_testing.kit import Check, demand, difference, fail, place, shown, snapshot
-from hgms_testing.outer import through_json
+from hgms_core import Estimate, Key, Ravel, detach, upper_gradients
+from hgms_testing import oracle, problems
+from hgms_testing.kit import demand, demand_saved, differences, fail, place, shapes, shown, unsound
 
 KEY = Key(5)
 TOLERANCE = 1e-3
-
-
-def checks() -> Iterator[Check]:
-    for question in (
-        check_structure, check_closed_form_bowl, check_closed_form_ridge, check_closed_form_sphere, check_central_difference,
-        check_oracle_counts, check_state,
-    ):  # fmt: skip
-        yield Check("hypergradient", question)
 
 
 def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
@@ -57,19 +48,15 @@ def _close(estimator: Any, known: problems.Known) -> None:
     wanted, came = spec.ravel(exact), spec.ravel(value)
     error = float((wanted - came).norm() / wanted.norm())
     if error > TOLERANCE:
-        what = f"h = {shown(came)}, ∇F = {shown(wanted)}: off by {error:.1e} of its length (allowed {TOLERANCE:g})"
-        fail(what + _likely(known, wanted, came))
+        off = f"off by {error:.1e} of its length (allowed {TOLERANCE:g})"
+        fail(f"h = {shown(came)}, ∇F = {shown(wanted)}: {off}{_likely(known, wanted, came)}")
 
 
 def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
     """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that comes through x*(θ)."""
-    problem, x = known.problem, {name: leaf.detach() for name, leaf in known.solution(known.theta).items()}
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in known.theta.items()}
-    with torch.enable_grad():
-        loss = problem.f(leaves, x, problem.upper_data["differentiate"].whole)
-        loss = loss + sum(0 * leaf.sum() for leaf in leaves.values())  # f need not depend on θ
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    direct = Ravel.of(known.theta).ravel_leaves(list(grads))
+    upper = known.problem.upper_data["differentiate"].whole
+    x = detach(known.solution(known.theta))
+    direct = Ravel.of(known.theta).ravel(upper_gradients(lambda t, y: known.problem.f(t, y, upper), known.theta, x)[1])
     neighbours = {
         "it is −∇F: the sign is wrong": -exact,
         "the part that comes through x*(θ) has the wrong sign": 2 * direct - exact,
@@ -84,9 +71,9 @@ def check_structure(estimator: Any) -> None:
     """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f at the state it was taken at."""
     known = problems.ridge()
     estimate = estimated(estimator, known)
-    wanted, came = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (known.theta, estimate.value))
+    wanted, came = shapes(known.theta), shapes(estimate.value)
     demand(wanted == came, f"θ has {wanted}, h has {came}")
-    bad = [name for name, leaf in estimate.value.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+    bad = unsound(estimate.value)
     demand(not bad, f"the leaf {bad} of h has a graph or is not finite")
     exact, loss = float(known.value(known.theta)), float(estimate.upper_loss)
     demand(abs(exact - loss) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {loss:.6g}, f is {exact:.6g}")
@@ -110,35 +97,26 @@ def check_closed_form_sphere(estimator: Any) -> None:
 def check_central_difference(estimator: Any) -> None:
     """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ)) give in every direction."""
     known = problems.curved()
-    value = estimated(estimator, known).value
     spec = Ravel.of(known.theta)
-    flat = spec.ravel(known.theta)
-    step = 1e-5
-    slopes = torch.stack(
-        [
-            (known.value(spec.unravel(flat + step * row)) - known.value(spec.unravel(flat - step * row))) / (2 * step)
-            for row in torch.eye(len(flat), dtype=flat.dtype, device=place())
-        ]
-    )
-    error = float((spec.ravel(value) - slopes).norm() / slopes.norm())
-    demand(error <= TOLERANCE, f"h = {shown(spec.ravel(value))}, differences give {shown(slopes)}: off by {error:.1e}")
+    h, flat = spec.ravel(estimated(estimator, known).value), spec.ravel(known.theta)
+
+    def slope(row: Tensor) -> Tensor:
+        along: Tensor = differences(lambda step: known.value(spec.unravel(flat + step * row)))
+        return along
+
+    slopes = torch.stack([slope(row) for row in torch.eye(len(flat), dtype=flat.dtype, device=place())])
+    error = float((h - slopes).norm() / slopes.norm())
+    demand(error <= TOLERANCE, f"h = {shown(h)}, differences give {shown(slopes)}: off by {error:.1e}")
 
 
 def check_oracle_counts(estimator: Any) -> None:
     """Its cost is what it did: a call of f or g is declared, and nothing is declared that was not called."""
-    known, calls = problems.ridge(), {"f": 0, "g": 0}
-
-    def counting(name: str, loss: Loss) -> Loss:
-        def counted(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
-            calls[name] += 1
-            return loss(theta, x, batch)
-
-        return counted
-
-    seen = evolve(known, problem=evolve(known.problem, f=counting("f", known.problem.f), g=counting("g", known.problem.g)))
-    branch = seen.branch(steps=7)
-    calls.update(f=0, g=0)
-    estimate, _ = estimator.estimate(seen.problem, known.theta, branch, KEY, estimator.init(seen.problem))
+    known = problems.ridge()
+    problem, tally = oracle.watched(known.problem)
+    branch = evolve(known, problem=problem).branch(steps=7)
+    tally.clear()
+    estimate, _ = estimator.estimate(problem, known.theta, branch, KEY, estimator.init(problem))
+    calls = tally.calls
     cost, solution = estimate.cost, estimate.solution
     upper, lower = cost.upper_values + cost.upper_gradients, cost.lower_gradients + cost.products + cost.cross_products
     demand(upper == calls["f"], f"f was called {calls['f']} times, {upper} calls are declared")
@@ -160,8 +138,10 @@ def check_state(estimator: Any) -> None:
     branch = known.branch(steps=7)
     _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
-    first, second = (
-        estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value for memory in (state, through_json(state))
-    )
-    differs = difference(snapshot(first), snapshot(second))
-    demand(not differs, f"after its state was saved and loaded {differs}")
+    demand_saved(state, lambda memory: estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value)
+
+
+CHECKS = (
+    check_structure, check_closed_form_bowl, check_closed_form_ridge, check_closed_form_sphere, check_central_difference,
+    check_oracle_counts, check_state,
+)  # fmt: skip

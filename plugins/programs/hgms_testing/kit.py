@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -15,12 +16,14 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Key, Problem
+from hgms_core import ConfigError, Data, Key, Problem, State, Tree
 from hgms_core.registry import KINDS
+from hgms_run import pack, unpack
 
 PAGE = "docs/reference/kit.md"
 """Where every check is described, under a heading for each kind."""
 
+F64 = torch.float64
 
 _PLACE: ContextVar[torch.device | None] = ContextVar("place", default=None)
 
@@ -198,16 +201,61 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
     return "" if same else f"{at} is {came!r} instead of {wanted!r}"
 
 
+def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: float = 0.0) -> None:
+    """Fails with where the two differ, between the words ``before`` and ``after``, unless they are equal down to their tensors
+    (bit for bit without ``rtol``)."""
+    differs = difference(snapshot(wanted), snapshot(came), rtol=rtol)
+    demand(not differs, f"{before} {differs}{after}")
+
+
+def demand_saved(state: State, use: Callable[[State], Any]) -> None:
+    """What ``use`` makes of a state is the same after the state was written to a run folder and read again."""
+    structure, leaves = pack(state)
+    read = dict(unpack(json.loads(json.dumps(structure)), leaves))
+    demand_equal(use(state), use(read), "after its state was saved and loaded")
+
+
+def demand_modes(component: Any, use: Callable[[Any], Any], chunk: int, rtol: float, instead: str = "") -> None:
+    """What ``use`` makes of a component is the same in a loop, stacked, and stacked one or ``chunk`` at a time."""
+    if not has(component, "mode"):
+        return
+    loop = snapshot(use(with_fields(component, mode="loop")))
+    for options in ({"mode": "stacked"}, {"mode": "stacked", "chunk": 1}, {"mode": "stacked", "chunk": chunk}):
+        demand_equal(loop, use(with_fields(component, **options)), f"with {options}{instead}", rtol=rtol)
+
+
+def shapes(tree: Tree) -> dict[str, list[int]]:
+    return {name: list(leaf.shape) for name, leaf in tree.items()}
+
+
+def unsound(tree: Tree) -> list[str]:
+    """The leaves that have a graph or hold a number that is not finite."""
+    return [name for name, leaf in tree.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+
+
 def shown(tensor: Tensor) -> str:
     """A tensor for a message: a few numbers, and its shape where there are more."""
-    numbers = [
-        f"{number:.6g}" if isinstance(number, float) else str(number) for number in tensor.detach().reshape(-1)[:6].tolist()
-    ]
+    few = tensor.detach().reshape(-1)[:6].tolist()
+    some = [f"{number:.6g}" if isinstance(number, float) else str(number) for number in few]
     more = f", … (shape {list(tensor.shape)})" if tensor.numel() > 6 else ""
-    return f"[{', '.join(numbers)}{more}]" if tensor.dim() else (numbers[0] if numbers else "[]")
+    return f"[{', '.join(some)}{more}]" if tensor.dim() else (some[0] if some else "[]")
 
 
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def numbers(values: Any, dtype: torch.dtype = F64) -> Tensor:
+    """A tensor where the checks make their inputs."""
+    return torch.tensor(values, dtype=dtype, device=place())
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = F64) -> Tensor:
     """Gaussian numbers, the same in every precision and on every device."""
-    drawn = torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=torch.float64)
-    return drawn.to(place(), dtype)
+    return torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=F64).to(place(), dtype)
+
+
+def near(tree: Tree, size: float, seed: int) -> Tree:
+    """The tree with Gaussian numbers of this size added."""
+    return {name: leaf + size * normal(*leaf.shape, seed=seed) for name, leaf in tree.items()}
+
+
+def differences(value: Callable[[float], Any], step: float = 1e-5) -> Any:
+    """The derivative of ``value`` at 0 by a central difference."""
+    return (value(step) - value(-step)) / (2 * step)

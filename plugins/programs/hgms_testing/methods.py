@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,24 +11,16 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from hgms_core import Budget, HgmsError, Problem, Tree, needs
+from hgms_core import Budget, HgmsError, Problem, Record, State, Tree, needs
 from hgms_run import RunFolder, RunResult, RunSettings, run
 from hgms_testing import equal, oracle, problems
-from hgms_testing.kit import Check, demand, difference, place, snapshot
+from hgms_testing.kit import F64, demand, demand_equal, place, shapes, unsound
 
 EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
 STEPS = 60
 
 
-def checks() -> Iterator[Check]:
-    for question in (
-        check_result, check_records, check_roles, check_projection, check_optimum, check_resume, check_budget, check_failure,
-        equal.check_equal_sources, equal.check_equal_rows,
-    ):  # fmt: skip
-        yield Check("method", question)
-
-
-def problem_for(method: Any, dtype: torch.dtype = torch.float64, variant: int = 0) -> Problem:
+def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
     """A mixture of sources for methods that need one, else the tracking of a point."""
     return problems.mixture(dtype, variant) if "sources" in needs(method) else problems.tracking(dtype, variant)
 
@@ -46,8 +39,24 @@ def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
     return {"state": state, "theta0": problem.theta0, "x0": problem.x0, "data": data}, call
 
 
-def _names(tree: Tree) -> dict[str, list[int]]:
-    return {name: list(leaf.shape) for name, leaf in tree.items()}
+def finished(method: Any, state: State) -> bool:
+    """Whether a method that has an end of its own is there."""
+    return bool(getattr(method, "finished", lambda _: False)(state))
+
+
+def stepped(method: Any, problem: Problem, state: State, steps: range, of: int) -> Iterator[tuple[State, Record]]:
+    """The state and the record after each of these steps of a run of ``of``, up to the method's own end."""
+    for step in steps:
+        if finished(method, state):
+            return
+        state, record = method.step(problem, state, step / of)
+        yield state, record
+
+
+def _results(method: Any, problem: Problem) -> Iterator[tuple[Tree, Tree]]:
+    """(θ, x) after each of three steps."""
+    for state, _ in stepped(method, problem, method.init(problem, 0), range(3), 3):
+        yield method.result(state)
 
 
 def check_result(method: Any) -> None:
@@ -56,9 +65,9 @@ def check_result(method: Any) -> None:
     state = method.init(problem, 0)
     for when in ("before the first step", "after it"):
         theta, x = method.result(state)
-        came, wanted = (_names(theta), _names(x)), (_names(problem.theta0), _names(problem.x0))
+        came, wanted = (shapes(theta), shapes(x)), (shapes(problem.theta0), shapes(problem.x0))
         demand(came == wanted, f"{when} (θ, x) is {came} instead of {wanted}")
-        bad = [name for name, leaf in {**theta, **x}.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+        bad = unsound({**theta, **x})
         demand(not bad, f"{when} {bad} have a graph or are not finite")
         state, _ = method.step(problem, state, 0.0)
 
@@ -67,22 +76,15 @@ def check_records(method: Any) -> None:
     """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow, by
     the calls of f and g and the backward passes through them: within a factor of two of whichever are more."""
     problem, tally = oracle.watched(problem_for(method))
-    state, before = method.init(problem, 0), 0
-    for step in range(3):
-        state, record = method.step(problem, state, step / 3)
-        bad = {
-            name: type(value).__name__
-            for name, value in record.items()
-            if not (value is None or isinstance(value, torch.Tensor | bool | int | float | str))
-        }
+    before = 0
+    for _, record in stepped(method, problem, method.init(problem, 0), range(3), 3):
+        kinds = torch.Tensor | bool | int | float | str | None
+        bad = {name: type(value).__name__ for name, value in record.items() if not isinstance(value, kinds)}
         demand(not bad, f"these entries of the record cannot be one column of a table: {bad}")
-        calls = record.get("oracle_calls")
+        calls: Any = record.get("oracle_calls")
         demand(isinstance(calls, int), f"the record's oracle_calls are {calls!r}; a budget in calls needs them")
-        long = {
-            name: list(value.shape)
-            for name, value in record.items()
-            if isinstance(value, torch.Tensor) and value.numel() > 1000
-        }
+        columns = shapes({name: value for name, value in record.items() if isinstance(value, torch.Tensor)})
+        long = {name: shape for name, shape in columns.items() if math.prod(shape) > 1000}
         demand(not long, f"these entries are too long for a row that is written at every step: {long}")
         demand(calls >= before, f"oracle_calls fell from {before} to {calls}")
         before = int(calls)
@@ -95,18 +97,11 @@ def check_roles(method: Any) -> None:
     plain = problem_for(method)
     problem, tally = oracle.watched(plain)
     other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
-    ends = []
-    for variant in (problem, evolve(plain, upper_data=other)):
-        state = method.init(variant, 0)
-        for step in range(3):
-            state, _ = method.step(variant, state, step / 3)
-        ends.append(method.result(state))
+    own, others = (list(list(_results(method, variant))[-1]) for variant in (problem, evolve(plain, upper_data=other)))
     demand(not tally.on_stop, f"{tally.on_stop} backward passes went through f on rows of the role `stop`")
     if "stop-rows" not in needs(method):
-        differs = difference(*(snapshot(list(end)) for end in ends))
-        demand(
-            not differs, f"with other rows of the role `stop` {differs}; name the trait `stop-rows` in `needs` if that is meant"
-        )
+        why = "; name the trait `stop-rows` in `needs` if that is meant"
+        demand_equal(own, others, "with other rows of the role `stop`", why)
 
 
 def check_projection(method: Any) -> None:
@@ -120,23 +115,16 @@ def check_projection(method: Any) -> None:
 
     references = {name: project(theta) for name, theta in plain.references.items()}
     problem = evolve(plain, project=project, references=references)
-    state = method.init(problem, 0)
-    for step in range(3):
-        state, _ = method.step(problem, state, step / 3)
-        theta, _ = method.result(state)
-        differs = difference(snapshot(project(theta)), snapshot(theta), rtol=1e-9)
-        demand(not differs, f"after step {step + 1}, where problem.project gives another, {differs}")
+    for step, (theta, _) in enumerate(_results(method, problem), 1):
+        demand_equal(project(theta), theta, f"after step {step}, where problem.project gives another,", rtol=1e-9)
 
 
 def check_optimum(method: Any) -> None:
     """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to it (or take the right source)."""
     problem = problem_for(method)
-    state = method.init(problem, 0)
-    first = _distance(method, problem, state)
-    for step in range(STEPS):
-        if getattr(method, "finished", lambda _: False)(state):
-            break
-        state, _ = method.step(problem, state, step / STEPS)
+    state = start = method.init(problem, 0)
+    first = _distance(method, problem, start)
+    for step, (state, _) in enumerate(stepped(method, problem, start, range(STEPS), STEPS)):
         if step % 5 == 4 and _distance(method, problem, state) <= 0.25 * first:
             return
     last = _distance(method, problem, state)
@@ -167,22 +155,17 @@ def check_resume(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         folder.create("", {})
-        state = method.init(problem, 3)
-        for step in range(2):
-            if getattr(method, "finished", lambda _: False)(state):
-                return
-            state, _ = method.step(problem, state, step / 4)
-        folder.save(state, 2)
+        states = [state for state, _ in stepped(method, problem, method.init(problem, 3), range(2), 4)]
+        if len(states) < 2:
+            return
+        folder.save(states[-1], 2)
         loaded = folder.load(place())
     assert loaded is not None
     state = loaded[0]
     # What goes on elsewhere meanwhile must not matter: all there is to know is in the state.
     method.step(problem, method.init(problem, 99), 0.0)
-    for step in (2, 3):
-        if not getattr(method, "finished", lambda _: False)(state):
-            state, _ = method.step(problem, state, step / 4)
-    differs = difference(snapshot([whole.theta, whole.x]), snapshot(list(method.result(state))))
-    demand(not differs, f"resumed, {differs}")
+    states = [state, *(later for later, _ in stepped(method, problem, state, range(2, 4), 4))]
+    demand_equal([whole.theta, whole.x], list(method.result(states[-1])), "resumed,")
 
 
 def check_budget(method: Any) -> None:
@@ -247,3 +230,9 @@ def check_failure(method: Any) -> None:
         last = rows[-1]["step"] if rows else 0
         demand(last == summary["outer_steps"], f"steps.jsonl ends with step {last}, the summary says {summary['outer_steps']}")
         demand(folder.load() is not None or not rows, "there is no checkpoint of the last good state")
+
+
+CHECKS = (
+    check_result, check_records, check_roles, check_projection, check_optimum, check_resume, check_budget, check_failure,
+    equal.check_equal_sources, equal.check_equal_rows,
+)  # fmt: skip

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hgms_core import State, Tree
-from hgms_run import pack, unpack
-from hgms_testing.kit import Check, demand, difference, normal, place, refused, shown, snapshot
+from hgms_testing.kit import F64, demand, demand_saved, normal, numbers, place, refused, shapes, shown, unsound
 
-F64 = torch.float64
 STEPS = 400
-
-
-def checks() -> Iterator[Check]:
-    for question in (check_structure, check_quadratic, check_simplex, check_feasible, check_state):
-        yield Check("outer", question)
 
 
 def start(dtype: torch.dtype = F64) -> Tree:
     """Two probability vectors: what every optimiser accepts."""
-    return {"a": torch.full((3,), 1 / 3, dtype=dtype, device=place()), "b": torch.full((2,), 0.5, dtype=dtype, device=place())}
+    return {"a": torch.full((3,), 1 / 3, dtype=dtype, device=place()), "b": numbers([0.5, 0.5], dtype)}
 
 
 def exercise(outer: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
@@ -37,16 +29,15 @@ def exercise(outer: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callabl
     return {"theta": theta, "gradient": gradient, "state": state}, call
 
 
-def through_json(state: State) -> State:
-    """The state after it was written to a run folder and read again."""
-    structure, leaves = pack(state)
-    return dict(unpack(json.loads(json.dumps(structure)), leaves))
+def _towards(target: Tree) -> Callable[[Tree], Tree]:
+    """The gradient of ½‖θ − c‖²."""
+    return lambda theta: {name: leaf - target[name] for name, leaf in theta.items()}
 
 
-def _run(outer: Any, theta: Tree, gradient: Callable[[Tree], Tree], steps: int = STEPS) -> tuple[Tree, State]:
+def _run(outer: Any, theta: Tree, target: Tree, steps: int = STEPS) -> tuple[Tree, State]:
     state = outer.init(theta)
     for step in range(steps):
-        theta, state = outer.step(theta, gradient(theta), state, step / steps)
+        theta, state = outer.step(theta, _towards(target)(theta), state, step / steps)
     return theta, state
 
 
@@ -61,46 +52,39 @@ def check_structure(outer: Any) -> None:
     gradient = {name: torch.ones_like(theta[name]) for name in reversed(theta)}
     for progress in (0.0, 1.0):
         moved, _ = outer.step(theta, gradient, outer.init(theta), progress)
-        wanted, came = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (theta, moved))
-        demand(wanted == came, f"θ has {wanted}, the next one {came}")
-        bad = [name for name, leaf in moved.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+        demand(shapes(theta) == shapes(moved), f"θ has {shapes(theta)}, the next one {shapes(moved)}")
+        bad = unsound(moved)
         demand(not bad, f"at progress {progress} the leaf {bad} has a graph or is not finite")
 
 
 def check_quadratic(outer: Any) -> None:
     """400 steps on ½‖θ − c‖² end near c, from anywhere; a ConfigError that says why it cannot start there is fine."""
-    theta = {"a": torch.tensor([2.0, -1.0, 0.0], dtype=F64, device=place()), "b": torch.zeros(2, dtype=F64, device=place())}
-    target = {
-        "a": torch.tensor([0.5, 0.3, -0.6], dtype=F64, device=place()),
-        "b": torch.tensor([0.2, -0.4], dtype=F64, device=place()),
-    }
+    theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
+    target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
     if refused(lambda: outer.init(theta)):
         return
-    theta_end, _ = _run(outer, theta, lambda at: {name: leaf - target[name] for name, leaf in at.items()})
-    demand(_distance(theta_end, target) <= 0.1, f"it ends at a = {shown(theta_end['a'])}, c is {shown(target['a'])}")
+    end, _ = _run(outer, theta, target)
+    demand(_distance(end, target) <= 0.1, f"it ends at a = {shown(end['a'])}, c is {shown(target['a'])}")
 
 
 def check_simplex(outer: Any) -> None:
     """400 steps over probability vectors towards one inside the simplex end near it, and end on the simplex."""
-    target = {
-        "a": torch.tensor([0.6, 0.3, 0.1], dtype=F64, device=place()),
-        "b": torch.tensor([0.8, 0.2], dtype=F64, device=place()),
-    }
-    theta_end, _ = _run(outer, start(), lambda at: {name: leaf - target[name] for name, leaf in at.items()})
-    demand(_distance(theta_end, target) <= 0.1, f"it ends at a = {shown(theta_end['a'])}, the target is {shown(target['a'])}")
-    sums = torch.stack([leaf.sum() for leaf in theta_end.values()])
+    target = {"a": numbers([0.6, 0.3, 0.1]), "b": numbers([0.8, 0.2])}
+    end, _ = _run(outer, start(), target)
+    demand(_distance(end, target) <= 0.1, f"it ends at a = {shown(end['a'])}, the target is {shown(target['a'])}")
+    sums = torch.stack([leaf.sum() for leaf in end.values()])
     demand((sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1")
 
 
 def check_feasible(outer: Any) -> None:
     """A `projection` of its own holds after every step, however large the step."""
-    project = getattr(getattr(outer, "projection", None), "apply", None)
+    project = getattr(getattr(outer, "projection", None), "apply", dict)
     theta = start()
     state = outer.init(theta)
     for step in range(5):
         gradient = {name: 10.0 * normal(len(leaf), seed=70 + step) for name, leaf in theta.items()}
         theta, state = outer.step(theta, gradient, state, step / 5)
-        off = _distance(project(theta), theta) if project is not None else 0.0
+        off = _distance(project(theta), theta)
         demand(
             off <= 1e-9, f"after step {step + 1} θ is {off:.2g} away from where its projection puts it: a = {shown(theta['a'])}"
         )
@@ -108,12 +92,9 @@ def check_feasible(outer: Any) -> None:
 
 def check_state(outer: Any) -> None:
     """Its state can be saved, and goes on from there bit for bit as if it had not been."""
+    target = {name: torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place()) for name, leaf in start().items()}
+    theta, state = _run(outer, start(), target, 5)
+    demand_saved(state, lambda memory: outer.step(theta, _towards(target)(theta), memory, 0.5)[0])
 
-    def gradient(theta: Tree) -> Tree:
-        return {name: leaf - torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place()) for name, leaf in theta.items()}
 
-    theta, state = _run(outer, start(), gradient, 5)
-    again = through_json(state)
-    first, second = (outer.step(theta, gradient(theta), memory, 0.5) for memory in (state, again))
-    differs = difference(snapshot(first[0]), snapshot(second[0]))
-    demand(not differs, f"after its state was saved and loaded {differs}")
+CHECKS = (check_structure, check_quadratic, check_simplex, check_feasible, check_state)

@@ -10,9 +10,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms_core import ROLES, Branch, ConfigError, Cost, Data, LastStep, Problem, Sources, Tree, detach, gradient
-from hgms_testing.kit import normal, place
-
-F64 = torch.float64
+from hgms_testing.kit import F64, normal, numbers, place
 
 
 @frozen
@@ -68,7 +66,7 @@ class Known:
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
     """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper variables."""
     rows = {role: 12 if role == "train" else 10 for role in ("train", "differentiate", "select", "stop")}
-    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64, device=place())
+    truth = numbers([1.0, -2.0, 0.5])
 
     def table(role: str, number: int) -> Tree:
         a = normal(rows[role], 3, seed=1000 * seed + number)
@@ -94,10 +92,10 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
         return {"w": x[:3], "b": x[3]}
 
     theta = {
-        "penalty": torch.tensor([-1.0, 0.0, -0.5], dtype=dtype, device=place()),
-        "centre": torch.tensor(0.2, dtype=dtype, device=place()),
+        "penalty": numbers([-1.0, 0.0, -0.5], dtype),
+        "centre": numbers(0.2, dtype),
     }
-    x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": torch.tensor(-1.5, dtype=dtype, device=place())}
+    x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": numbers(-1.5, dtype)}
 
     def fresh(key: object) -> Tree:
         draw = key.generator()  # type: ignore[attr-defined]
@@ -108,7 +106,7 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
 
 def bowl(dtype: torch.dtype = F64) -> Known:
     """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1 solves."""
-    target = torch.tensor([1.0, -0.5], dtype=dtype, device=place())
+    target = numbers([1.0, -0.5], dtype)
 
     def solution(theta: Tree) -> Tree:
         return {"x": theta["t"] + theta["t"].sin() / 3}
@@ -116,10 +114,10 @@ def bowl(dtype: torch.dtype = F64) -> Known:
     def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         return 0.5 * (x["x"] - target).square().sum() + 0.05 * theta["t"].square().sum()
 
-    theta = {"t": torch.tensor([0.3, 0.8], dtype=dtype, device=place())}
+    theta = {"t": numbers([0.3, 0.8], dtype)}
     problem = Problem(
         theta0=theta,
-        x0={"x": torch.zeros(2, dtype=dtype, device=place())},
+        x0={"x": numbers([0.0, 0.0], dtype)},
         g=lambda theta, x, batch: 0.5 * (x["x"] - solution(theta)["x"]).square().sum(),
         f=f,
     )
@@ -128,16 +126,16 @@ def bowl(dtype: torch.dtype = F64) -> Known:
 
 def sphere(dtype: torch.dtype = F64) -> Known:
     """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
-    target = torch.tensor([2.0, 0.5, -1.0], dtype=dtype, device=place())
+    target = numbers([2.0, 0.5, -1.0], dtype)
 
     def solution(theta: Tree) -> Tree:
         away = target - theta["t"]
         return {"x": theta["t"] + away / torch.linalg.vector_norm(away)}
 
-    theta = {"t": torch.tensor([0.1, -0.2, 0.4], dtype=dtype, device=place())}
+    theta = {"t": numbers([0.1, -0.2, 0.4], dtype)}
     problem = Problem(
         theta0=theta,
-        x0={"x": torch.tensor([0.9, 0.6, 0.4], dtype=dtype, device=place())},
+        x0={"x": numbers([0.9, 0.6, 0.4], dtype)},
         g=lambda theta, x, batch: ((x["x"] - theta["t"]).square().sum() - 1).square() / 8,
         f=lambda theta, x, batch: 0.5 * (x["x"] - target).square().sum(),
     )
@@ -146,7 +144,7 @@ def sphere(dtype: torch.dtype = F64) -> Known:
 
 def curved() -> Known:
     """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with its Hessian written out."""
-    mix = torch.tensor([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]], dtype=F64, device=place())
+    mix = numbers([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]])
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         inside = x["x"] - mix @ theta["t"]
@@ -167,16 +165,26 @@ def curved() -> Known:
             x = newton(x, theta["t"].detach())
         return {"x": newton(x, theta["t"])}
 
-    theta = {"t": torch.tensor([0.4, -0.7], dtype=F64, device=place())}
-    return Known(Problem(theta0=theta, x0={"x": torch.zeros(3, dtype=F64, device=place())}, g=g, f=f), theta, solution)
+    theta = {"t": numbers([0.4, -0.7])}
+    return Known(Problem(theta0=theta, x0={"x": numbers([0.0, 0.0, 0.0])}, g=g, f=f), theta, solution)
 
 
 def wells() -> Problem:
     """g = Σ (x² − 1)²/4 in one dimension, from the top between its two minimisers −1 and 1."""
+    return _of_x(1, lambda x: (x.square() - 1).square().sum() / 4)
+
+
+def gaussian() -> Problem:
+    """g = ½‖x‖² in two dimensions, from 0: exp(−g/λ) is a Gaussian of variance λ."""
+    return _of_x(2, lambda x: 0.5 * x.square().sum())
+
+
+def _of_x(size: int, loss: Callable[[Tensor], Tensor]) -> Problem:
+    """A lower loss of x alone, from x = 0, with f = Σ x."""
     return Problem(
-        theta0={"t": torch.zeros(1, dtype=F64, device=place())},
-        x0={"x": torch.zeros(1, dtype=F64, device=place())},
-        g=lambda theta, x, batch: (x["x"].square() - 1).square().sum() / 4 + 0 * theta["t"].sum(),
+        theta0={"t": numbers([0.0])},
+        x0={"x": numbers([0.0] * size)},
+        g=lambda theta, x, batch: loss(x["x"]) + 0 * theta["t"].sum(),
         f=lambda theta, x, batch: x["x"].sum() + 0 * theta["t"].sum(),
     )
 
@@ -184,11 +192,11 @@ def wells() -> Problem:
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean is off by. Known in closed
     form, with data, and easy: what a whole method has to solve."""
-    centre = torch.tensor([1.0, -0.5], dtype=F64, device=place())
+    centre = numbers([1.0, -0.5])
     parts = {}
     for number, role in enumerate(("train", "differentiate", "select", "stop")):
         noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
-        around = torch.zeros(2, dtype=F64, device=place()) if role == "train" else centre
+        around = numbers([0.0, 0.0]) if role == "train" else centre
         parts[role] = Data.of({"a": (around + noise - noise.mean(0)).to(dtype)})
     train = parts.pop("train")
 
@@ -196,8 +204,8 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
         return 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean()
 
     return Problem(
-        theta0={"t": torch.zeros(2, dtype=dtype, device=place())},
-        x0={"x": torch.full((2,), 0.5, dtype=dtype, device=place())},
+        theta0={"t": numbers([0.0, 0.0], dtype)},
+        x0={"x": numbers([0.5, 0.5], dtype)},
         g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
         f=f,
         lower_data=train,
@@ -220,7 +228,7 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
     tables = {name: around(corners[i], 12, i) for i, name in enumerate(("near", "far"))}
     upper = [around(corners[0], 8, 10 + number) for number in range(len(ROLES))]
-    x0 = {"x": torch.full((2,), 0.5, dtype=dtype, device=place())}
+    x0 = {"x": numbers([0.5, 0.5], dtype)}
     problem = _of_sources(tables, upper, examples, x0, {"near": 0.5, "far": 0.5})
     assert problem.sources is not None
     weights = problem.sources.weights
@@ -242,9 +250,9 @@ def _of_sources(
     pool["source"] = torch.cat([torch.full((size,), i, device=like.device) for i, size in enumerate(sizes)])
 
     def losses(x: Tree, batch: Tree) -> Tensor:
-        found = examples(x, batch)
-        share = torch.nn.functional.one_hot(batch["source"], len(names)).to(found)
-        return (found @ share) / share.sum(0).clamp_min(1)
+        per_row = examples(x, batch)
+        share = torch.nn.functional.one_hot(batch["source"], len(names)).to(per_row)
+        return (per_row @ share) / share.sum(0).clamp_min(1)
 
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
@@ -273,7 +281,7 @@ def _of_sources(
 def _line(rows: int, number: int) -> Tree:
     """Rows of a noisy linear relation: (a, a·w + noise)."""
     a = normal(rows, 3, seed=number)
-    truth = torch.tensor([1.0, -2.0, 0.5], dtype=F64, device=place())
+    truth = numbers([1.0, -2.0, 0.5])
     return {"a": a, "y": a @ truth + normal(rows, seed=number + 1)}
 
 
@@ -294,7 +302,7 @@ def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -
     tables = {"right": right, "left": left} if same and turned else {"left": left, "right": right}
     if turned and not same:
         tables = {"left": right, "right": left}
-    x0 = {"x": torch.zeros(3, dtype=F64, device=place())}
+    x0 = {"x": numbers([0.0, 0.0, 0.0])}
     upper = [_line(24, first + 4 + 2 * number) for number in range(len(ROLES))]
     return _of_sources(tables, upper, _squared, x0, {"left": math.exp(level), "right": 1.0})
 
@@ -310,8 +318,8 @@ def copies(seed: int, level: float = 0.0) -> Problem:
         return (weights * _squared(x, batch)).mean() + 0.05 * x["x"].square().sum()
 
     return Problem(
-        theta0={"logits": torch.tensor([level / 2, -level / 2], dtype=F64, device=place()).repeat_interleave(rows)},
-        x0={"x": torch.zeros(3, dtype=F64, device=place())},
+        theta0={"logits": numbers([level / 2, -level / 2]).repeat_interleave(rows)},
+        x0={"x": numbers([0.0, 0.0, 0.0])},
         g=g,
         f=lambda _, x, batch: _squared(x, batch).mean(),
         lower_data=Data.of(table),

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
-from hgms_core import Candidates, Key, Selection, Tree
+from hgms_core import Candidates, Key, Selection
 from hgms_testing import oracle, problems
-from hgms_testing.kit import Check, demand, difference, has, normal, place, shown, snapshot, with_fields
+from hgms_testing.kit import F64, demand, demand_modes, difference, normal, numbers, place, shown, with_fields
 
 KEY = Key(3)
 COUNT = 6
-
-
-def checks() -> Iterator[Check]:
-    for question in (
-        check_selection, check_permutation, check_nan, check_all_nan, check_ties, check_single, check_same_rows,
-        check_oracle_counts, check_chunks,
-    ):  # fmt: skip
-        yield Check("selector", question)
 
 
 def exercise(selector: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
@@ -33,7 +25,7 @@ def exercise(selector: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Call
     return inputs, lambda: selector.select(known.problem, known.theta, stack, KEY)
 
 
-def candidates(dtype: torch.dtype = torch.float64, variant: int = 0) -> Candidates:
+def candidates(dtype: torch.dtype = F64, variant: int = 0) -> Candidates:
     x = {"w": normal(COUNT, 3, seed=variant + 40).to(dtype), "b": normal(COUNT, seed=variant + 41).to(dtype)}
     return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
@@ -55,15 +47,22 @@ def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
     return selection
 
 
-def rows(stack: Candidates, order: Tensor) -> Candidates:
+def rows(order: Sequence[int]) -> Candidates:
+    """These of the candidates, in this order."""
+    stack, index = candidates(), numbers(order, torch.int64)
     assert stack.losses is not None
-    return Candidates(x={name: leaf[order] for name, leaf in stack.x.items()}, losses=stack.losses[order])
+    return Candidates(x={name: leaf[index] for name, leaf in stack.x.items()}, losses=stack.losses[index])
 
 
-def spoilt(stack: Candidates, which: list[int], value: float = math.nan) -> Candidates:
-    x: Tree = {name: leaf.clone() for name, leaf in stack.x.items()}
-    x["w"][which, 0] = value
-    return Candidates(x=x, losses=stack.losses)
+EQUAL = (0,) * COUNT
+"""The order of candidates that are all the first."""
+
+
+def spoilt(which: Sequence[int], value: float = math.nan) -> Candidates:
+    """The candidates with this number in some of them."""
+    stack = candidates()
+    stack.x["w"][list(which), 0] = value
+    return stack
 
 
 def check_selection(selector: Any) -> None:
@@ -95,18 +94,16 @@ def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
 
 def _randomised(selector: Any) -> bool:
     """Whether its choice among equal candidates differs from key to key: it is meant to be drawn (softmax, Thompson)."""
-    equal = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    return bool((_choices(selector, equal, 16) > 0).sum() > 1)
+    return bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
 
 
 def check_permutation(selector: Any) -> None:
     """Candidates in another order: the same one is chosen, and the scores change places with them. One that is drawn (whose
     choice among equals differs from key to key) is chosen as often."""
-    stack = candidates()
-    order = torch.tensor([4, 2, 0, 5, 1, 3], device=place())
+    order = [4, 2, 0, 5, 1, 3]
     if _randomised(selector):
-        here, there = _choices(selector, stack), _choices(selector, rows(stack, order))
-        there = there[order.cpu().argsort()]
+        here, there = _choices(selector, candidates()), _choices(selector, rows(order))
+        there = there[torch.tensor(order).argsort()]
         gap = (here - there).abs() / (here + there).clamp_min(1).sqrt()
         demand(
             float(gap.max()) <= 4.5,
@@ -114,29 +111,26 @@ def check_permutation(selector: Any) -> None:
             f"{there.int().tolist()} times",
         )
         return
-    first, second = selected(selector, stack), selected(selector, rows(stack, order))
-    demand(
-        int(order[int(second.index)]) == int(first.index),
-        f"it chose candidate {int(first.index)}, in another order candidate {int(order[int(second.index)])}",
-    )
+    first, second = selected(selector, candidates()), selected(selector, rows(order))
+    chosen, again = int(first.index), order[int(second.index)]
+    demand(again == chosen, f"it chose candidate {chosen}, in another order candidate {again}")
     gap = (first.scores[order] - second.scores).abs()
     demand(not (gap > 1e-9).any(), f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}")
 
 
 def check_nan(selector: Any) -> None:
     """A candidate with a number that is not finite is never chosen, and not counted as finite."""
-    stack = candidates()
-    best = int(selected(selector, stack).index)
+    best = int(selected(selector, candidates()).index)
     for value in (math.nan, math.inf):
         bad = [best, (best + 2) % COUNT]
-        selection = selected(selector, spoilt(stack, bad, value))
+        selection = selected(selector, spoilt(bad, value))
         demand(int(selection.index) not in bad, f"it chose candidate {int(selection.index)}, which holds {value}")
         demand(int(selection.finite) == COUNT - 2, f"it says {int(selection.finite)} are finite; {COUNT - 2} are")
 
 
 def check_all_nan(selector: Any) -> None:
     """Where no candidate is finite it raises nothing and says that 0 are."""
-    selection = selected(selector, spoilt(candidates(), list(range(COUNT))))
+    selection = selected(selector, spoilt(range(COUNT)))
     demand(int(selection.finite) == 0, f"it says that {int(selection.finite)} are finite")
 
 
@@ -144,22 +138,20 @@ def check_ties(selector: Any) -> None:
     """Among equal candidates the first is chosen, every time; a choice that is drawn differs from key to key."""
     if _randomised(selector):
         return
-    stack = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    chosen = [int(selected(selector, stack, KEY.fold(i)).index) for i in range(3)]
+    chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(3)]
     demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}")
 
 
 def check_single(selector: Any) -> None:
     """With one candidate that one is chosen, and the gap is infinite."""
-    selection = selected(selector, rows(candidates(), torch.tensor([2], device=place())))
-    demand(math.isinf(float(selection.gap)), f"the gap is {float(selection.gap)}")
+    gap = float(selected(selector, rows([2])).gap)
+    demand(math.isinf(gap), f"the gap is {gap}")
 
 
 def check_same_rows(selector: Any) -> None:
     """All candidates are scored on the same rows: equal ones have equal scores, on small batches too. Of the validation rows
     they are those of the role `select`: the others' are for ∇f and for stopping."""
-    stack = rows(candidates(), torch.zeros(COUNT, dtype=torch.int64, device=place()))
-    scores = selected(with_fields(selector, batch_size=2), stack).scores
+    scores = selected(with_fields(selector, batch_size=2), rows(EQUAL)).scores
     drawn = _randomised(selector)  # and its scores perhaps with it
     spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() and not drawn else 0.0
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
@@ -167,8 +159,8 @@ def check_same_rows(selector: Any) -> None:
     own = selector.select(known.problem, known.theta, stack, KEY).scores
     for role in ("differentiate", "stop"):
         other = {**known.problem.upper_data, role: problems.ridge(seed=1).problem.upper_data[role]}
-        differs = difference(own, selector.select(evolve(known.problem, upper_data=other), known.theta, stack, KEY).scores)
-        demand(not differs, f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
+        again = selector.select(evolve(known.problem, upper_data=other), known.theta, stack, KEY).scores
+        demand(not difference(own, again), f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
 
 
 def check_oracle_counts(selector: Any) -> None:
@@ -182,10 +174,10 @@ def check_oracle_counts(selector: Any) -> None:
 
 def check_chunks(selector: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are evaluated, not what comes out."""
-    if not has(selector, "mode"):
-        return
-    stack = candidates()
-    loop = snapshot(selected(with_fields(selector, mode="loop"), stack))
-    for options in ({"mode": "stacked"}, {"mode": "stacked", "chunk": 1}, {"mode": "stacked", "chunk": 4}):
-        differs = difference(loop, snapshot(selected(with_fields(selector, **options), stack)), rtol=1e-10)
-        demand(not differs, f"with {options} {differs}")
+    demand_modes(selector, lambda variant: selected(variant, candidates()), chunk=4, rtol=1e-10)
+
+
+CHECKS = (
+    check_selection, check_permutation, check_nan, check_all_nan, check_ties, check_single, check_same_rows,
+    check_oracle_counts, check_chunks,
+)  # fmt: skip

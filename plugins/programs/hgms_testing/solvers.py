@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hgms_core import Outcome, Solution
-from hgms_testing.kit import Check, demand, fail, has, normal, place, shown, with_fields
+from hgms_testing.kit import F64, demand, fail, has, normal, numbers, place, shown, with_fields
 
 SIZE = 24
 
 
-def checks() -> Iterator[Check]:
-    for question in (
-        check_residual, check_dense_solve, check_ridge, check_identity, check_zero_rhs, check_singular, check_indefinite,
-        check_nonfinite, check_iteration_limit, check_warm_start, check_batch, check_scaling, check_products, check_iterations,
-        check_curvature, check_clip,
-    ):  # fmt: skip
-        yield Check("solver", question)
-
-
 def exercise(solver: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
-    h, b, start = (
-        matrix(0.5, 1.5, seed=variant).to(dtype),
-        normal(SIZE, seed=10 + variant).to(dtype),
-        0.1 * normal(SIZE, seed=20).to(dtype),
-    )
+    h = matrix(0.5, 1.5, seed=variant).to(dtype)
+    b, start = normal(SIZE, seed=10 + variant, dtype=dtype), 0.1 * normal(SIZE, seed=20, dtype=dtype)
 
     def call() -> Any:
         return {"cold": solver.solve(lambda v: v @ h, b, None), "warm": solver.solve(lambda v: v @ h, b, start)}
@@ -37,10 +25,25 @@ def exercise(solver: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
     return {"b": b, "x0": start}, call
 
 
+def eye() -> Tensor:
+    return torch.eye(SIZE, dtype=F64, device=place())
+
+
+class Operator:
+    """H as a product with vectors that counts its calls. The rows of a stack of H's are systems of their own."""
+
+    def __init__(self, h: Tensor) -> None:
+        self.h, self.calls = h, 0
+
+    def __call__(self, v: Tensor) -> Tensor:
+        self.calls += 1
+        return (v.unsqueeze(-2) @ self.h).squeeze(-2)
+
+
 def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
     """A symmetric matrix with log-spaced eigenvalues from ``low`` to ``high`` and some that are 0, in a random basis."""
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
-    values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=torch.float64, device=place())
+    values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=F64, device=place())
     values[:zeros] = 0.0
     product: Tensor = basis * values @ basis.T
     return product
@@ -48,53 +51,50 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
 
 def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
     """The solver's answer, after it was found finite, of the right shapes, and true: its residual and what it says of it."""
-    unclipped = with_fields(solver, clip=None)
-    answer: Solution = unclipped.solve(lambda v: (v.unsqueeze(-2) @ h).squeeze(-2), b, x0)
+    answer: Solution = with_fields(solver, clip=None).solve(Operator(h), b, x0)
     demand(isinstance(answer, Solution), f"solve returns {type(answer).__name__}; return a hgms_core.Solution")
     demand(answer.value.shape == b.shape, f"the value has the shape {list(answer.value.shape)}, b has {list(b.shape)}")
     for name in ("codes", "residual", "iterations", "curvature"):
         shape = getattr(answer, name).shape
         demand(shape == b.shape[:-1], f"{name} has the shape {list(shape)}; one number per system is {list(b.shape[:-1])}")
     demand(torch.isfinite(answer.value).all(), f"the value is not finite: {shown(answer.value)}")
-    ridge = float(getattr(solver, "ridge", 0.0))
-    left = b - (answer.value.unsqueeze(-2) @ h).squeeze(-2) - ridge * answer.value
-    size = torch.linalg.vector_norm(b, dim=-1)
-    true = torch.linalg.vector_norm(left, dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
-    off = (true - answer.residual).abs() > 1e-6 + 1e-3 * true
-    if off.any():
-        fail(
-            f"it claims the residual {shown(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is {shown(true)}"
-            f"{_likely(answer, h, b, ridge)}"
-        )
+    ridge = ridge_of(solver)
+    true = _residual(h, b, answer.value, ridge)
+    if _far(answer.residual, true).any():
+        # What is usually wrong with an answer that is not one: it solves a neighbouring system.
+        near = {
+            "; −v has it: the sign is wrong": _residual(h, b, -answer.value, ridge),
+            "; ‖b − H·v‖/‖b‖ is: the ridge is left out": _residual(h, b, answer.value, 0.0),
+        }
+        likely = next((why for why, residual in near.items() if not _far(residual, answer.residual).any()), "")
+        fail(f"it claims the residual {shown(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is {shown(true)}{likely}")
     wrong = answer.converged & (true > 1.001 * _tolerance(solver) + 1e-9)
     demand(not wrong.any(), f"it says converged with a residual of {shown(true)}; its rtol is {_tolerance(solver):g}")
     return answer
 
 
-def _likely(answer: Solution, h: Tensor, b: Tensor, ridge: float) -> str:
-    """What is usually wrong with an answer that is not one: it solves a neighbouring system."""
-    near = {"−v has it: the sign is wrong": (-1.0, ridge), "‖b − H·v‖/‖b‖ is: the ridge is left out": (1.0, 0.0)}
-    for what, (sign, shift) in near.items():
-        v = sign * answer.value
-        left = torch.linalg.vector_norm(b - (v.unsqueeze(-2) @ h).squeeze(-2) - shift * v, dim=-1)
-        if ((left / torch.linalg.vector_norm(b, dim=-1) - answer.residual).abs() <= 1e-6 + 1e-3 * answer.residual).all():
-            return f"; {what}"
-    return ""
+def _residual(h: Tensor, b: Tensor, v: Tensor, ridge: float) -> Tensor:
+    """‖b − (H + ridge·I)v‖/‖b‖ of every system; ‖v‖ where b = 0."""
+    left = torch.linalg.vector_norm(b - Operator(h)(v) - ridge * v, dim=-1)
+    size = torch.linalg.vector_norm(b, dim=-1)
+    return left / torch.where(size > 0, size, torch.ones_like(size))
+
+
+def _far(claimed: Tensor, true: Tensor) -> Tensor:
+    return (true - claimed).abs() > 1e-6 + 1e-3 * true
+
+
+def ridge_of(solver: Any) -> float:
+    return float(getattr(solver, "ridge", 0.0))
+
+
+def _off(v: Tensor, exact: Tensor) -> float:
+    """‖v − exact‖/‖exact‖."""
+    return float((v - exact).norm() / exact.norm())
 
 
 def _tolerance(solver: Any) -> float:
     return float(getattr(solver, "rtol", 1e-2))
-
-
-def _accurate(solver: Any, h: Tensor, b: Tensor, condition: float) -> None:
-    answer = solved(solver, h, b)
-    labels = [outcome.label for outcome in answer.outcomes]
-    demand(answer.converged.all(), f"the outcome {labels[0]} with the residual {shown(answer.residual)}")
-    ridge = float(getattr(solver, "ridge", 0.0))
-    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype, device=place()), b)
-    error = float(torch.linalg.vector_norm(answer.value - exact) / torch.linalg.vector_norm(exact))
-    allowed = 2 * condition * _tolerance(solver) + 1e-9
-    demand(error <= allowed, f"v is off by {error:.1e} of its length from the dense solution (allowed: {allowed:.1e})")
 
 
 def check_residual(solver: Any) -> None:
@@ -102,13 +102,17 @@ def check_residual(solver: Any) -> None:
     `rtol`, for each system of its own."""
     for condition in (1.0, 1e2, 1e4):
         solved(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
-    easy = torch.eye(SIZE, dtype=torch.float64, device=place())
-    solved(with_fields(solver, max_steps=2), torch.stack([easy, matrix(1e-2, 1e2, seed=1)]), normal(2, SIZE, seed=3))
+    solved(with_fields(solver, max_steps=2), torch.stack([eye(), matrix(1e-2, 1e2, seed=1)]), normal(2, SIZE, seed=3))
 
 
 def check_dense_solve(solver: Any) -> None:
     """A system with eigenvalues from 0.5 to 1.5 is solved: converged, and v agrees with a dense solve."""
-    _accurate(solver, matrix(0.5, 1.5, seed=3), normal(SIZE, seed=4), 3.0)
+    h, b = matrix(0.5, 1.5, seed=3), normal(SIZE, seed=4)
+    answer = solved(solver, h, b)
+    demand(answer.converged.all(), f"the outcome {answer.outcome.label} with the residual {shown(answer.residual)}")
+    error = _off(answer.value, torch.linalg.solve(h + ridge_of(solver) * eye(), b))
+    allowed = 6 * _tolerance(solver) + 1e-9
+    demand(error <= allowed, f"v is off by {error:.1e} of its length from the dense solution (allowed: {allowed:.1e})")
 
 
 def check_ridge(solver: Any) -> None:
@@ -120,21 +124,17 @@ def check_ridge(solver: Any) -> None:
 def check_identity(solver: Any) -> None:
     """With H = I the answer is a multiple of b: b/(1 + ridge) where it converged."""
     b = normal(SIZE, seed=7)
-    answer = solved(solver, torch.eye(SIZE, dtype=b.dtype, device=place()), b)
+    answer = solved(solver, eye(), b)
     across = answer.value - (answer.value @ b) / (b @ b) * b
     demand(across.norm() <= 1e-8 * b.norm(), f"v has a part of length {float(across.norm()):.1e} across b")
 
 
 def check_zero_rhs(solver: Any) -> None:
     """b = 0 gives v = 0 with residual 0, alone and beside another system."""
-    h = matrix(0.5, 1.5, seed=8)
-    alone = solved(solver, h, torch.zeros(SIZE, dtype=torch.float64, device=place()))
+    h, zero = matrix(0.5, 1.5, seed=8), torch.zeros(SIZE, dtype=F64, device=place())
+    alone = solved(solver, h, zero)
     demand(not alone.value.any() and not alone.residual.any(), f"v = {shown(alone.value)}, residual {shown(alone.residual)}")
-    beside = solved(
-        solver,
-        h.expand(2, SIZE, SIZE),
-        torch.stack([torch.zeros(SIZE, dtype=torch.float64, device=place()), normal(SIZE, seed=9)]),
-    )
+    beside = solved(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
     demand(not beside.value[0].any(), f"beside another system v = {shown(beside.value[0])}")
 
 
@@ -142,18 +142,16 @@ def check_singular(solver: Any) -> None:
     """A singular H with b in its range: finite, true about the residual, and where it converged the answer of least norm."""
     h = matrix(0.5, 1.5, seed=10, zeros=6)
     b = h @ normal(SIZE, seed=11)
-    answer = solved(with_fields(solver, ridge=0.0), h, b)
-    if answer.converged.all() and not float(getattr(with_fields(solver, ridge=0.0), "ridge", 0.0)):
-        exact = torch.linalg.pinv(h, rtol=1e-9) @ b
-        error = float((answer.value - exact).norm() / exact.norm())
+    plain = with_fields(solver, ridge=0.0)
+    answer = solved(plain, h, b)
+    if answer.converged.all() and not ridge_of(plain):
+        error = _off(answer.value, torch.linalg.pinv(h, rtol=1e-9) @ b)
         demand(error <= 6 * _tolerance(solver) + 1e-8, f"v is off by {error:.1e} of its length from H⁺b")
 
 
 def check_indefinite(solver: Any) -> None:
     """An indefinite H raises nothing: the value is finite, the residual true, and `converged` only where it is."""
-    h = matrix(0.5, 1.5, seed=12)
-    h = h - 0.9 * torch.eye(SIZE, dtype=h.dtype, device=place())
-    solved(with_fields(solver, ridge=0.0), h, normal(SIZE, seed=13))
+    solved(with_fields(solver, ridge=0.0), matrix(0.5, 1.5, seed=12) - 0.9 * eye(), normal(SIZE, seed=13))
 
 
 def check_nonfinite(solver: Any) -> None:
@@ -162,7 +160,7 @@ def check_nonfinite(solver: Any) -> None:
     for what, matvec, rhs in (
         ("NaN products", lambda v: v * math.nan, b),
         ("infinite products", lambda v: v * math.inf, b),
-        ("a NaN in b", lambda v: v @ h, b.index_fill(0, torch.tensor([3], device=place()), math.nan)),
+        ("a NaN in b", Operator(h), b.index_fill(0, numbers([3], torch.int64), math.nan)),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
         demand(torch.isfinite(answer.value).all(), f"with {what} the value is {shown(answer.value)}")
@@ -181,8 +179,7 @@ def check_iteration_limit(solver: Any) -> None:
 def check_warm_start(solver: Any) -> None:
     """A start at the solution is used: no more iterations and no larger a residual than from zero."""
     h, b = matrix(0.5, 1.5, seed=18), normal(SIZE, seed=19)
-    ridge = float(getattr(solver, "ridge", 0.0))
-    exact = torch.linalg.solve(h + ridge * torch.eye(SIZE, dtype=h.dtype, device=place()), b)
+    exact = torch.linalg.solve(h + ridge_of(solver) * eye(), b)
     cold, warm = solved(solver, h, b), solved(solver, h, b, exact)
     demand(
         float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9),
@@ -195,11 +192,11 @@ def check_warm_start(solver: Any) -> None:
 def check_batch(solver: Any) -> None:
     """Rows are systems of their own: three operators solved together give what each gives alone."""
     h = torch.stack([matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)])
-    b = normal(3, SIZE, seed=23) * torch.tensor([[1.0], [100.0], [0.01]], dtype=torch.float64, device=place())
+    b = normal(3, SIZE, seed=23) * numbers([[1.0], [100.0], [0.01]])
     together = solved(solver, h, b)
     for i in range(3):
         alone = solved(solver, h[i], b[i])
-        gap = float((together.value[i] - alone.value).norm() / alone.value.norm())
+        gap = _off(together.value[i], alone.value)
         allowed = 1e-8 + 4 * (float(together.residual[i]) + float(alone.residual)) * (together.converged[i] & alone.converged)
         demand(gap <= allowed, f"system {i} differs by {gap:.1e} of its length from what it gives alone")
 
@@ -210,23 +207,15 @@ def check_scaling(solver: Any) -> None:
     plain = with_fields(solver, atol=0.0)
     unscaled = solved(plain, h, b).value
     for factor in (1e-30, 1e30):
-        scaled = solved(plain, h, factor * b).value / factor
-        gap = float((scaled - unscaled).norm() / unscaled.norm())
+        gap = _off(solved(plain, h, factor * b).value / factor, unscaled)
         demand(gap <= 1e-6, f"for {factor:g}·b it gives a v that is off by {gap:.1e} from {factor:g} times that for b")
 
 
 def check_products(solver: Any) -> None:
     """`Solution.products` is the number of calls of the operator."""
-    calls = 0
-    h = matrix(0.5, 1.5, seed=26)
-
-    def matvec(v: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return v @ h
-
-    products = solver.solve(matvec, normal(SIZE, seed=27), None).products
-    demand(products == calls, f"it says {products} products and made {calls}")
+    h = Operator(matrix(0.5, 1.5, seed=26))
+    products = solver.solve(h, normal(SIZE, seed=27), None).products
+    demand(products == h.calls, f"it says {products} products and made {h.calls}")
 
 
 def check_iterations(solver: Any) -> None:
@@ -235,19 +224,13 @@ def check_iterations(solver: Any) -> None:
     h, b, counted = matrix(0.5, 1.5, seed=30), normal(SIZE, seed=31), []
     limits = (2, 5) if has(solver, "max_steps") else ()
     for limited in (*(with_fields(solver, max_steps=limit) for limit in limits), solver):
-        calls = 0
-
-        def matvec(v: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
-            return v @ h
-
-        answer = limited.solve(matvec, b, None)
+        products = Operator(h)
+        answer = limited.solve(products, b, None)
         counted.append(int(answer.iterations))
-        demand(counted[-1] <= calls, f"it says {counted[-1]} iterations and made {calls} products")
+        demand(counted[-1] <= products.calls, f"it says {counted[-1]} iterations and made {products.calls} products")
         demand(
-            not limits or not calls or counted[-1] > 0 or not bool(answer.value.any()),
-            f"it says {counted[-1]} iterations, made {calls} products and moved from 0 to {shown(answer.value)}",
+            not limits or not products.calls or counted[-1] > 0 or not bool(answer.value.any()),
+            f"it says {counted[-1]} iterations, made {products.calls} products and moved from 0 to {shown(answer.value)}",
         )
     allowed = all(count <= limit for count, limit in zip(counted, limits, strict=False))
     demand(allowed and counted == sorted(counted), f"with max_steps {[*limits, 'as it is']} it says {counted} iterations")
@@ -256,9 +239,9 @@ def check_iterations(solver: Any) -> None:
 def check_curvature(solver: Any) -> None:
     """`Solution.curvature` is a Rayleigh quotient of H + ridge·I, between its lowest and highest eigenvalue; infinite where
     the solver looked at none."""
-    ridge = float(getattr(solver, "ridge", 0.0))
+    ridge = ridge_of(solver)
     for low, high, shift in ((0.7, 0.7, 0.0), (0.5, 1.5, 0.0), (0.5, 1.5, 0.9)):
-        h = matrix(low, high, seed=32) - shift * torch.eye(SIZE, dtype=torch.float64, device=place())
+        h = matrix(low, high, seed=32) - shift * eye()
         came = float(solved(solver, h, normal(SIZE, seed=33)).curvature)
         ends = low - shift + ridge, high - shift + ridge
         demand(
@@ -270,6 +253,13 @@ def check_curvature(solver: Any) -> None:
 def check_clip(solver: Any) -> None:
     """A field `clip` bounds the length of v."""
     if has(solver, "clip"):
-        h = matrix(0.5, 1.5, seed=28)
-        size = float(with_fields(solver, clip=0.1).solve(lambda v: v @ h, normal(SIZE, seed=29), None).value.norm())
+        h = Operator(matrix(0.5, 1.5, seed=28))
+        size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
         demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
+
+
+CHECKS = (
+    check_residual, check_dense_solve, check_ridge, check_identity, check_zero_rhs, check_singular, check_indefinite,
+    check_nonfinite, check_iteration_limit, check_warm_start, check_batch, check_scaling, check_products, check_iterations,
+    check_curvature, check_clip,
+)  # fmt: skip
