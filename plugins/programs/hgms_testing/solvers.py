@@ -75,8 +75,8 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
 
 def _residual(h: Tensor, b: Tensor, v: Tensor, ridge: float) -> Tensor:
     """‖b − (H + ridge·I)v‖/‖b‖ of every system; ‖v‖ where b = 0."""
-    left = torch.linalg.vector_norm(b - Operator(h)(v) - ridge * v, dim=-1)
-    size = torch.linalg.vector_norm(b, dim=-1)
+    left: Tensor = torch.linalg.vector_norm(b - Operator(h)(v) - ridge * v, dim=-1)
+    size: Tensor = torch.linalg.vector_norm(b, dim=-1)
     return left / torch.where(size > 0, size, torch.ones_like(size))
 
 
