@@ -31,7 +31,8 @@ import hgms_run
 import hgms_testing as testing
 from hgms_cli import group as cli
 from hgms_core import hookspecs, registry
-from hgms_core.host import FIRST_PARTY, host
+from hgms_core.host import FIRST_PARTY, Host
+from hgms_core.registry import Registry
 from hgms_run import config
 from hgms_run import convert as structure
 
@@ -263,7 +264,7 @@ def plugins() -> str:
         for component in _ours(kind):
             brought.setdefault(component.plugin.name, {}).setdefault(kind, []).append(f"`{component.name}`")
     rows, pages = [], []
-    for info in host().infos.values():
+    for info in Host.load().infos.values():
         if info.distribution == FIRST_PARTY:
             pages.append(f"{info.name} <plugins/{info.name}>")
             parts = [f"{kind} {', '.join(names)}" for kind, names in brought.get(info.name, {}).items()]
@@ -294,7 +295,7 @@ def columns() -> str:
 
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
-    return [component for component in registry.default().components(kind) if component.plugin.distribution in own]
+    return [component for component in Registry.load().components(kind) if component.plugin.distribution in own]
 
 
 def _json_of(*arguments: str) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from hgms_branches import Branches
 from hgms_core import Budget, Pipeline
+from hgms_core.host import Host
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam
 from hgms_run import RunFolder, run
@@ -96,11 +97,12 @@ def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
         outer=Watched(trace, "outer", Adam(lr=0.1)),  # type: ignore[arg-type]
     )
 
-    def notify(hook: str, **arguments: Any) -> None:
-        trace.watched(hook, lambda **_: None)(**arguments)
+    class Observers(Host):
+        def notify(self, hook: str, **arguments: Any) -> None:
+            trace.watched(hook, lambda **_: None)(**arguments)
 
     with TemporaryDirectory() as folder:
-        run(Watched(trace, "method", method), problem, Budget(outer_steps=1), folder=RunFolder(Path(folder)), notify=notify)  # type: ignore[arg-type]
+        run(Watched(trace, "method", method), problem, Budget(outer_steps=1), folder=RunFolder(Path(folder)), host=Observers())  # type: ignore[arg-type]
     return trace.lines
 
 

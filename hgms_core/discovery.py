@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ FIRST_PARTY = "hgms"
 
 
 @frozen(kw_only=True)
-class Found:
+class Entry:
     """An entry point of an installed distribution."""
 
     name: str
@@ -36,27 +36,42 @@ class Found:
     load: Callable[[], object] = field(eq=False, repr=False)
 
 
-def installed(group: str = GROUP) -> list[Found]:
-    """Every entry point in a group, in the order of names; ours first among equals, so that a third party cannot take a
-    built-in plugin's name."""
-    entries = importlib.metadata.entry_points(group=group)
-    # one look at each distribution's metadata, however many entry points it has
+def installed() -> dict[str, list[Entry]]:
+    """The entry points of both groups in the order of their names; ours first among equals, so that a third party cannot take
+    a built-in plugin's name."""
+    every = importlib.metadata.entry_points()
+    points = {group: every.select(group=group) for group in (GROUP, PROGRAMS)}
+    # a distribution's metadata is parsed once, however many entry points it has
     owners = {
-        id(dist): (dist.name, dist.version) for dist in {id(entry.dist): entry.dist for entry in entries}.values() if dist
+        id(dist): dist.metadata for dist in {id(p.dist): p.dist for p in (*points[GROUP], *points[PROGRAMS])}.values() if dist
     }
-    found = [
-        Found(
-            name=entry.name,
-            module=entry.value,
-            distribution=distribution,
-            version=version,
-            extras=tuple(entry.extras),
-            load=functools.partial(_loaded, entry),
-        )
-        for entry in entries
-        for distribution, version in [owners.get(id(entry.dist), ("(unknown)", "?"))]
-    ]
-    return sorted(found, key=lambda item: (canonical(item.name), item.distribution != FIRST_PARTY, item.distribution))
+    return {
+        group: sorted((_entry(point, owners.get(id(point.dist))) for point in points[group]), key=_order) for group in points
+    }
+
+
+def _entry(point: importlib.metadata.EntryPoint, owner: Any) -> Entry:
+    return Entry(
+        name=point.name,
+        module=point.value,
+        distribution=owner["Name"] if owner else "(unknown)",
+        version=owner["Version"] if owner else "?",
+        extras=tuple(point.extras),
+        load=functools.partial(_loaded, point),
+    )
+
+
+def _order(entry: Entry) -> tuple[str, bool, str]:
+    return canonical(entry.name), entry.distribution != FIRST_PARTY, entry.distribution
+
+
+def first_party() -> frozenset[str]:
+    """The top-level modules of HGMS itself."""
+    try:
+        points = importlib.metadata.distribution(FIRST_PARTY).entry_points
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset({"hgms_core"})
+    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group in (GROUP, PROGRAMS))})
 
 
 def _loaded(entry: importlib.metadata.EntryPoint) -> object:
@@ -72,13 +87,6 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> object:
             )
         loaded = getattr(loaded, name)
     return loaded
-
-
-def versions_of(distribution: str) -> list[tuple[str, str]]:
-    """(version, folder) of each copy of a distribution on the path. Python uses the first, entry points and all."""
-    copies = importlib.metadata.distributions(name=distribution)
-    found = {str(Path(str(each.locate_file(""))).resolve()): each.version for each in copies}
-    return [(version, folder) for folder, version in found.items()]
 
 
 def import_plugin(where: str) -> ModuleType:
@@ -99,7 +107,7 @@ def import_plugin(where: str) -> ModuleType:
             raise PluginError(f"{where!r} is neither a file that ends in .py nor the name of a module")
         return importlib.import_module(where)
     if not path.is_file():
-        near = closest(path.name, [each.name for each in path.parent.glob("*.py")]) if path.parent.is_dir() else None
+        near = closest(path.name, [file.name for file in path.parent.glob("*.py")]) if path.parent.is_dir() else None
         raise PluginError(f"there is no file {where}" + (f"; did you mean {path.with_name(near)}?" if near else ""))
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
@@ -126,36 +134,32 @@ def _is_module(where: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def install_line(found: Any, error: BaseException) -> str | None:
+def install_line(plugin: Any, error: BaseException) -> str | None:
     """The command that installs what ``error`` misses, if that is an optional extra of the plugin's distribution."""
     if isinstance(error, MissingExtra):
-        named = re.search(r"pip install '?[^'\s`]+'?", str(error))
-        return named[0] if named else None
-    if not isinstance(error, ModuleNotFoundError) or not error.name or found.distribution is None:
+        line = re.search(r"pip install '?[^'\s`]+'?", str(error))
+        return line[0] if line else None
+    if not isinstance(error, ModuleNotFoundError) or not error.name or plugin.distribution is None:
         return None
     module = error.name.partition(".")[0]
-    if module in sys.modules or module == found.module.partition(".")[0].partition(":")[0]:
+    if module in sys.modules or module == plugin.module.partition(".")[0].partition(":")[0]:
         return None  # the package is there: a part of it is not, which no extra cures
-    extra = _extra_of(found.distribution, found.extras, module)
-    return f"pip install '{found.distribution}[{extra}]'" if extra else None
+    extra = _extra_of(plugin.distribution, plugin.extras, module)
+    return f"pip install '{plugin.distribution}[{extra}]'" if extra else None
 
 
-def _extra_of(distribution: str, named: tuple[str, ...], module: str) -> str | None:
+def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | None:
     """The extra that brings ``module``: named by the entry point, called like it, or requiring a project called like it."""
     try:
         metadata = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    extras = metadata.metadata.get_all("Provides-Extra") or []
-    wanted = canonical(module)
-    requiring = [
-        found[2]
-        for requirement in metadata.requires or []
-        if (found := re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", requirement)) and canonical(found[1]) == wanted
-    ]
-    likely = [extra for extra in named if extra in extras]
-    likely += [extra for extra in extras if canonical(extra) == wanted] + requiring
-    return likely[0] if likely else None
+    extras, wanted = metadata.metadata.get_all("Provides-Extra") or [], canonical(module)
+    requirements = [re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", text) for text in metadata.requires or []]
+    candidates = [extra for extra in likely if extra in extras]
+    candidates += [extra for extra in extras if canonical(extra) == wanted]
+    candidates += [match[2] for match in requirements if match and canonical(match[1]) == wanted]
+    return candidates[0] if candidates else None
 
 
 def canonical(name: str) -> str:

@@ -5,20 +5,22 @@ written for::
 
     from hgms_core import hookimpl
 
-    hgms_plugin_api = 1
+    hgms_plugin_api = 2
 
     @hookimpl
     def hgms_register_linear_solvers():
         return [MySolver]
 
-Registering hooks are called once in a process, when a component is first looked up, and return classes; what they return is
-checked against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the
+Registering hooks are called when a component is first looked up by name, and return classes; what they return is checked
+against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the
 budget's clock; one that raises is reported and not called again.
 
 How this grows: a specification gets new arguments at its end, and an implementation may take fewer, so yesterday's plugin
 goes on working. A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on every plugin
 that implements it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``.
 """
+
+# mypy: disable-error-code=empty-body
 
 from __future__ import annotations
 
@@ -37,11 +39,17 @@ if TYPE_CHECKING:
     from hgms_core.composition import Composition
     from hgms_core.protocols import CandidateGenerator, HyperGradient, LinearSolver, Method, OuterOptimizer, Selector, Task
 
-PLUGIN_API = 1
+PLUGIN_API = 2
 """The version of hooks and protocols that plugins are written against; it grows only when an old plugin would break."""
 
-OLDEST_PLUGIN_API = 1
+OLDEST_PLUGIN_API = 2
 """The oldest version that still works here."""
+
+BROKEN_BY = {
+    2: "Candidates carry `replay`, `last_step` and `next_step` as functions, a generator has no such methods; the record "
+    "Hypergradient is called Estimate; hgms_core.running and hgms_core.testing are packages (hgms_run, hgms_testing, …)"
+}
+"""What a version changed in older plugins."""
 
 hookspec = pluggy.HookspecMarker("hgms")
 hookimpl = pluggy.HookimplMarker("hgms")
@@ -50,8 +58,9 @@ hookimpl = pluggy.HookimplMarker("hgms")
 
 @frozen(kw_only=True)
 class RunInfo:
-    """What an observer is told about a run. ``folder`` is where it writes (None: nowhere); ``config`` is its resolved
-    configuration as nested tables; ``resumed_from`` is the step a resumed run goes on from (0 for a new one).
+    """What an observer learns of a run. ``folder`` is where it writes (None: nowhere); ``config`` is its resolved
+    configuration as nested tables; ``resumed_from`` is the step a resumed run goes on from (0 for a new one); in ``state`` an
+    observer keeps what it has open for this run, under its plugin's name.
 
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
     0
@@ -66,109 +75,67 @@ class RunInfo:
     folder: Path | None = None
     resumed_from: int = 0
     config: Mapping[str, Any] = field(factory=dict)
+    state: dict[str, Any] = field(factory=dict, eq=False, repr=False)
 
 
 @hookspec
 def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
     """Candidate generators, as classes: what proposes N lower states.
 
-    Called: once in a process, when the first component is looked up by name.
-
-    >>> @hookimpl
-    ... def hgms_register_generators():
-    ...     from hgms_branches import Branches          # a class of your own
-    ...     return [Branches]
-
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_selectors() -> Iterable[type[Selector]]:
     """Selectors, as classes: what picks one of the candidates.
 
-    Called: once in a process, when the first component is looked up by name.
-
-    >>> @hookimpl
-    ... def hgms_register_selectors():
-    ...     from hgms_selectors import BestOfN          # a class of your own
-    ...     return [BestOfN]
-
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
     """Linear solvers, as classes: what solves (H + ridge·I) v = b from products with H.
 
-    Called: once in a process, when the first component is looked up by name.
+    Called: as every registering hook, when a component is first looked up by name.
 
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
-    ...     from hgms_cg import CG                      # a class of your own
+    ...     from hgms_solvers import CG                 # a class of your own
     ...     return [CG]
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
     """Hypergradient estimators, as classes: what differentiates at the selected candidate.
 
-    Called: once in a process, when the first component is looked up by name.
-
-    >>> @hookimpl
-    ... def hgms_register_hypergradients():
-    ...     from hgms_hypergradients import Implicit    # a class of your own
-    ...     return [Implicit]
-
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
     """Outer optimisers, as classes: what turns a hypergradient into the next θ.
 
-    Called: once in a process, when the first component is looked up by name.
-
-    >>> @hookimpl
-    ... def hgms_register_outer_optimizers():
-    ...     from hgms_outer import Adam                 # a class of your own
-    ...     return [Adam]
-
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_tasks() -> Iterable[type[Task]]:
     """Tasks, as classes: what builds a problem.
 
-    Called: once in a process, when the first component is looked up by name.
-
-    >>> @hookimpl
-    ... def hgms_register_tasks():
-    ...     from hgms_task_quadratic import Quadratic   # a class of your own
-    ...     return [Quadratic]
-
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def hgms_register_methods() -> Iterable[type[Method] | Composition]:
     """Methods: classes, or compositions (named defaults for the parts of a Pipeline).
-
-    Called: once in a process, when the first component is looked up by name.
 
     >>> from hgms_core import Composition
     >>> @hookimpl
@@ -180,7 +147,6 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
@@ -200,13 +166,12 @@ def hgms_register_commands(cli: click.Group) -> None:
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
-def hgms_ready() -> None:
-    """A comparison is about to begin. ConfigError or MissingExtra says that what a person asked for (a tracker, say) cannot be
-    had, before any run has failed for it.
+def hgms_ready(settings: Mapping[str, Any]) -> None:
+    """A comparison is about to begin; ``settings`` is the table ``[run]`` of all its runs. ConfigError or MissingExtra says
+    that what a person asked for (a tracker, say) cannot be had, before any run has failed for it.
 
     Called: once for each ``hgms compare``, before its first run.
 
@@ -220,7 +185,6 @@ def hgms_ready() -> None:
 
     .. versionadded:: 0.2
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
@@ -235,7 +199,6 @@ def hgms_run_started(run: RunInfo) -> None:
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
@@ -251,7 +214,6 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")
 
 
 @hookspec
@@ -266,4 +228,3 @@ def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseE
 
     .. versionadded:: 0.1
     """
-    raise AssertionError("a specification is never called")

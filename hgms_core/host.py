@@ -16,10 +16,11 @@ What happens to a plugin that fails:
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -29,9 +30,11 @@ import pluggy
 from attrs import frozen
 
 from hgms_core import hookspecs
-from hgms_core.discovery import FIRST_PARTY, PROGRAMS, Found, canonical, import_plugin, install_line, installed, versions_of
+from hgms_core.discovery import FIRST_PARTY, GROUP, PROGRAMS, Entry, canonical, import_plugin, install_line, installed
+from hgms_core.discovery import first_party as first_party
 from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
-from hgms_core.sandbox import Watch, settings, undone, watched
+from hgms_core.sandbox import Watch, watched
+from hgms_core.sandbox import undone as undone
 
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
@@ -43,7 +46,7 @@ Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 @frozen(kw_only=True)
 class PluginInfo:
     """What became of one plugin. ``incomplete``: it loaded, but some of its components were refused. ``seconds`` its import
-    took; ``notes`` are what else a person should know of it."""
+    took; ``notes`` are what else a person should know of it; a ``program`` brings commands."""
 
     name: str
     module: str
@@ -57,6 +60,13 @@ class PluginInfo:
     extras: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    program: bool = False
+
+    @classmethod
+    def of(cls, entry: Entry, **settings: Any) -> PluginInfo:
+        """Of an installed plugin, before it is loaded."""
+        about = {name: getattr(entry, name) for name in ("name", "module", "distribution", "version", "extras")}
+        return cls(**(about | settings))
 
     @property
     def owner(self) -> str:
@@ -69,30 +79,49 @@ class PluginInfo:
         return self.distribution in (None, FIRST_PARTY)
 
     def row(self) -> dict[str, Any]:
-        shown = attrs.asdict(self, filter=lambda field, _: field.name not in ("traceback", "extras"))
+        shown = attrs.asdict(self, filter=lambda field, _: field.name not in ("traceback", "extras", "program"))
         return {**shown, "hooks": list(self.hooks), "notes": list(self.notes), "seconds": round(self.seconds, 3)}
 
 
 class Host:
-    """The plugins of one process. ``tolerant`` records every failure instead of raising it (``hgms plugins``)."""
+    """The plugins that a command or a program works with; entry points are read once, components loaded by :meth:`load`.
+    ``tolerant`` records every failure instead of raising it (``hgms plugins``)."""
 
-    def __init__(self, *, strict: bool = False, tolerant: bool = False) -> None:
-        self.strict = strict and not tolerant
+    def __init__(self, *, tolerant: bool = False) -> None:
+        self.strict = os.environ.get("HGMS_STRICT_PLUGINS", "") not in ("", "0") and not tolerant
         self.tolerant = tolerant
         self.infos: dict[str, PluginInfo] = {}
         self._manager = pluggy.PluginManager("hgms")
         self._manager.add_hookspecs(hookspecs)
         self._silenced: set[str] = set()
-        self._told: set[str] = set()
+        self._complete = False
 
     @classmethod
     def load(cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False) -> Host:
         """Every installed plugin that the environment lets in, in the order of their names, then ``plugins``."""
-        host = cls(strict=os.environ.get("HGMS_STRICT_PLUGINS", "") not in ("", "0"), tolerant=tolerant)
-        host._load_installed()
+        return cls(tolerant=tolerant).complete(plugins)
+
+    @functools.cached_property
+    def installed(self) -> dict[str, list[Entry]]:
+        """Entry points by their group."""
+        return installed()
+
+    @functools.cached_property
+    def programs(self) -> dict[str, list[Entry]]:
+        """Who brings each command, by its name; ours last, so that an installed program can replace it."""
+        entries: dict[str, list[Entry]] = {}
+        for entry in self.installed[PROGRAMS]:
+            entries.setdefault(entry.name, []).insert(0, entry)
+        return entries
+
+    def complete(self, plugins: Iterable[str | Path | ModuleType] = ()) -> Host:
+        """This host with every installed plugin, unless it has them already, and ``plugins``."""
+        if not self._complete:
+            self._complete = True
+            self._load_installed()
         for plugin in plugins:
-            host.add(plugin)
-        return host
+            self.add(plugin)
+        return self
 
     def add(self, plugin: str | Path | ModuleType) -> PluginInfo:
         """One more plugin: a file ending in ``.py``, the name of a module, or a module."""
@@ -102,20 +131,13 @@ class Host:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
         info = PluginInfo(name=where if name in self.infos else name, module=where)
-        with self._guarded(info):
-            module = plugin if isinstance(plugin, ModuleType) else import_plugin(str(plugin))
-            self._register(info, module)
-        return self.infos[info.name]
+        return self._loaded(info, lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where))
 
-    def add_program(self, entry: Found) -> PluginInfo:
-        """The program behind a command (:func:`programs`). It is called like its module, since it may bring several."""
-        info = PluginInfo(
-            name=entry.module, module=entry.module, distribution=entry.distribution, version=entry.version, extras=entry.extras
-        )
-        if info.name not in self.infos:
-            with self._guarded(info):
-                self._register(info, entry.load())
-        return self.infos[info.name]
+    def add_program(self, entry: Entry) -> PluginInfo:
+        """The program behind a command (:attr:`programs`). It is called like its module, since it may bring several."""
+        if entry.module in self.infos:
+            return self.infos[entry.module]
+        return self._loaded(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
 
     def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
         """Who implements ``hook``, in the order of loading (pluggy's own calls go the other way round)."""
@@ -128,13 +150,11 @@ class Host:
         Only what a person asked for and cannot have (ConfigError, MissingExtra at the start of a run) stops the run: better now
         than a night without the curves.
         """
-        observers = [(info, impl) for info, impl in self.implementations(hook) if info.name not in self._silenced]
-        before = settings() if observers else {}
-        for info, impl in observers:
+        for info, impl in self.implementations(hook):
+            if info.name in self._silenced:
+                continue
             try:
-                with undone(before) as changed:
-                    impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
-                self._say_changed(info, changed)
+                impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
             except (Exception, SystemExit) as error:
                 if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
                     raise
@@ -143,9 +163,7 @@ class Host:
                     raise
                 self._silenced.add(info.name)
                 text = f"{hook} raised {describe(error)}"
-                self.infos[info.name] = attrs.evolve(
-                    self.infos[info.name], status="incomplete", error=text, traceback=_trace(error)
-                )
+                self._update(info, status="incomplete", error=text, traceback=_trace(error))
                 LOG.warning(
                     "plugin %r (%s): %s; its observers are not called again, the run goes on", info.name, info.owner, text
                 )
@@ -154,15 +172,10 @@ class Host:
         """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring says."""
         install = install_line(info, error)
         status: Status = "missing-extra" if install else ("incomplete" if part else "failed")
-        earlier = self.infos.get(info.name, info).error
+        info = self.infos.get(info.name, info)
         text = describe(error)
-        self.infos[info.name] = attrs.evolve(
-            self.infos.get(info.name, info),
-            status=status,
-            error=f"{earlier}\n{text}" if earlier else text,
-            install=install,
-            traceback=_trace(error),
-        )
+        earlier = f"{info.error}\n" if info.error else ""
+        self._update(info, status=status, error=earlier + text, install=install, traceback=_trace(error))
         what = f"plugin {info.name!r} ({info.owner})"
         message = f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
         if install:
@@ -170,8 +183,8 @@ class Host:
                 raise MissingExtra(f"{message}\n  {install}") from error
             return
         if self.strict or (info.vital and not self.tolerant):
-            shown = "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
-            raise PluginError(f"{message}{shown}") from error
+            hint = "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
+            raise PluginError(f"{message}{hint}") from error
         first, *rest = (line.strip(" -") for line in message.splitlines())
         LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
 
@@ -180,85 +193,68 @@ class Host:
         return [info for info in self.infos.values() if info.status in ("failed", "incomplete", "missing-extra")]
 
     def note(self, info: PluginInfo, text: str) -> None:
-        """Something to say of a plugin that works all the same."""
-        self.infos[info.name] = attrs.evolve(self.infos[info.name], notes=(*self.infos[info.name].notes, text))
-        LOG.warning("plugin %r (%s): %s", info.name, info.owner, text)
+        """Something to say, once, of a plugin that works all the same."""
+        notes = self.infos[info.name].notes
+        if text not in notes:
+            self._update(info, notes=(*notes, text))
+            LOG.warning("plugin %r (%s): %s", info.name, info.owner, text)
 
     @contextlib.contextmanager
     def watched(self, info: PluginInfo) -> Iterator[Watch]:
-        """:func:`hgms_core.sandbox.watched`, with what was seen noted on the plugin."""
-        with watched() as seen:
-            yield seen
-        self._say_changed(info, seen.changed)
+        """:func:`hgms_core.sandbox.watched`, with what was changed noted on the plugin."""
+        with watched() as watch:
+            yield watch
+        if watch.changed:
+            self.note(info, f"it changed {' and '.join(watch.changed)}, for everybody; this was undone")
 
-    def _say_changed(self, info: PluginInfo, changed: list[str]) -> None:
-        """Once of a plugin: an observer would have it said at every step."""
-        if changed and info.name in self.infos and info.name not in self._told:
-            self._told.add(info.name)
-            self.note(info, f"it changed {' and '.join(changed)}, for everybody; this was undone")
+    def _update(self, info: PluginInfo, **changes: Any) -> None:
+        self.infos[info.name] = attrs.evolve(self.infos.get(info.name, info), **changes)
 
     def _load_installed(self) -> None:
-        found = installed()
-        names = {each.name for each in found}
+        entries = self.installed[GROUP]
+        names = {entry.name for entry in entries}
         allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
             if not self.tolerant:
                 raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
         for name in sorted(blocked - names):
             LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
-        taken: dict[str, PluginInfo] = {}
-        for each in found:
-            info = PluginInfo(
-                name=each.name,
-                module=each.module,
-                distribution=each.distribution,
-                version=each.version,
-                extras=each.extras,
-            )
-            twin = taken.setdefault(canonical(each.name), info)
+        owners: dict[str, PluginInfo] = {}
+        for entry in entries:
+            info = PluginInfo.of(entry)
+            twin = owners.setdefault(canonical(entry.name), info)
             if twin is not info:
-                info = attrs.evolve(info, name=f"{each.name} ({each.distribution})")
-                alike = "" if twin.name == each.name else " (case, - and _ do not tell names apart)"
+                info = attrs.evolve(info, name=f"{entry.name} ({entry.distribution})")
+                alike = "" if twin.name == entry.name else " (case, - and _ do not tell names apart)"
                 self.blame(info, PluginError(f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; rename one"))
-            elif each.name in blocked or (allowed is not None and each.name not in allowed):
-                variable = "HGMS_DISABLE_PLUGINS" if each.name in blocked else "HGMS_PLUGINS"
-                self.infos[each.name] = attrs.evolve(info, status="blocked", error=f"by {variable}")
+            elif entry.name in blocked or (allowed is not None and entry.name not in allowed):
+                variable = "HGMS_DISABLE_PLUGINS" if entry.name in blocked else "HGMS_PLUGINS"
+                self._update(info, status="blocked", error=f"by {variable}")
             else:
-                with self._guarded(info):
-                    self._register(info, each.load())
-        self._say_twice_installed()
+                self._loaded(info, entry.load)
 
-    def _say_twice_installed(self) -> None:
-        for info in list(self.infos.values()):
-            if info.vital or info.distribution is None:
-                continue
-            copies = versions_of(info.distribution)
-            if len(copies) > 1:
-                where = ", ".join(f"{version} in {folder}" for version, folder in copies)
-                self.note(
-                    info,
-                    f"{info.distribution} is installed {len(copies)} times: {where}; {copies[0][0]} comes first on the path "
-                    f"and is used; `pip uninstall {info.distribution}` until none is left, then install one",
-                )
-
-    @contextlib.contextmanager
-    def _guarded(self, info: PluginInfo) -> Iterator[None]:
+    def _loaded(self, info: PluginInfo, load: Callable[[], object]) -> PluginInfo:
+        """The plugin imported and registered, with what that did noted."""
+        watch = Watch()
         try:
-            with self.watched(info) as seen:
-                yield
+            with self.watched(info) as watch:
+                self._register(info, load())
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
-        self.infos[info.name] = attrs.evolve(self.infos[info.name], seconds=seen.seconds)
-        if seen.seconds > SLOW and info.distribution != FIRST_PARTY:
-            self.note(info, f"its import took {seen.seconds:.1f} s, and every command waits for it; import heavy things at use")
-        if seen.printed:
+        self._update(info, seconds=watch.seconds)
+        if watch.seconds > SLOW and info.distribution != FIRST_PARTY:
+            self.note(
+                info, f"its import took {watch.seconds:.1f} s, and every command waits for it; import heavy things at use"
+            )
+        if watch.printed:
             self.note(info, "it prints while it is imported (shown on stderr)")
-        for text in seen.deprecated:
+        for text in watch.deprecated:
             self.note(info, text)
+        return self.infos[info.name]
 
     def _register(self, info: PluginInfo, plugin: object) -> None:
         _ensure_api(plugin)
@@ -287,32 +283,6 @@ class Host:
         self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
 
 
-def programs() -> dict[str, list[Found]]:
-    """Who brings each command, by its name: not loaded yet, and ours last, so that an installed program can replace it."""
-    entries: dict[str, list[Found]] = {}
-    for entry in installed(PROGRAMS):
-        entries.setdefault(entry.name, []).insert(0, entry)
-    return entries
-
-
-_current: Host | None = None
-
-
-def host(plugins: Iterable[str | Path | ModuleType] = ()) -> Host:
-    """The host of this process: loaded at the first call, and ``plugins`` added to it."""
-    global _current
-    if _current is None:
-        _current = Host.load()
-    for plugin in plugins:
-        _current.add(plugin)
-    return _current
-
-
-def notify(hook: str, **arguments: Any) -> None:
-    """:meth:`Host.notify` of this process's host."""
-    host().notify(hook, **arguments)
-
-
 def _place(where: str) -> str:
     """A file by its whole path, so that one file named in two ways is one plugin; a module by its name."""
     return str(Path(where).expanduser().resolve()) if where.endswith(".py") else where
@@ -321,12 +291,12 @@ def _place(where: str) -> str:
 def _own_copy(value: Any) -> Any:
     """An observer may do with a record what it likes: neither the run nor another observer sees it."""
     if isinstance(value, dict):
-        return {key: _own_copy(each) for key, each in value.items()}
-    return [_own_copy(each) for each in value] if isinstance(value, list) else value
+        return {key: _own_copy(item) for key, item in value.items()}
+    return [_own_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _ensure_api(plugin: object) -> None:
-    """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 1`` at module level."""
+    """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 2`` at module level."""
     wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
     if wanted is None:
         return
@@ -338,9 +308,11 @@ def _ensure_api(plugin: object) -> None:
             "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
         )
     if wanted < oldest:
+        changes = "".join(f"\n  {version}: {what}" for version, what in hookspecs.BROKEN_BY.items() if version > wanted)
         raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms has {oldest} to {here}; "
-            "install a newer version of the plugin, or an older hgms"
+            f"it was written for plugin API {wanted}, this hgms has {f'{oldest} to {here}' if oldest < here else here}; "
+            f"install a newer version of the plugin, or an older hgms; its author writes hgms_plugin_api = {here} and follows "
+            f"the changelog:{changes}"
         )
 
 

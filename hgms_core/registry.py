@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -17,7 +16,7 @@ from hgms_core import protocols
 from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
-from hgms_core.host import Host, PluginInfo, describe, host
+from hgms_core.host import Host, PluginInfo, describe
 from hgms_core.pipeline import Pipeline
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -33,13 +32,13 @@ class Kind:
     protocol: type
 
     @property
-    def one(self) -> str:
+    def with_article(self) -> str:
         """``a linear solver``, ``an outer optimiser``."""
         return f"{'an' if self.label[0] in 'aeiou' else 'a'} {self.label}"
 
     def methods(self) -> dict[str, inspect.Signature]:
-        found = vars(self.protocol).items()
-        return {name: inspect.signature(value) for name, value in found if inspect.isfunction(value) and name[0] != "_"}
+        members = vars(self.protocol).items()
+        return {name: inspect.signature(value) for name, value in members if inspect.isfunction(value) and name[0] != "_"}
 
 
 KINDS: dict[str, Kind] = {
@@ -76,30 +75,13 @@ class Component:
         return f"{self.target.__module__}:{self.target.__qualname__}"
 
     def row(self) -> dict[str, Any]:
-        owner = {"plugin": self.plugin.name, "distribution": self.plugin.distribution, "version": self.plugin.version}
-        return {
-            "kind": self.kind.name,
-            "name": self.name,
-            **owner,
-            "summary": self.summary,
-            "status": "available",
-            "install": None,
-        }
+        return _row(self.kind.name, self.name, self.plugin, self.summary, "available")
 
 
-@frozen(kw_only=True)
-class Absent:
-    """A component of a plugin that did not load, as read from its source text."""
-
-    kind: Kind
-    name: str
-    summary: str
-    plugin: PluginInfo
-
-    def row(self) -> dict[str, Any]:
-        owner = {"plugin": self.plugin.name, "distribution": self.plugin.distribution, "version": self.plugin.version}
-        state = {"status": self.plugin.status, "install": self.plugin.install}
-        return {"kind": self.kind.name, "name": self.name, **owner, "summary": self.summary, **state}
+def _row(kind: str, name: str, plugin: PluginInfo, summary: str, status: str) -> dict[str, Any]:
+    owner = {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+    install = None if status == "available" else plugin.install
+    return {"kind": kind, "name": name, **owner, "summary": summary, "status": status, "install": install}
 
 
 def _core() -> PluginInfo:
@@ -111,53 +93,47 @@ def _core() -> PluginInfo:
 class Registry:
     """The components of a host's plugins, by kind and name."""
 
-    def __init__(self, plugins: Host) -> None:
-        self.host = plugins
-        self._found: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._components: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
         self._clashes: dict[tuple[str, str], PluginError] = {}
         self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
         for kind in KINDS.values():
-            for info, impl in sorted(plugins.implementations(kind.hook), key=lambda pair: _rank(pair[0])):
+            for info, impl in sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0])):
                 for target in self._returned(kind, info, impl):
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
 
+    @classmethod
+    def load(cls, plugins: Iterable[str | Path | ModuleType] = ()) -> Registry:
+        """The components of every installed plugin, and of ``plugins``. About 20 ms once their modules are imported."""
+        return cls(Host.load(plugins))
+
     def components(self, kind: str | None = None) -> list[Component]:
         kinds = KINDS if kind is None else (kind,)
-        return [found for name in kinds for key in sorted(self._found[name]) if (found := self.find(name, key)) is not None]
+        every = (self.find(kind, name) for kind in kinds for name in sorted(self._components[kind]))
+        return [component for component in every if component is not None]
 
-    def absent(self, kind: str | None = None) -> list[Absent]:
-        """What the plugins that did not load would have brought."""
-        gone = [info for info in self.host.failed() if info.status in ("missing-extra", "failed")]
-        every = [absent for info in gone for absent in read_source(info)]
-        return [
-            absent for absent in every if kind in (None, absent.kind.name) and absent.name not in self._found[absent.kind.name]
-        ]
+    def rows(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
+        rows = [component.row() for component in self.components(kind)]
+        absent = [info for info in self.host.failed() if info.status in ("missing-extra", "failed") and not info.program]
+        return rows + [_row("plugin", info.name, info, info.error or "", info.status) for info in absent]
 
     def find(self, kind: str, name: str) -> Component | None:
-        return None if (kind, name) in self._clashes else self._found[kind].get(name)
+        return None if (kind, name) in self._clashes else self._components[kind].get(name)
 
     def get(self, kind: str, name: str) -> Component:
         """The component, or an error with the nearest name, the list, and the plugins that are missing."""
-        found = self.find(kind, name)
-        if found is not None:
-            return found
+        component = self.find(kind, name)
+        if component is not None:
+            return component
         raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
 
     def unknown(self, kind: str, name: str) -> list[str]:
         """The message for an unknown name, line by line."""
         if (kind, name) in self._clashes:
             return [line.strip() for line in str(self._clashes[kind, name]).splitlines()]
-        label = KINDS[kind].label
-        absent = {item.name: item for item in self.absent(kind)}
-        if name in absent:
-            info = absent[name].plugin
-            lines = [
-                f"the {label} {name!r} cannot be used: its plugin {info.name!r} ({info.owner}) did not load",
-                info.error or "",
-            ]
-            return lines + ([f"-> {info.install}"] if info.install else ["`hgms plugins -v` shows the traceback"])
-        first, *rest = unknown(label, name, self._found[kind]).splitlines()
-        lines = [first, *(line.strip() for line in rest)]
+        lines = [line.strip() for line in unknown(KINDS[kind].label, name, self._components[kind]).splitlines()]
         for info in self.host.failed():
             if info.status == "incomplete":
                 lines.append(f"note: plugin {info.name!r} ({info.owner}) is not whole: {info.error}")
@@ -183,14 +159,14 @@ class Registry:
             faults = faults_of(kind, target)
             if faults:
                 lines = "".join(f"\n  - {fault}" for fault in faults)
-                self.host.blame(info, PluginError(f"{_called(target)} is not {kind.one}:{lines}"), part=True)
+                self.host.blame(info, PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"), part=True)
             else:
                 yield target
 
     def _add(self, component: Component) -> None:
         """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant,
         and the clash is an error where the name is used. What a person named (a file) clashes at once."""
-        known = self._found[component.kind.name]
+        known = self._components[component.kind.name]
         other = known.setdefault(component.name, component)
         if other is component:
             return
@@ -207,28 +183,17 @@ def _rank(info: PluginInfo) -> int:
     return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
-def _clash(one: Component, other: Component) -> str:
-    pair = (one, other)
-    width = max(len(item.where) for item in pair)
-    who = "two plugins register" if one.plugin.name != other.plugin.name else f"plugin {one.plugin.name!r} registers twice"
+def _clash(first: Component, second: Component) -> str:
+    pair = (first, second)
+    width = max(len(component.where) for component in pair)
+    same = first.plugin.name == second.plugin.name
+    who = f"plugin {first.plugin.name!r} registers twice" if same else "two plugins register"
     owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
-    block = next((item.plugin.name for item in reversed(pair) if not item.plugin.vital), None)
-    block = block or next((item.plugin.name for item in pair if item.plugin.distribution), None)
-    advice = f"block one with HGMS_DISABLE_PLUGINS={block}, or rename it" if block else "rename one"
-    kept = f"; {one.plugin.owner}'s is the one that is used" if one.plugin.vital and not other.plugin.vital else ""
-    return f"{who} the {one.kind.label} {one.name!r}{kept}:{owners}\n  {advice}"
-
-
-_default: tuple[Host, int, Registry] | None = None
-
-
-def default() -> Registry:
-    """The registry of this process's host, collected anew when a plugin has been added."""
-    global _default
-    plugins = host()
-    if _default is None or _default[0] is not plugins or _default[1] != len(plugins.infos):
-        _default = (plugins, len(plugins.infos), Registry(plugins))
-    return _default[2]
+    blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
+    blockable += [item.plugin.name for item in pair if item.plugin.distribution]
+    advice = f"block one with HGMS_DISABLE_PLUGINS={blockable[0]}, or rename it" if blockable else "rename one"
+    kept = f"; {first.plugin.owner}'s is the one that is used" if first.plugin.vital and not second.plugin.vital else ""
+    return f"{who} the {first.kind.label} {first.name!r}{kept}:{owners}\n  {advice}"
 
 
 def kind_called(word: str) -> Kind:
@@ -287,11 +252,11 @@ def _name_faults(name: object) -> list[str]:
 
 def _init_faults(target: type) -> list[str]:
     """A configuration gives the fields by name."""
-    taken = inspect.signature(target).parameters.values()
-    if any(item.kind is item.VAR_KEYWORD for item in taken):
+    parameters = inspect.signature(target).parameters.values()
+    if any(item.kind is item.VAR_KEYWORD for item in parameters):
         return []
-    named = {item.name for item in taken if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
-    lost = [one.alias for one in attrs.fields(target) if one.init and one.alias not in named]
+    names = {item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    lost = [field.alias for field in attrs.fields(target) if field.init and field.alias not in names]
     return [f"its __init__ does not take {', '.join(map(repr, lost))} by name; let attrs write it"] if lost else []
 
 
@@ -338,7 +303,7 @@ def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[s
         for item in parameters
         if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
         and item.default is item.empty
-        and (item.name in optional or item.name not in {one.name for one in expected})
+        and (item.name in optional or item.name not in {parameter.name for parameter in expected})
     ]
     assert by_name.keys() >= optional
     return [f"its method {name}: the parameter {item!r} needs a default (the protocol is {shown})" for item in extra]
@@ -356,46 +321,3 @@ def _called(target: object) -> str:
     if isinstance(target, Composition):
         return f"the composition {target.name!r}"
     return f"{target.__module__}:{target.__qualname__}" if inspect.isclass(target) else repr(target)
-
-
-def read_source(info: PluginInfo) -> list[Absent]:
-    """The components a plugin would bring, read from its source without running it: classes with a constant ``name``."""
-    module = info.module.partition(":")[0]
-    try:
-        spec = importlib.util.find_spec(module)
-        origin = Path(spec.origin) if spec is not None and spec.origin else None
-    except (ImportError, ValueError, AttributeError):
-        return []
-    if origin is None or origin.suffix != ".py":
-        return []
-    files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
-    found = []
-    for file in files:
-        try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                found += _read_class(node, info)
-    return found
-
-
-def _read_class(node: ast.ClassDef, info: PluginInfo) -> list[Absent]:
-    names = [
-        item.value.value
-        for item in node.body
-        if isinstance(item, ast.AnnAssign)
-        and isinstance(item.target, ast.Name)
-        and item.target.id == "name"
-        and isinstance(item.value, ast.Constant)
-        and isinstance(item.value.value, str)
-    ]
-    methods = {item.name: len(item.args.args) for item in node.body if isinstance(item, ast.FunctionDef)}
-    kinds = [
-        kind
-        for kind in KINDS.values()
-        if all(methods.get(name) == len(wanted.parameters) for name, wanted in kind.methods().items())
-    ]
-    summary = summary_of(ast.get_docstring(node))
-    return [Absent(kind=kind, name=name, summary=summary, plugin=info) for name in names for kind in kinds[:1]]

@@ -1,4 +1,4 @@
-"""What a plugin's code may do to the rest of the process while it runs: it is watched, and undone."""
+"""The import of a plugin is watched: what it changes for the whole process is put back, what it prints goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import torch
 from attrs import define, field
 
 Settings = dict[str, tuple[Any, Callable[[Any], Any]]]
-"""What a process has one of, by name: the value and how to set it."""
-
+"""Settings of the whole process by name: the value and how to set it."""
 
 VARIABLES = (
     "HGMS_DATA",
@@ -30,7 +29,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
 )
-"""What the environment says to everybody here."""
+"""The environment variables that HGMS and torch read."""
 
 
 @define
@@ -45,37 +44,36 @@ class Watch:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
-    """Runs a plugin's own code (its import, a registering hook) and takes back what it does to the rest of the process.
+    """Inside, a plugin's own code runs: its import, or a registering hook.
 
-    What it prints goes to stderr, so that it cannot spoil ``--json``; torch's defaults, the working directory, the handler
-    of Ctrl-C and the rest of :func:`settings` are put back. A deprecated hook is noted, since nobody would see a warning.
+    What it prints goes to stderr, so that it cannot spoil ``--json``; :func:`settings` are put back. A deprecated hook is
+    noted, since nobody would see a warning.
     """
-    seen = Watch()
+    watch = Watch()
     caught: list[warnings.WarningMessage] = []
     started = time.perf_counter()
     try:
         with (
-            undone() as seen.changed,
+            undone() as watch.changed,
             warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(_Noted(seen)),
+            contextlib.redirect_stdout(_Noted(watch)),
         ):
             warnings.simplefilter("always", HookDeprecated)
-            yield seen
+            yield watch
     finally:
-        seen.seconds = time.perf_counter() - started
-        for each in caught:
-            if issubclass(each.category, HookDeprecated):
-                seen.deprecated.append(str(each.message))
+        watch.seconds = time.perf_counter() - started
+        for warning in caught:
+            if issubclass(warning.category, HookDeprecated):
+                watch.deprecated.append(str(warning.message))
             else:  # not ours to judge
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextlib.contextmanager
-def undone(before: Settings | None = None) -> Iterator[list[str]]:
-    """Puts back what was changed for the whole process: torch's defaults, the working directory, the handler of Ctrl-C. What it
-    was is in the list afterwards. ``before`` is what to go back to, where that is known (:func:`settings` takes some 50 µs)."""
+def undone() -> Iterator[list[str]]:
+    """Puts back the :func:`settings` that were changed inside, and says which in the list that it yields."""
     changed: list[str] = []
-    before = settings() if before is None else before
+    before = settings()
     try:
         yield changed
     finally:
@@ -83,17 +81,17 @@ def undone(before: Settings | None = None) -> Iterator[list[str]]:
             value, restore = before[name]
             if after != value:
                 restore(value)
-                changed.append(f"{name} from {_told(value)} to {_told(after)}")
+                changed.append(f"{name} from {_shown(value)} to {_shown(after)}")
 
 
 class _Noted(io.TextIOBase):
-    """Stdout for a while: shown on stderr, and noted."""
+    """Standard output that is shown on stderr, and noted."""
 
-    def __init__(self, seen: Watch) -> None:
-        self.seen = seen
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
 
     def write(self, text: str) -> int:
-        self.seen.printed += text
+        self.watch.printed += text
         return sys.stderr.write(text)
 
 
@@ -102,8 +100,8 @@ class HookDeprecated(DeprecationWarning):
 
 
 def settings() -> Settings:
-    """What a process has one of: the present value and how to set it."""
-    found: Settings = {
+    """The present values, and how to set them; about 50 µs."""
+    values: Settings = {
         "torch's default dtype": (torch.get_default_dtype(), torch.set_default_dtype),
         "torch's default device": (torch.get_default_device(), torch.set_default_device),
         "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
@@ -119,8 +117,8 @@ def settings() -> Settings:
         **{name: (os.environ.get(name), functools.partial(_set_variable, name)) for name in VARIABLES},
     }
     if threading.current_thread() is threading.main_thread():
-        found["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
-    return found
+        values["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
+    return values
 
 
 def _set_variable(name: str, old: str | None) -> None:
@@ -136,5 +134,5 @@ def _folder() -> str | None:
     return None
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return str(getattr(value, "__name__", value))

@@ -215,10 +215,10 @@ def ready(*commands: Sequence[str], folder: Path) -> None:
     import sklearn.datasets  # noqa: F401
     import torch
 
-    from hgms_core import host as plugins
+    from hgms_core.host import Host
 
     torch.set_num_threads(1)
-    plugins.host(())
+    Host.load()
     for argv in commands:
         sys.stdout.flush()
         child = os.fork()

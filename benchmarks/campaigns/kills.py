@@ -125,13 +125,13 @@ def pairs() -> list[tuple[str, str]]:
 
 @functools.cache
 def _methods(task: str) -> list[str]:
-    from hgms_core import registry
     from hgms_core import traits as compat
     from hgms_core.errors import HgmsError
+    from hgms_core.registry import Registry
     from hgms_run import RunConfig
 
     names = []
-    for method in registry.default().components("method"):
+    for method in Registry.load().components("method"):
         try:
             config = RunConfig.from_dict({"task": task, "method": method.name, "budget": "1 step"})
             compat.ensure(config.method, config.task)

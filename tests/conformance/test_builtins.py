@@ -13,13 +13,14 @@ from hgms_cli import main
 from hgms_core import Key, registry
 from hgms_core.budget import Budget
 from hgms_core.composition import Composition
+from hgms_core.registry import Registry
 from hgms_run import RunConfig, run
 from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks
 from hgms_testing.check import check as hgms_check
 
 pytestmark = pytest.mark.plugins
 
-COMPONENTS = registry.default().components()
+COMPONENTS = Registry.load().components()
 CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
 # `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
 COMPOSITIONS = [each.name for each in COMPONENTS if isinstance(each.target, Composition)]
@@ -111,7 +112,7 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_composition_conforms(name: str, check: Check) -> None:
     """Made for means over thousands of rows, or for language models: some say with which rates to be asked (`testing`)."""
-    composition = registry.default().get("method", name).target
+    composition = Registry.load().get("method", name).target
     fault = check.fault(instance_of(composition, check))
     if check.name in failures_of(composition, checks_of_kind("method")):
         assert (name, check.name) in {(stays, "optimum") for stays in ("uniform", "uniform-tilted", "validation-only")}
@@ -122,7 +123,7 @@ def test_composition_conforms(name: str, check: Check) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_composition_round_trips_and_steps(name: str) -> None:
-    found = registry.default().get("method", name).target
+    found = Registry.load().get("method", name).target
     assert isinstance(found, Composition)
     generator = {"generator": {"steps": 2}} if "steps" in found.parts.get("generator", ()) else {}
     table = {

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from fakes import Site
 
-from hgms_core import host as plugins
-from hgms_core import registry
-
 
 @pytest.fixture(scope="session", autouse=True)
 def settled() -> None:
@@ -30,8 +27,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.syspath_prepend(root)
     for variable in ("HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(registry, "_default", None)
     fake = Site(root)
     extra = ['no-such-module>=1; extra == "sklearn"']
     fake.install("hgms", {}, version="0.1.0", extras=["sklearn"], requires=extra)
@@ -42,7 +37,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def bowl(site: Site) -> Path:
-    """The plugin of ``grid_plugin.py``, alone in the host; its path."""
-    path = Path(__file__).parent / "grid_plugin.py"
-    plugins.host([path])
-    return path
+    """The plugin of ``grid_plugin.py``, the only one that is installed; its path."""
+    site.install("hgms-bowl", {"bowl": "grid_plugin"})
+    return Path(__file__).parent / "grid_plugin.py"

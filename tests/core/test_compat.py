@@ -13,16 +13,17 @@ from click.testing import CliRunner
 from helpers import F64, normal, spd
 
 from hgms_cli import main
-from hgms_core import ConfigError, Problem, Ravel, Tree, registry
+from hgms_core import ConfigError, Problem, Ravel, Tree
 from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients
+from hgms_core.registry import Registry
 from hgms_run import RunConfig, run_config
 from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins
 
 CPU = torch.device("cpu")
-TASKS = {item.name: item.target for item in registry.default().components("task")}
+TASKS = {item.name: item.target for item in Registry.load().components("task")}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def test_compat_prints_every_method_against_every_task() -> None:
     result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output
     rows = {(row["method"], row["task"]): row for row in json.loads(result.output)}
-    methods = {item.name for item in registry.default().components("method")}
+    methods = {item.name for item in Registry.load().components("method")}
     assert set(rows) == {(method, task) for method in methods for task in TASKS}
     assert rows["hg-ms", "sphere"] == {"method": "hg-ms", "task": "sphere", "fits": True, "why": ""}
     assert rows["oracle-clean", "hyper-cleaning"]["fits"] is True

@@ -175,7 +175,6 @@ BAD = [
         "solver",
         "error: there is a linear solver 'fast' already, of hgms-fake 3.0\n  choose another name; `hgms describe",
     ),
-    ("slow", "solver", "error: there is a linear solver 'slow' already, of hgms-slow 2.0\n"),
     ("pipeline", "method", "error: there is a method 'pipeline' already, of hgms "),
     ("fake", "task", "error: there is a plugin 'fake' already, of hgms-fake 3.0\n  choose another name; `hgms plugins` lists"),
     ("big-cat", "task", "error: there is a plugin 'Big_Cat' already, of hgms-fake 3.0\n"),
@@ -189,9 +188,6 @@ def test_refused(site: Site, tmp_path: Path, name: str, kind: str, message: str)
     site.solver("fake_plugin", "fast")
     site.install("hgms-fake", {"fake": "fake_plugin", "Big_Cat": "cat_plugin"}, version="3.0")
     site.solver("cat_plugin", "cat")
-    # a plugin whose extra is missing: what it would bring is taken too
-    site.module("slow_plugin", "import no_such_module\n" + site.solver("template", "slow").read_text().replace("from __f", "#"))
-    site.install("hgms-slow", {"slowly": "slow_plugin"}, version="2.0", extras=["x"], requires=['no-such-module; extra == "x"'])
     site.install("hgms-bare", {})
     done = call(name, "--kind", kind, "--into", tmp_path / "new")
     assert (done.exit_code, done.stdout) == (2, "")

@@ -55,11 +55,11 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
 
 
 def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: Path) -> None:
-    from hgms_core.registry import default
+    from hgms_core.registry import Registry
     from hgms_run import RunFolder
 
     swept(tmp_path)
-    problem = default().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]
+    problem = Registry.load().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]
     folder = RunFolder(tmp_path / "sweeps/bowl/walk/trial-0/seed-100")
     state, _ = folder.load()  # type: ignore[misc]
     expected = problem.f({}, state["x"], problem.upper_data["stop"].whole)

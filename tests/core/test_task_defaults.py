@@ -15,7 +15,6 @@ from hgms_cli import main
 from hgms_compare.grid import Grid
 from hgms_compare.grid_file import load
 from hgms_core import ConfigError
-from hgms_core import host as plugins
 from hgms_core.composition import Composition
 from hgms_run import RunConfig
 
@@ -101,7 +100,7 @@ def hgms_register_methods():
 @pytest.fixture(autouse=True)
 def plugin(site: Site) -> Path:
     path = site.module("strolling", PLUGIN)
-    plugins.host([path])
+    site.install("hgms-strolling", {"strolling": "strolling"})
     return path
 
 
@@ -221,7 +220,7 @@ def test_varied_settings_and_the_ends_of_a_sweep_keep_the_tasks_defaults() -> No
 
 def test_compat_asks_what_a_method_needs_as_it_is_on_each_task(plugin: Path) -> None:
     """Neither task has stop rows, which the keeper needs where it keeps the best: on a task without the trait."""
-    result = CliRunner().invoke(main, ["compat", "--json", "--plugin", str(plugin)])
+    result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output
     fits = {(row["method"], row["task"]): row["fits"] for row in json.loads(result.output)}
     assert (fits["keeper", "street"], fits["keeper", "field"]) == (True, False)

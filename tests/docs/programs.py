@@ -41,9 +41,6 @@ def pip(arguments: list[str]) -> tuple[int, str]:
     SOURCES.append(str(Path(project, "src").resolve()))
     sys.path[:0] = [SOURCES[-1], SITE]
     importlib.invalidate_caches()
-    for module, name in (("hgms_core.host", "_current"), ("hgms_core.registry", "_default")):
-        if module in sys.modules:
-            setattr(sys.modules[module], name, None)  # the next command would be a new process, and look for plugins anew
     return 0, ""
 
 

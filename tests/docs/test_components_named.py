@@ -9,6 +9,7 @@ import pytest
 
 from hgms_core import registry
 from hgms_core.host import FIRST_PARTY
+from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.plugins
 
@@ -17,9 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def ours(kind: str) -> list[str]:
     return [
-        component.name
-        for component in registry.default().components(kind)
-        if component.plugin.distribution in (FIRST_PARTY, None)
+        component.name for component in Registry.load().components(kind) if component.plugin.distribution in (FIRST_PARTY, None)
     ]
 
 

@@ -12,12 +12,13 @@ from placed import Draws, brought, elsewhere
 
 from hgms_core import registry
 from hgms_core.composition import Composition
+from hgms_core.registry import Registry
 from hgms_testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
 from hgms_testing.kit import difference, snapshot, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
-CLASSES = [each for each in registry.default().components() if not isinstance(each.target, Composition)]
+CLASSES = [each for each in Registry.load().components() if not isinstance(each.target, Composition)]
 LEFT_OUT = {"registration", "docstring", "source", "types", "frozen", "hashable", "pickle", "toml", "import"} | {
     "records", "budget", "failure"
 }  # fmt: skip

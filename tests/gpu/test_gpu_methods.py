@@ -12,6 +12,7 @@ from hgms_core import Key, Problem, registry
 from hgms_core import traits as compat
 from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, DataError, MissingExtra
+from hgms_core.registry import Registry
 from hgms_run import RunConfig
 from hgms_testing import inputs_on, instance_of, methods
 from hgms_testing.kit import difference, snapshot
@@ -19,8 +20,8 @@ from hgms_testing.kit import difference, snapshot
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
 F64 = torch.float64
-METHODS = sorted(each.name for each in registry.default().components("method"))
-TASKS = sorted(registry.default().components("task"), key=lambda each: each.name)
+METHODS = sorted(each.name for each in Registry.load().components("method"))
+TASKS = sorted(Registry.load().components("task"), key=lambda each: each.name)
 SMALL: dict[str, dict[str, Any]] = {
     "hyper-cleaning": {"train_size": 60, "validation_size": 30, "test_size": 50, "hidden": 5},
     "quadratic": {},
@@ -31,7 +32,7 @@ STEPS = 3
 
 def _method_and_task(name: str) -> tuple[Any, Any]:
     """A method and a task for it; None for one that needs data sources and gets the kit's mixture of two."""
-    target = registry.default().get("method", name).target
+    target = Registry.load().get("method", name).target
     if not isinstance(target, Composition):
         made = instance_of(target)
         return made, None if "sources" in compat.needs(made) else RunConfig.from_dict(_table("quadratic", "uniform")).task
@@ -56,7 +57,7 @@ def _table(task: str, method: str) -> dict[str, Any]:
 
 def _fields(name: str) -> dict[str, Any]:
     """Five lower steps instead of many; the mixture to keep, for the method that keeps one."""
-    target = registry.default().get("method", name).target
+    target = Registry.load().get("method", name).target
     parts = getattr(target, "parts", {})
     fields: dict[str, Any] = {"generator": {"steps": 5}} if parts.get("generator", {}).get("steps", 1) > 5 else {}
     return fields | ({"mixture": {"near": 1.0}} if name == "fixed" else {})

@@ -16,7 +16,8 @@ import attrs
 import pytest
 import torch
 
-from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, registry
+from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra
+from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate, Judge, Verifier
 from hgms_evaluation.generate import fingerprint, prompt_cap, replies
 from hgms_llm import BaseModel
@@ -386,7 +387,7 @@ def test_missing_and_malformed_benchmarks_are_named(
 
 
 def test_the_table_is_read_like_any_configuration() -> None:
-    converter = structure.converter_for(registry.default())
+    converter = structure.converter_for(Registry.load())
     table = {
         "benchmarks": ["math"],
         "judge": {"base_url": "http://localhost:1/v1", "model": "m"},

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hgms_cli import main
 from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError, MissingExtra
-from hgms_run import RunConfig, run_config
+from hgms_run import RunConfig, RunResult, run_config
 
 TOML = """
 seed = 0
@@ -22,11 +24,12 @@ keep = "last"
 generator = {{ name = "branches", count = 2, steps = 5, lr = 0.1 }}
 [run]
 out = "{out}"
+track = {track}
 """
 
 
-def _run(out: Path, steps: int = 3, resume: bool = False) -> object:
-    config = RunConfig.from_toml(TOML.format(out=out, steps=steps))
+def _run(out: Path, *track: str, steps: int = 3, resume: bool = False) -> RunResult:
+    config = RunConfig.from_toml(TOML.format(out=out, steps=steps, track=list(track)))
     return run_config(config, resume=resume)
 
 
@@ -38,16 +41,14 @@ def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_nothing_is_tracked_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HGMS_TRACK", raising=False)
+def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
     result = _run(tmp_path)
     assert not (result.info.folder / "tensorboard").exists()
 
 
-def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    monkeypatch.setenv("HGMS_TRACK", "tensorboard")
-    result = _run(tmp_path)
+    result = _run(tmp_path, "tensorboard")
     found = _scalars(result.info.folder)
     rows = [row for row in result.records if row["step"]]
     assert found["upper_loss"] == [(row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows]
@@ -62,14 +63,13 @@ def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path, monkeypatc
 def test_what_cannot_be_had_stops_the_run_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], words: str
 ) -> None:
-    monkeypatch.setenv("HGMS_TRACK", name)
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(error) as raised:
-        _run(tmp_path)
+        _run(tmp_path, name)
     assert words in str(raised.value)
     assert not list(tmp_path.rglob("steps.jsonl"))
     with pytest.raises(error, match=re.escape(words)):  # a comparison: before any of its runs has failed for it
-        compare("quadratic", "uniform", "2 steps", 1, tmp_path / "compared", jobs=0)
+        compare("quadratic", "uniform", "2 steps", 1, tmp_path / "compared", jobs=0, run={"track": [name]})
     assert not (tmp_path / "compared").exists()
 
 
@@ -95,9 +95,36 @@ def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypat
 
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, Module)
-    monkeypatch.setenv("HGMS_TRACK", "wandb,trackio")
-    result = _run(tmp_path)
+    result = _run(tmp_path, "wandb", "trackio")
     expected = [(row["step"], row.get("upper_loss")) for row in result.records for _ in range(2)]
     assert seen["rows"] == expected
     assert all(one["config"]["method"]["name"] == "hg-ms" and one["resume"] == "allow" for one in seen["inits"])
     assert seen["ends"][0] == (0, {f"final/{name}": value for name, value in result.summary["metrics"].items()})
+
+
+def test_who_follows_a_run_is_no_part_of_it(tmp_path: Path) -> None:
+    """The same hash, the same folder; a run goes on, and is read back, whoever followed it before."""
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    alone = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=[]))
+    followed = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=["tensorboard"]))
+    assert alone.config_hash == followed.config_hash
+    assert "track" not in alone.to_toml()
+    first = run_config(followed)
+    again = run_config(alone, resume=True)
+    assert again.records == first.records
+
+
+def test_the_command_line_and_workers_hand_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    words = ["compare", "--task", "quadratic", "--methods", "uniform", "--budget", "2 steps", "--seeds", "1", "--jobs", "1"]
+    done = CliRunner().invoke(main, [*words, "--track", "tensorboard", "--out", str(tmp_path / "option")])
+    assert done.exit_code == 0, done.output
+    monkeypatch.setenv("HGMS_TRACK", "tensorbord")
+    refused = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "variable")])
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "error: unknown tracker 'tensorbord'; did you mean 'tensorboard'? @ run.track\n"
+        "  available: tensorboard, trackio, wandb\n",
+    )
+    assert list((tmp_path / "option").rglob("events.out.*"))
+    assert not (tmp_path / "variable").exists()

@@ -23,6 +23,7 @@ from hgms_compare.usage import cuda_for, measured
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
+from hgms_core.host import Host
 from hgms_results.stored import read_run, scan
 from hgms_run import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
 from hgms_run.loop import Clock
@@ -483,9 +484,12 @@ def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
 def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> None:
     place = tmp_path / "new" / "mine"
     seen: list[Path | None] = []
-    result = run(
-        Descent(), problem(), Budget(outer_steps=3), folder=kind(place), notify=lambda _hook, run, **_: seen.append(run.folder)
-    )
+
+    class Observers(Host):
+        def notify(self, hook: str, **arguments: Any) -> None:
+            seen.append(arguments["run"].folder)
+
+    result = run(Descent(), problem(), Budget(outer_steps=3), folder=kind(place), host=Observers())
     assert result.info.folder == place
     assert set(seen) == {place}, "observers see it"
     stored = read_run(place)

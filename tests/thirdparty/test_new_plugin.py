@@ -125,7 +125,7 @@ def test_it_is_listed_as_loaded(told: dict[str, tuple[int, str, str]], kind: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_hgms_check_has_nothing_to_say(told: dict[str, tuple[int, str, str]], kind: str) -> None:
     shown = answer(told, f"check|{class_of(kind)}")
-    assert shown.startswith(f"{class_of(kind)}: {KINDS[kind].one}\n")
+    assert shown.startswith(f"{class_of(kind)}: {KINDS[kind].with_article}\n")
     assert re.search(r"\nall \d\d checks passed\n$", shown), shown
 
 

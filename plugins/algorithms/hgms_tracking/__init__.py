@@ -1,55 +1,50 @@
-"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where ``HGMS_TRACK`` asks for it."""
+"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where its ``[run] track`` names them."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hgms_core import ConfigError, hookimpl, unknown
-from hgms_tracking.trackers import TRACKERS, Tracker, ensure_installed, numbers
+from hgms_tracking.trackers import TRACKERS, ensure_installed, numbers
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo
 
-VARIABLE = "HGMS_TRACK"
-
-_open: dict[int, list[Tracker]] = {}
-"""The trackers of the runs under way, by the identity of their RunInfo: one process may run several, one after another."""
+__all__: list[str] = []
 
 
-def asked(text: str) -> list[str]:
-    """The trackers named in ``text``, a comma-separated list.
+def names(settings: Mapping[str, Any]) -> list[str]:
+    """The trackers that the table ``[run]`` of a configuration names.
 
-    >>> asked("tensorboard, trackio")
+    >>> names({"out": "runs", "track": ["tensorboard", "trackio"]})
     ['tensorboard', 'trackio']
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
+    track: list[str] = settings.get("track", [])
+    for name in track:
         if name not in TRACKERS:
-            raise ConfigError(f"{VARIABLE}: {unknown('tracker', name, TRACKERS)}")
-    return names
+            raise ConfigError(unknown("tracker", name, TRACKERS).replace("\n", " @ run.track\n", 1))
+    return track
 
 
 @hookimpl
-def hgms_ready() -> None:
-    for name in asked(os.environ.get(VARIABLE, "")):
+def hgms_ready(settings: Mapping[str, Any]) -> None:
+    for name in names(settings):
         ensure_installed(name)
 
 
 @hookimpl
 def hgms_run_started(run: RunInfo) -> None:
-    names = asked(os.environ.get(VARIABLE, ""))
-    if names:
-        _open[id(run)] = [TRACKERS[name](run) for name in names]
+    run.state["tracking"] = [TRACKERS[name](run) for name in names(run.config.get("run", {}))]
 
 
 @hookimpl
 def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
-    for tracker in _open.get(id(run), ()):
+    for tracker in run.state.get("tracking", ()):
         tracker.log(numbers(record), record["step"])
 
 
 @hookimpl
 def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None) -> None:
-    for tracker in _open.pop(id(run), ()):
+    for tracker in run.state.pop("tracking", ()):
         tracker.close(summary, failed=error is not None)

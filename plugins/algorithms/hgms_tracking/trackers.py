@@ -29,14 +29,13 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     >>> numbers({"step": 3, "metric.loss": 0.5, "scores": [1.0, 2.0], "outcome": "converged", "gap": None})
     {'metric/loss': 0.5, 'scores/0': 1.0, 'scores/1': 2.0}
     """
-    found: dict[str, float] = {}
+    row: dict[str, float] = {}
     for name, value in record.items():
-        if name == "step":
-            continue
-        for place, one in enumerate(value) if isinstance(value, list) else ((None, value),):
-            if isinstance(one, int | float) and not isinstance(one, bool):
-                found[name.replace(".", "/", 1) + ("" if place is None else f"/{place}")] = float(one)
-    return found
+        path = name.replace(".", "/", 1)
+        items = {f"{path}/{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {path: value}
+        row |= {key: float(item) for key, item in items.items() if isinstance(item, int | float) and not isinstance(item, bool)}
+    row.pop("step", None)
+    return row
 
 
 def title(run: RunInfo) -> str:

@@ -17,10 +17,9 @@ from typing import Any
 
 import click
 
-from hgms_cli.terminal import printable
+from hgms_cli.terminal import host_of, printable
 from hgms_core import PLUGIN_API, HgmsError, PluginError, __version__, shortened, unknown
-from hgms_core import host as plugins
-from hgms_core.host import programs
+from hgms_core.host import LOG, Host, PluginInfo, describe
 
 
 class _Warnings(logging.Handler):
@@ -34,13 +33,15 @@ class _Commands(click.Group):
     """The commands of programs, of which only the one that is asked for is loaded, then those of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = set(programs())
+        host = host_of(ctx)
+        names = set(host.programs)
         with contextlib.suppress(HgmsError):  # `hgms --help` has to work with a broken plugin too
-            names.update(self._of_plugins())
+            names.update(self._of_plugins(host))
         return sorted(names)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return self._of_programs(name) or self._of_plugins().get(name)
+        host = host_of(ctx)
+        return self._of_programs(host, name) or self._of_plugins(host).get(name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
@@ -75,7 +76,7 @@ class _Commands(click.Group):
             where = f" {error.filename}" if error.filename is not None else ""
             raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
         except SystemExit as error:  # click's own way out is another exception
-            if ctx.invoked_subcommand not in programs():
+            if ctx.invoked_subcommand not in host_of(ctx).programs:
                 raise  # a plugin's command leaves as it likes
             raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
         except KeyboardInterrupt as error:
@@ -84,30 +85,27 @@ class _Commands(click.Group):
         finally:
             logger.removeHandler(handler)
 
-    def _of_programs(self, name: str) -> click.Command | None:
+    def _of_programs(self, host: Host, name: str) -> click.Command | None:
         """The command of the first program that brings it; somebody else's comes before ours, so that it can take its place."""
-        host = plugins.Host()
-        for entry in programs().get(name, ()):
-            info = host.add_program(entry)
-            command = self._of(host, info).get(name)
+        for entry in host.programs.get(name, ()):
+            command = self._of(host, host.add_program(entry)).get(name)
             if command is not None:
                 return command
         return None
 
-    def _of_plugins(self) -> dict[str, click.Command]:
-        host = plugins.host()
+    def _of_plugins(self, host: Host) -> dict[str, click.Command]:
         commands: dict[str, click.Command] = {}
-        for info, _ in host.implementations("hgms_register_commands"):
-            for name, command in self._of(host, info).items():
-                if name in programs() or name in commands:
-                    plugins.LOG.warning(
+        for info, _ in host.complete().implementations("hgms_register_commands"):
+            for name, command in ({} if info.program else self._of(host, info)).items():
+                if name in host.programs or name in commands:
+                    LOG.warning(
                         "plugin %r (%s): there is a command %r already; its own is left out", info.name, info.owner, name
                     )
                 else:
                     commands[name] = command
         return commands
 
-    def _of(self, host: plugins.Host, info: plugins.PluginInfo) -> dict[str, click.Command]:
+    def _of(self, host: Host, info: PluginInfo) -> dict[str, click.Command]:
         """The commands of one plugin. Each adds to a group of its own, so that a broken one cannot spoil the others'."""
         group = click.Group()
         for owner, impl in host.implementations("hgms_register_commands"):
@@ -116,9 +114,9 @@ class _Commands(click.Group):
                     with host.watched(info):
                         impl.function(*[group for _ in impl.argnames])
                 except (Exception, SystemExit) as error:
-                    host.blame(info, PluginError(f"hgms_register_commands raised {plugins.describe(error)}"), part=True)
+                    host.blame(info, PluginError(f"hgms_register_commands raised {describe(error)}"), part=True)
                     return {}
-        return group.commands
+        return dict(group.commands)
 
 
 class _Shown(click.ClickException):

@@ -11,18 +11,44 @@ from typing import Any
 
 import click
 
+from hgms_core.host import Host
+from hgms_core.registry import Registry
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 """The option ``--json`` of a command, as its argument ``as_json``."""
 
-plugin_option = click.option(
+files_option = click.option(
     "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
 )
-"""The option ``--plugin`` of a command, as its argument ``files``, which ``host(files)`` loads."""
+"""The option ``--plugin`` of a command, as its argument ``files``."""
 
 
-def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
-    if value:
-        os.environ["HGMS_TRACK"] = value  # where the observers look, in this process and in the ones it starts
+def host_of(ctx: click.Context) -> Host:
+    """The host of this invocation, which is click's ``ctx.obj``."""
+    root = ctx.find_root()
+    root.obj = ctx.obj = root.obj or Host()
+    host: Host = ctx.obj
+    return host
+
+
+def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]) -> Registry:
+    return Registry(host_of(ctx).complete(files))
+
+
+plugin_option = click.option(
+    "--plugin",
+    "registry",
+    multiple=True,
+    metavar="FILE",
+    callback=_registry,
+    help="Load a plugin from a single .py file. Repeatable.",
+)
+"""The option ``--plugin`` of a command, as its argument ``registry``: the components of installed plugins and of the files."""
+
+
+def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> list[str]:
+    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    return [f"run.track={json.dumps(names)}"] if names else []
 
 
 def _trust(_ctx: click.Context, _option: click.Parameter, value: bool) -> None:
@@ -42,11 +68,11 @@ trust_option = click.option(
 track_option = click.option(
     "--track",
     metavar="NAMES",
-    expose_value=False,
+    envvar="HGMS_TRACK",
     callback=_track,
     help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
-"""The option ``--track`` of a command that carries out runs; the trackers' observers hear of it by themselves."""
+"""The option ``--track`` of a command that carries out runs, as its argument ``track``: what to lay over the file, as --set."""
 
 
 def print_json(value: object) -> None:

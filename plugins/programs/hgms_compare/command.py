@@ -15,6 +15,7 @@ from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from hgms_compare.grid import Grid
+    from hgms_core.registry import Registry
 
 
 def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
@@ -107,7 +108,7 @@ def compare(
     ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
     seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, jobs: int | None,
     scale: str | None, fresh: bool,
-    retry_failed: bool, dry_run: bool, files: Sequence[str], as_json: bool,
+    retry_failed: bool, dry_run: bool, track: Sequence[str], registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
 
@@ -117,9 +118,6 @@ def compare(
 
     What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2 if the grid is wrong.
     """
-    from hgms_core import host as plugins
-
-    plugins.host(files)
     from hgms_compare.compare import run_grid
     from hgms_compare.grid_file import FLAGS, load
     from hgms_compare.scale import scaled
@@ -129,14 +127,15 @@ def compare(
     # the file, then its scale, then the flags, which have the last word
     table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
     table |= {key: value for key, value in over.items() if value is not None}
+    sets = [*sets, *track]
     if out is not None:
         sets = [*sets, f"run.out={json.dumps(out)}"]
     if grid is None and scale is not None:
         raise ConfigError(f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given")
     if grid is None:
-        loaded = load(table, source=FLAGS, sets=sets)
+        loaded = load(table, source=FLAGS, sets=sets, registry=registry)
     else:
-        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods)
+        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry)
     if dry_run:
         rows = _rows(loaded)
         if as_json:
@@ -146,7 +145,7 @@ def compare(
         click.echo(_work(loaded, rows))
         return
     found = run_grid(
-        loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, files=files, progress=not as_json,
+        loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     if as_json:

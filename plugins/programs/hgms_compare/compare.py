@@ -21,8 +21,7 @@ from hgms_compare.board import Board
 from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.grid_file import load
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
-from hgms_core import host as plugins
-from hgms_core import registry as registries
+from hgms_core.registry import Registry, kinds_of
 from hgms_results import StoredRun, Table, read_run, table
 from hgms_run import Interrupted, RunFolder, RunSettings, plain, stoppable
 
@@ -145,7 +144,6 @@ def run_grid(
     jobs: int | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
-    files: Sequence[str] = (),
     progress: bool = True,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Comparison:
@@ -156,7 +154,8 @@ def run_grid(
     seconds or the device is not the CPU, else one a core; 0 runs in this process. ``fresh`` gives every cell a process of its
     own. ``say`` is told what a person should know.
     """
-    plugins.notify("hgms_ready")
+    host = grid.registry.host
+    host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
     timed = any(one.seconds is not None for one in (grid.budget, grid.sweep.budget if grid.sweep else None) if one is not None)
@@ -166,10 +165,11 @@ def run_grid(
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     ended: dict[Path, workers.Ending] = {}
     # plugins that no distribution announces (files, modules) are told to the workers; the others they find themselves
-    known = plugins.host().infos.values()
-    loaded = [info.module for info in known if info.distribution is None and info.status in ("loaded", "incomplete")]
+    files = [
+        info.module for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")
+    ]
     try:
-        with stoppable(), workers.Crew(count=jobs, plugins=list(dict.fromkeys([*files, *loaded])), fresh=fresh) as crew:
+        with stoppable(), workers.Crew(count=jobs, plugins=files, fresh=fresh) as crew:
 
             def carry_out(cells: list[Cell]) -> None:
                 wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
@@ -279,12 +279,13 @@ def compare(
     jobs: int | None = None,
     retry_failed: bool = False,
     progress: bool = False,
+    registry: Registry | None = None,
 ) -> Comparison:
     """``hgms compare`` from Python: every task with every method and seed under one budget, in run folders below ``out``.
 
     Tasks and methods are names, tables as in a grid file (``{"name": "hg-ms", "label": …, "outer": {"lr": …}}``, with objects
-    for parts where you like) or objects of registered classes; methods may also be a table from labels to those. Results that
-    are on disk already are used.
+    for parts where you like) or objects of classes in ``registry`` (None: what is installed); methods may also be a table from
+    labels to those. Results that are on disk already are used.
 
     Raises:
         ConfigError: something about the grid is wrong; all of it is listed, and nothing was run.
@@ -293,64 +294,66 @@ def compare(
     def listed(value: Any) -> list[Any]:
         return list(value) if isinstance(value, (list, tuple)) else [value]
 
+    registry = registry or Registry.load()
     settings = dict(plain(run)) if isinstance(run, RunSettings) else dict(run or {})
     whole: dict[str, Any] = {
         "budget": plain(budget) if isinstance(budget, Budget) else budget,
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
-        "task": [_as_table("task", one) for one in listed(tasks)],
-        "method": [_as_table("method", one) for one in _labelled(listed(methods))],
+        "task": [_as_table("task", task, registry) for task in listed(tasks)],
+        "method": [_as_table("method", method, registry) for method in _labelled(listed(methods), registry)],
         "run": {key: value for key, value in settings.items() if value != "none"} | {"out": str(out)},
     }
     whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
     if sweep is not None:
         whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
-    return run_grid(load(whole), jobs=jobs, retry_failed=retry_failed, progress=progress)
+    return run_grid(load(whole, registry=registry), jobs=jobs, retry_failed=retry_failed, progress=progress)
 
 
-def _labelled(methods: list[Any]) -> list[Any]:
+def _labelled(methods: list[Any], registry: Registry) -> list[Any]:
     """A table from labels to methods (it has no key ``name``) as a list of tables with their labels."""
-    found = []
-    for one in methods:
-        if isinstance(one, Mapping) and "name" not in one:
-            for label, each in one.items():
-                table = {"name": each} if isinstance(each, str) else _as_table("method", each)
-                found.append({**table, "label": label} if isinstance(table, Mapping) else table)
-        else:
-            found.append(one)
-    return found
+    tables = []
+    for method in methods:
+        if not isinstance(method, Mapping) or "name" in method:
+            tables.append(method)
+            continue
+        for label, component in method.items():
+            table = {"name": component} if isinstance(component, str) else _as_table("method", component, registry)
+            tables.append({**table, "label": label} if isinstance(table, Mapping) else table)
+    return tables
 
 
-def _as_table(kind: str, one: Any) -> Any:
+def _as_table(kind: str, component: Any, registry: Registry) -> Any:
     """A component object as the table that makes it, also where it is a part in a table; names as they are."""
-    if isinstance(one, str):
-        return one
-    if isinstance(one, Mapping):
+    if isinstance(component, str):
+        return component
+    if isinstance(component, Mapping):
         return {
-            key: _as_table(kind, value) if attrs.has(type(value)) or isinstance(value, Mapping) else value
-            for key, value in one.items()
+            key: _as_table(kind, value, registry) if attrs.has(type(value)) or isinstance(value, Mapping) else value
+            for key, value in component.items()
         }
-    if not attrs.has(type(one)):
+    if not attrs.has(type(component)):
         raise ConfigError(
-            f"{one!r} is no object of a registered {kind}; give a name, a table, or an object of a class that has a name"
+            f"{component!r} is no object of a registered {kind}; give a name, a table, or an object of a class that has a name"
         )
-    _ensure_registered(one)
-    return plain(one)
+    _ensure_registered(component, registry)
+    return plain(component)
 
 
-def _ensure_registered(one: Any) -> None:
+def _ensure_registered(component: Any, registry: Registry) -> None:
     """Workers build the objects anew from their names, so their classes and those of their parts have to have some."""
-    found = registries.default()
-    kinds = registries.kinds_of(type(one))
-    if kinds and not any((known := found.find(kind.name, one.name)) and known.target is type(one) for kind in kinds):
+    cls = type(component)
+    kinds = kinds_of(cls)
+    known = [registry.find(kind.name, component.name) for kind in kinds]
+    if kinds and not any(other is not None and other.target is cls for other in known):
         raise ConfigError(
-            f"{type(one).__name__} is no registered {kinds[0].label}, so no other process could build {one!r}\n"
-            f"  put the class into a file with its hook, and load it: from hgms_core.host import host; "
-            f'host(["./my_{kinds[0].name}.py"])'
+            f"{cls.__name__} is no registered {kinds[0].label}, so no other process could build {component!r}\n"
+            f"  put the class into a file with its hook, and load it: from hgms_core.registry import Registry; "
+            f'compare(…, registry=Registry.load(["./my_{kinds[0].name}.py"]))'
         )
-    for part in attrs.fields(type(one)):
-        value = getattr(one, part.name)
+    for part in attrs.fields(cls):
+        value = getattr(component, part.name)
         if attrs.has(type(value)):
-            _ensure_registered(value)
+            _ensure_registered(value, registry)
 
 
 __all__ = ["Comparison", "Failure", "compare", "run_grid", "state_of"]

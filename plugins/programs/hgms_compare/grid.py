@@ -13,7 +13,6 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms_core import Budget, Method, overlay
-from hgms_core import registry as registries
 from hgms_core.registry import Registry
 from hgms_run import RunConfig, RunSettings, put, run_path, structured
 
@@ -107,6 +106,7 @@ class Grid:
     sweep: SweepSettings | None
     pairs: Mapping[tuple[str, str], RunConfig]
     """The configuration of every (task, method), by labels, for the first seed."""
+    registry: Registry = field(eq=False, repr=False)
 
     @property
     def out(self) -> Path:
@@ -123,7 +123,7 @@ class Grid:
                 found.append(Cell(config=made, path=run_path(made)))
         return found
 
-    def varied(self, task: str, method: str, values: Mapping[str, Any], registry: Registry | None = None) -> RunConfig:
+    def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
         """The configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(one for one in self.methods if one.label == method)
@@ -131,7 +131,7 @@ class Grid:
         for key, value in values.items():
             put(table, key.split("."), value)
         traits = frozenset(getattr(base.task, "traits", ()))
-        made = structured(table, Method, registry or registries.default(), traits)
+        made = structured(table, Method, self.registry, traits)
         return attrs.evolve(base, method=made, method_name=entry.name)
 
 

@@ -44,7 +44,6 @@ from hgms_compare import space
 from hgms_compare.grid import Entry, Grid, SweepSettings, distinct_seeds
 from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, misfit, missing_traits, unknown
-from hgms_core import registry as registries
 from hgms_core.registry import Registry
 from hgms_results import DEFAULT_REFERENCE
 from hgms_run import LATER, SCHEMA, Invalid, RunConfig, RunSettings, device_called, lay, put, show, structured, traits_of
@@ -87,7 +86,7 @@ def load(
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of them), or a key of the top
     level. Raises one ConfigError with everything that is wrong.
     """
-    return _Loader(source, registry or registries.default()).load(scaled(table, scale, source), list(sets), tasks, methods)
+    return _Loader(source, registry or Registry.load()).load(scaled(table, scale, source), list(sets), tasks, methods)
 
 
 class _Loader:
@@ -146,11 +145,11 @@ class _Loader:
                 )
                 pairs[one.label, other.label] = RunConfig(
                     task=built[one.label], method=fitting[one.label, other.label], method_name=other.name,
-                    seed=seeds[0], budget=file.budget, run=run,
+                    seed=seeds[0], budget=file.budget, run=run, host=self.registry.host,
                 )  # fmt: skip
         return Grid(
             tasks=tasks, methods=methods, seeds=seeds, budget=file.budget, run=file.run, metrics=metrics,
-            reference=reference, sweep=file.sweep, pairs=pairs,
+            reference=reference, sweep=file.sweep, pairs=pairs, registry=self.registry,
         )  # fmt: skip
 
     def salvaged(self, table: Mapping[str, Any]) -> GridFile:

@@ -30,6 +30,7 @@ from attrs import define, field, frozen
 
 from hgms_compare.usage import measured
 from hgms_core import CheckpointError, HgmsError
+from hgms_core.registry import Registry
 from hgms_run import (
     DiskError,
     FolderInUse,
@@ -313,11 +314,9 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(0)  # the parent is gone, or done with us
 
     threading.Thread(target=listen, daemon=True).start()
-    from hgms_core import host as plugins
-
     threads, places, files = int(arguments[0]), json.loads(arguments[1]), arguments[2:]
     sys.path += [place for place in places if place not in sys.path]
-    plugins.host(files)
+    registry = Registry.load(files)
     gc.collect()
     gc.freeze()  # what is imported stays: collecting between two runs need not look at it
 
@@ -332,7 +331,7 @@ def main(arguments: Sequence[str]) -> None:
                 return
             torch.set_num_threads(threads)
             try:
-                config = RunConfig.from_dict(message["config"])
+                config = RunConfig.from_dict(message["config"], registry=registry)
                 job = Job(config=config, path=Path(message["path"]), title=message["title"])
                 ending = _in_process(job, lambda _job, share, record: tell(event="step", share=share, record=_numbers(record)))
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
+from hgms_core.registry import Registry
 from hgms_demo.pictures import draw_accuracy, draw_weights
 from hgms_results import DEFAULT_REFERENCE, Table, table
 from hgms_run import Progress, RunConfig, RunResult, run_config
@@ -46,10 +47,13 @@ def configs(out: Path, seeds: int, seconds: float) -> list[RunConfig]:
     settings = tomllib.loads(files("hgms_demo").joinpath("demo.toml").read_text())
     methods = settings.pop("methods")
     share = seconds / (len(methods) * seeds)
+    registry = Registry.load()
     settings["run"]["out"] = str(out / "runs")
     return [
         RunConfig.from_dict(
-            {**settings, "method": {"name": name, **overrides}, "budget": {"seconds": share}, "seed": seed}, source="demo.toml"
+            {**settings, "method": {"name": name, **overrides}, "budget": {"seconds": share}, "seed": seed},
+            source="demo.toml",
+            registry=registry,
         )
         for seed in range(seeds)
         for name, overrides in methods.items()

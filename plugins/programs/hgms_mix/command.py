@@ -12,7 +12,7 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms_core import closest
-from hgms_core.host import host
+from hgms_core.registry import Registry
 
 FILE = click.Path(path_type=Path)
 
@@ -91,9 +91,9 @@ def _stage(name: str, upto: str, text: str) -> None:
     @_options
     def stage(
         config: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
-        device: str | None, files: Sequence[str], as_json: bool,
+        device: str | None, track: Sequence[str], registry: Registry, as_json: bool,
     ) -> None:  # fmt: skip
-        _run(upto, config, sets, seed, method, scale, out, device, files, as_json)
+        _run(upto, config, [*sets, *track], seed, method, scale, out, device, registry, as_json)
 
     mix.command(name, help=text)(stage)
 
@@ -124,14 +124,13 @@ def demo(out: Path, seeds: int, as_json: bool) -> None:
 
 def _run(
     upto: str, path: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
-    device: str | None, files: Sequence[str], as_json: bool,
+    device: str | None, registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
-    host(files)
     from hgms_mix.config import load
     from hgms_mix.summary import carry_out
     from hgms_run import Progress
 
-    config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale)
+    config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale, registry=registry)
     with Progress(enabled=not as_json) as view:
         report = carry_out(config, path.stem, upto=upto, say=_to_stderr, view=view)
     if as_json:

@@ -10,12 +10,13 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import ConfigError
+from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
 from hgms_mix.folder import digest
 from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample
-from hgms_run import RunConfig, RunSettings, lay, tables_of
+from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay, tables_of
 
 
 @frozen(kw_only=True)
@@ -43,6 +44,7 @@ def load(
     device: str | None = None,
     method: str | None = None,
     scale: str | None = None,
+    registry: Registry | None = None,
 ) -> MixConfig:
     """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
     table = one_of(tables_of(path, "configuration"), method, scale, path.name)
@@ -53,18 +55,20 @@ def load(
     for key, value in (("out", out), ("device", device)):
         if value is not None and isinstance(table.setdefault("run", {}), dict):
             table["run"][key] = value
-    config = read(table, path.name, places)
+    config = read(table, path.name, places, registry)
     before = own if isinstance(own, str) and own else RunSettings().out
     return attrs.evolve(config, runs=tuple(dict.fromkeys([config.run.out, before])))
 
 
-def read(table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = ()) -> MixConfig:
+def read(
+    table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = (), registry: Registry | None = None
+) -> MixConfig:
     """The configuration that a mix file's table describes; ``source`` is its name in messages."""
     task, evaluate = table.get("task"), table.get("evaluate", {})
     if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
         # Questions are asked the way the model was trained, unless the file says otherwise.
         table = {**table, "evaluate": {"template": task["template"], **evaluate}}
-    config = cast("MixConfig", MixConfig.from_dict(table, source=source, sets=places))
+    config = cast("MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry))
     # A mix is of sources: any other task has nothing to sample.
     if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
         raise ConfigError(
@@ -82,7 +86,7 @@ def read(table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int
 def held(config: RunConfig) -> dict[str, Any]:
     """What a run's result depends on: everything but where it is put and what it is called."""
     table = config.resolved()
-    for key in ("out", "label", "task_label"):
+    for key in UNCOMPARED:
         table["run"].pop(key, None)
     return table
 

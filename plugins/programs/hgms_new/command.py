@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 from hgms_cli import json_option, print_json
-from hgms_core import ConfigError, __version__, registry
-from hgms_core import host as plugins
-from hgms_core.host import canonical
+from hgms_core import ConfigError, __version__
+from hgms_core.host import Host, canonical
+from hgms_core.registry import KINDS, NAME, Kind, Registry, kind_called
 
 TEMPLATE = files("hgms_new") / "template"
 
@@ -54,7 +54,7 @@ def new() -> None:
 
 @new.command()
 @click.argument("name")
-@click.option("--kind", default="solver", show_default=True, metavar="KIND", help=f"One of {', '.join(registry.KINDS)}.")
+@click.option("--kind", default="solver", show_default=True, metavar="KIND", help=f"One of {', '.join(KINDS)}.")
 @click.option(
     "--into", type=click.Path(path_type=Path), default=Path("."), help="Where the folder hgms-NAME is made.  [default: here]"
 )
@@ -70,7 +70,7 @@ def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
     hgms new plugin minimal-residual --kind solver
     hgms new plugin my-task --kind task --into ~/code
     """
-    wanted = registry.kind_called(kind)
+    wanted = kind_called(kind)
     check_name(name, wanted)
     folder = into / f"hgms-{name}"
     check_folder(folder)
@@ -97,7 +97,7 @@ def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
         click.echo(f"  {command:<{width}}  # {what}")
 
 
-def made(name: str, kind: registry.Kind) -> dict[str, str]:
+def made(name: str, kind: Kind) -> dict[str, str]:
     """Every file of the distribution by its place in it."""
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
@@ -108,7 +108,7 @@ def made(name: str, kind: registry.Kind) -> dict[str, str]:
         "class": cls,
         "kind": kind.name,
         "label": kind.label,
-        "one": kind.one,
+        "a-kind": kind.with_article,
         "hook": kind.hook,
         "summary": summary.strip(),
         "method": method.strip(),
@@ -132,27 +132,25 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _class_name(name: str, kind: registry.Kind, source: str) -> str:
+def _class_name(name: str, kind: Kind, source: str) -> str:
     """``my-solver`` as ``MySolver``; with the kind behind it where the module uses that word for something else."""
     found = "".join(word.capitalize() for word in name.split("-"))
     taken = keyword.iskeyword(found) or re.search(rf"\b{found}\b", source)
     return found + kind.name.capitalize() if taken else found
 
 
-def check_name(name: str, kind: registry.Kind) -> None:
+def check_name(name: str, kind: Kind) -> None:
     """Refuses a name that is not in kebab-case, and one that would meet another component, plugin, module or distribution."""
-    if not registry.NAME.fullmatch(name) or name.startswith("hgms-"):
+    if not NAME.fullmatch(name) or name.startswith("hgms-"):
         near = kebab(name)
-        what = "begins with hgms-, which is put before it anyway" if registry.NAME.fullmatch(name) else "is not in kebab-case"
+        what = "begins with hgms-, which is put before it anyway" if NAME.fullmatch(name) else "is not in kebab-case"
         hint = f"did you mean {near!r}?" if near else "write for example 'my-solver'"
         raise ConfigError(
             f"the name {name!r} {what}; {hint}\n  it names the component, and with hgms- before it the distribution"
         )
     advice = "choose another name"
-    host = plugins.Host.load(tolerant=True)
-    found = registry.Registry(host)
-    owners = {item.name: item.plugin for item in found.absent(kind.name)}
-    owners |= {item.name: item.plugin for item in found.components(kind.name)}
+    host = Host.load(tolerant=True)
+    owners = {component.name: component.plugin for component in Registry(host).components(kind.name)}
     if name in owners:
         raise ConfigError(
             f"there is a {kind.label} {name!r} already, of {owners[name].owner}\n"

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from hgms_core import Budget, CheckpointError, ConfigError, registry, unknown
+from hgms_core import Budget, CheckpointError, ConfigError, unknown
+from hgms_core.registry import Registry
 from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.mixture import Mixture
@@ -34,6 +35,7 @@ from hgms_results import (
     spell,
     table,
 )
+from hgms_run import UNCOMPARED
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
@@ -281,7 +283,7 @@ def _metric(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[str, dic
     """The main metric, which way each is better, and all of them in the task's order."""
     directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), None)
     if directions is None:  # older than the record of it: what the installed task says
-        found = registry.default().find("task", runs[0].task_name)
+        found = Registry.load().find("task", runs[0].task_name)
         directions = dict(getattr(getattr(found, "target", None), "metrics", {}))
     names = list(dict.fromkeys([*directions, *(name for run in runs for name in run.metrics)]))
     names = [name for name in names if any(name in run.metrics for run in runs)]
@@ -390,7 +392,7 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
 
 def carried_out(run: StoredRun) -> dict[str, Any]:
     """The settings of a run that are neither its method's nor names."""
-    return {key: value for key, value in run.settings.items() if key not in ("out", "label", "task_label")}
+    return {key: value for key, value in run.settings.items() if key not in UNCOMPARED}
 
 
 def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hgms_core import hookimpl
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built
-from hgms_run.config import LATER, SCHEMA, RunConfig, RunSettings, load
+from hgms_run.config import LATER, SCHEMA, UNCOMPARED, RunConfig, RunSettings, load
 from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, structured, traits_of, type_hints
 from hgms_run.ended import RunResult
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
@@ -27,6 +27,7 @@ __all__ = [
     "PROTOCOLS",
     "ROWS",
     "SCHEMA",
+    "UNCOMPARED",
     "DiskError",
     "FolderInUse",
     "Interrupted",

@@ -22,13 +22,12 @@ from hgms_core import (
     Method,
     UnknownComponent,
     missing_traits,
-    registry,
     unknown,
     wanted_traits,
 )
-from hgms_core import host as plugins
+from hgms_core.registry import Component, Registry, kind_called
 from hgms_run import convert
-from hgms_run.config import RunConfig, load
+from hgms_run.config import UNCOMPARED, RunConfig, load
 from hgms_run.files import read_file
 from hgms_run.folder import RunFolder
 from hgms_run.launch import run_config, run_path
@@ -40,16 +39,15 @@ from hgms_run.tables import difference, lay, parse_toml
 @click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
 @plugin_option
 @json_option
-def describe(words: Sequence[str], files: Sequence[str], as_json: bool) -> None:
+def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
     """Everything about one component: its fields with types and defaults, and its documentation.
 
     KIND may be left out where only one component has the NAME.
     """
-    plugins.host(files)
     if len(words) > 2:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
     *kind, name = words
-    found = registry.default().get(registry.kind_called(kind[0]).name, name) if kind else _component(name)
+    found = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
     description = _description(found)
     if as_json:
         print_json(description)
@@ -69,9 +67,9 @@ def describe(words: Sequence[str], files: Sequence[str], as_json: bool) -> None:
         click.echo("It has no fields.")
 
 
-def _component(name: str) -> registry.Component:
+def _component(registry: Registry, name: str) -> Component:
     """The one component of that name, whatever its kind."""
-    known = [item for item in registry.default().components() if item.kind.label]
+    known = [item for item in registry.components() if item.kind.label]
     hits = [item for item in known if item.name == name]
     if not hits:
         raise UnknownComponent(unknown("component", name, {item.name for item in known}))
@@ -81,7 +79,7 @@ def _component(name: str) -> registry.Component:
     return hits[0]
 
 
-def _description(found: registry.Component) -> dict[str, Any]:
+def _description(found: Component) -> dict[str, Any]:
 
     row = found.row() | {"class": found.where}
     target = found.target
@@ -116,12 +114,11 @@ def _description(found: registry.Component) -> dict[str, Any]:
 @plugin_option
 @json_option
 def run(
-    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, files: Sequence[str], as_json: bool
-) -> None:
+    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, track: Sequence[str],
+    registry: Registry, as_json: bool,
+) -> None:  # fmt: skip
     """Run what a CONFIG file describes, into a run folder of its own."""
-    plugins.host(files)
-
-    loaded = load(config, sets, seed=seed, out=out)
+    loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
 
     if resume:
         _say_nothing_to_resume(loaded)
@@ -152,7 +149,7 @@ def _say_nothing_to_resume(config: RunConfig) -> None:
     for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
         with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
             keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
-            keys = [key for key in keys if key not in ("run.out", "run.label", "run.task_label")]
+            keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
             what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
             click.echo(printable(f"  {path.parent} holds a run with {what}"), err=True)
 
@@ -160,15 +157,14 @@ def _say_nothing_to_resume(config: RunConfig) -> None:
 @click.command()
 @plugin_option
 @json_option
-def compat(files: Sequence[str], as_json: bool) -> None:
+def compat(registry: Registry, as_json: bool) -> None:
     """Which methods fit which tasks, known before anything runs.
 
     ok: the task has all that the method and its parts need. no: it lacks what is listed below the table. ?: the task makes no
     promise, or the method cannot be built without a configuration.
     """
-    plugins.host(files)
-    tasks = {item.name: item.target for item in registry.default().components("task")}
-    rows = [row for item in registry.default().components("method") for row in _cells(item.name, tasks)]
+    tasks = {item.name: item.target for item in registry.components("task")}
+    rows = [row for item in registry.components("method") for row in _cells(registry, item.name, tasks)]
     if as_json:
         print_json(rows)
         return
@@ -186,11 +182,11 @@ def compat(files: Sequence[str], as_json: bool) -> None:
         click.echo(f"  {why} ({'every task' if len(names) == len(tasks) else ', '.join(names)})")
 
 
-def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
     for task, target in tasks.items():
         try:
-            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())))
+            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())), registry=registry)
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None
@@ -201,7 +197,13 @@ def _cells(name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}
 
 
-def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset()) -> Any:
+def built(
+    name: str,
+    protocol: Any,
+    fields: Sequence[str] = (),
+    traits: frozenset[str] = frozenset(),
+    registry: Registry | None = None,
+) -> Any:
     """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
     method's on a task with ``traits``)."""
 
@@ -209,6 +211,6 @@ def built(name: str, protocol: Any, fields: Sequence[str] = (), traits: frozense
     table: dict[str, Any] = {kind: {"name": name}}
     places = [lay(table, assignment) for assignment in fields]
     try:
-        return convert.structured(table[kind], protocol, registry.default(), traits)
+        return convert.structured(table[kind], protocol, registry or Registry.load(), traits)
     except convert.Invalid as invalid:
         raise ConfigError(convert.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None

@@ -32,7 +32,7 @@ import tomlkit
 from attrs import Factory, field, frozen, validators
 
 from hgms_core import Budget, ConfigError, Method, Task
-from hgms_core import registry as registries
+from hgms_core.host import Host
 from hgms_core.registry import Registry
 from hgms_run.convert import Invalid, plain, structured, traits_of
 from hgms_run.provenance import digests
@@ -42,6 +42,10 @@ SCHEMA = 1
 
 LATER = ("sample", "finetune", "evaluate")
 """The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
+
+
+UNCOMPARED = ("out", "label", "task_label", "track")
+"""The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""
 
 
 def _device(_settings: object, _attribute: object, value: str) -> None:
@@ -64,7 +68,7 @@ class RunSettings:
     every step). ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process, which other
     programs on the machine disturb less (of all its threads together; not for GPUs).
     ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
-    that two variants of one method can stand side by side.
+    that two variants of one method can stand side by side. ``track`` names the trackers that follow the run.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -77,6 +81,7 @@ class RunSettings:
     checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
     label: str | None = field(default=None, validator=validators.optional(_label))
     task_label: str | None = field(default=None, validator=validators.optional(_label))
+    track: tuple[str, ...] = ()
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -89,7 +94,8 @@ class RunConfig:
     """One run: a task, a method, a seed and a budget.
 
     ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline` underneath); records and tables
-    are labelled with it. ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry.
+    are labelled with it. ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry. ``host`` has
+    the observers that follow the run (None: those of installed plugins).
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
@@ -99,13 +105,15 @@ class RunConfig:
     budget: Budget
     run: RunSettings = RunSettings()
     method_name: str = field(default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False})
+    host: Host | None = field(default=None, eq=False, repr=False, metadata={"toml": False})
 
     @classmethod
     def from_dict(
         cls, table: Mapping[str, Any], *, source: str = "config", registry: Registry | None = None, sets: Iterable[Place] = ()
     ) -> RunConfig:
-        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it."""
-        registry = registry if registry is not None else registries.default()
+        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it.
+        Components are looked up in ``registry`` (None: what is installed)."""
+        registry = registry or Registry.load()
         known = {each.name for each in attrs.fields(cls)}
         read = {key: value for key, value in table.items() if key in known or key not in LATER}
         try:
@@ -113,7 +121,7 @@ class RunConfig:
         except Invalid as invalid:
             raise ConfigError(invalid.render(source, tuple(sets))) from None
         method = table["method"]
-        return attrs.evolve(config, method_name=method if isinstance(method, str) else method["name"])
+        return attrs.evolve(config, method_name=method if isinstance(method, str) else method["name"], host=registry.host)
 
     @classmethod
     def from_toml(cls, text: str, *, source: str = "config", registry: Registry | None = None) -> RunConfig:
@@ -126,6 +134,8 @@ class RunConfig:
         for key in ("label", "task_label"):
             if table["run"][key] == "none":
                 del table["run"][key]
+        if not self.run.track:
+            del table["run"]["track"]
         return table
 
     def to_toml(self) -> str:
@@ -133,11 +143,11 @@ class RunConfig:
 
     @property
     def config_hash(self) -> str:
-        """Eight hex digits that are the same for runs that may be averaged: everything but the seed, the folder and the
-        labels, the version of the task, and the code of components that are not ours."""
+        """Eight hex digits that are the same for runs that may be averaged: everything but the seed and what is UNCOMPARED, the
+        version of the task, and the code of components that are not ours."""
         table = self.resolved()
         del table["seed"]
-        for key in ("out", "label", "task_label"):
+        for key in UNCOMPARED:
             table["run"].pop(key, None)
         code = digests([self.task, self.method])
         text = json.dumps([table, str(getattr(self.task, "version", "")), *([code] if code else [])], sort_keys=True)

@@ -70,7 +70,7 @@ def spell(hint: Any) -> str:
     if hint in _SCALARS:
         return _SCALARS[hint]
     if hint in PROTOCOLS:
-        return PROTOCOLS[hint].one
+        return PROTOCOLS[hint].with_article
     if hint is Budget:
         return 'a budget like "60s", "25 steps" or "1e5 calls"'
     if hint in (None, type(None)):
@@ -295,7 +295,7 @@ def _component(converter: cattrs.Converter, registry: Registry, traits: frozense
     kind = PROTOCOLS[protocol]
     table: Mapping[str, Any] = {"name": value} if isinstance(value, str) else typing.cast("Mapping[str, Any]", value)
     if not isinstance(table, Mapping):
-        fail(f"expected a table with the name of {kind.one}, got {show(value)}")
+        fail(f"expected a table with the name of {kind.with_article}, got {show(value)}")
     name = table.get("name")
     if not isinstance(name, str):
         names = ", ".join(item.name for item in registry.components(kind.name)) or "none is installed"

@@ -33,12 +33,10 @@ from filelock import FileLock, Timeout
 
 from hgms_core import CheckpointError, State
 from hgms_run.checkpoint import pack, unpack
+from hgms_run.config import UNCOMPARED
 from hgms_run.files import append, flush, replace_file, writing
 from hgms_run.sealed import as_json, contents, damaged, is_stamped, json_object, lines, regular, sealed, stamped, unsealed
 from hgms_run.tables import finite, parse_toml
-
-UNCOMPARED = ("out", "label", "task_label")
-"""Keys of the table ``[run]`` that say where a run is and what it is called, not what it is."""
 
 
 class FolderInUse(CheckpointError):

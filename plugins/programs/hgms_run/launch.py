@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hgms_core import CheckpointError, ConfigError, Problem, RunInfo, Task, ensure_fits
-from hgms_core.host import notify
+from hgms_core.host import Host
 from hgms_run.config import RunConfig
 from hgms_run.ended import RunResult, summarise
 from hgms_run.files import replace_file
@@ -57,7 +57,7 @@ def run_config(
         ),
         patience=patience, word="--resume",
         about=lambda: {"task": _about(config.task), "code": digests([config.task, config.method])},
-        settings=settings, watch=watch or (view.watch if view is not None else ignore), notify=notify,
+        settings=settings, watch=watch or (view.watch if view is not None else ignore), host=config.host or Host.load(),
     ).carry_out()  # fmt: skip
 
 

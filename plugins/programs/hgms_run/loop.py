@@ -31,7 +31,7 @@ from hgms_core import (
     out_of_memory,
     to_numbers,
 )
-from hgms_core.host import LOG
+from hgms_core.host import LOG, Host
 from hgms_run.advice import check_numbers, explained
 from hgms_run.config import RunSettings
 from hgms_run.convert import plain
@@ -81,7 +81,7 @@ def run(
     resume: bool = False,
     settings: RunSettings = RunSettings(),
     watch: Watcher = ignore,
-    notify: Callable[..., None] = ignore,
+    host: Host | None = None,
 ) -> RunResult:
     """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
 
@@ -122,7 +122,7 @@ def run(
         info = attrs.evolve(info, folder=folder.path, config=config)
     return Run(
         method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, notify=notify,
+        watch=watch, host=host,
     ).carry_out()  # fmt: skip
 
 
@@ -155,7 +155,7 @@ class Run:
     word: str = "resume=True"
     about: Callable[[], Mapping[str, Any]] = dict
     watch: Watcher = ignore
-    notify: Callable[..., None] = ignore
+    host: Host | None = None
     problem: Problem = field(init=False)
     clock: Clock = field(init=False)
     state: State = field(factory=dict)
@@ -175,6 +175,11 @@ class Run:
         text = tomlkit.dumps(self.info.config)
         with self.folder.claimed(text, resume=self.resume, patience=self.patience, word=self.word):
             return (self.read_back(self.folder) if self.resume else None) or self.ended(text)
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Calls the observers of ``hook``, if the run has any."""
+        if self.host is not None:
+            self.host.notify(hook, run=self.info, **arguments)
 
     def read_back(self, folder: RunFolder) -> RunResult | None:
         """The run as its folder holds it, if it is finished."""
@@ -215,7 +220,7 @@ class Run:
                 raise
             raise failure from error
         finally:
-            self.notify("hgms_run_finished", run=self.info, summary=summary, error=ending)
+            self.notify("hgms_run_finished", summary=summary, error=ending)
         theta, x = self.method.result(self.state)
         return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.records)
 
@@ -252,11 +257,11 @@ class Run:
                 self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
         if loaded is None:
             self.state = self.method.init(self.problem, self.info.seed)
-        self.notify("hgms_run_started", run=self.info)
+        self.notify("hgms_run_started")
 
     def environment(self, folder: RunFolder) -> dict[str, Any]:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
-        now = {**environment(self.device), "code": digests(self.method), **self.about()}
+        now = {**environment(self.device, self.host), "code": digests(self.method), **self.about()}
         before = folder.read_environment() if self.resume else {}
         earlier = before.pop("before", [])
         if not before or before == json.loads(json.dumps(now)):
@@ -377,7 +382,7 @@ class Run:
         if self.folder is not None:
             self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds})
         self.records.append({**record, "seconds": self.clock.seconds})
-        self.notify("hgms_step_finished", run=self.info, record=self.records[-1])
+        self.notify("hgms_step_finished", record=self.records[-1])
         self.watch(self.info, self.records[-1], self.share)
 
     def save(self) -> None:

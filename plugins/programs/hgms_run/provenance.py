@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import platform
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import attrs
 import torch
 
-from hgms_core.host import FIRST_PARTY, host, programs
+from hgms_core.host import Host, first_party
 
 
 def digests(value: Any) -> dict[str, str]:
@@ -45,9 +44,7 @@ def digests(value: Any) -> dict[str, str]:
 
 
 def _is_ours(module: str) -> bool:
-    entries: list[Any] = [*host().infos.values(), *itertools.chain(*programs().values())]
-    ours = {entry.module.partition(".")[0] for entry in entries if entry.distribution == FIRST_PARTY}
-    return module.partition(".")[0] in {"hgms_core", *ours}
+    return module.partition(".")[0] in first_party()
 
 
 def _digest(module: str) -> str | None:
@@ -59,8 +56,10 @@ def _digest(module: str) -> str | None:
         return None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, plugins, device, threads and the working directory's commit, as ``env.json`` holds them."""
+def environment(device: torch.device, host: Host | None = None) -> dict[str, Any]:
+    """Versions, plugins (of ``host``; None: what is installed), device, threads and the working directory's commit, as
+    ``env.json`` holds them."""
+    plugins = [info for info in (host or Host.load()).infos.values() if not info.program]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -69,7 +68,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": dict(_versions()),
-        "plugins": [f"{info.name} ({info.owner})" for info in host().infos.values() if info.status == "loaded"],
+        "plugins": [f"{info.name} ({info.owner})" for info in plugins if info.status == "loaded"],
         "git": _git(Path.cwd()),
     }
 

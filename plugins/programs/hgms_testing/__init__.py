@@ -26,7 +26,7 @@ import attrs
 import click
 
 from hgms_core import ConfigError, MissingExtra, hookimpl, unknown
-from hgms_core.registry import KINDS, Kind
+from hgms_core.registry import KINDS, Kind, Registry
 from hgms_testing import every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
 from hgms_testing.instances import failures_of as failures_of
 from hgms_testing.instances import instance_of as instance_of
@@ -49,15 +49,16 @@ OF_KIND: Mapping[str, Any] = {
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
 
-def checks_of(component: Any, kind: Kind | None = None) -> Iterator[Check]:
-    """The checks that a component of this kind (by its methods) has to pass, in order.
+def checks_of(component: Any, kind: Kind | None = None, registry: Registry | None = None) -> Iterator[Check]:
+    """The checks that a component of this kind (by its methods) has to pass, in order; its parts are looked up in ``registry``
+    (None: what is installed).
 
     >>> from hgms_solvers import CG
     >>> [check.name for check in checks_of(CG())][:3]
     ['registration', 'docstring', 'source']
     """
     kind = kind or kind_of(type(component))
-    yield from every.checks(kind, OF_KIND[kind.name].exercise)
+    yield from every.checks(kind, OF_KIND[kind.name].exercise, registry)
     yield from checks_of_kind(kind.name)
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from hgms_core import Composition, ConfigError, PluginError, closest, registry
-from hgms_core import host as plugins
+from hgms_core import Composition, ConfigError, PluginError, closest
+from hgms_core.host import describe, import_plugin, watched
+from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of
 from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
 from hgms_testing import kind_of as kind_of
 from hgms_testing.every import class_checks
 
-METHOD = registry.KINDS["method"]
+METHOD = KINDS["method"]
 FORM = "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 
@@ -29,11 +30,13 @@ class Result:
     excuse: str = ""
 
 
-def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterator[Result]:
-    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its defaults. The rest is left out
-    where there is no instance to ask about. A composition has no class of its own: it is asked the checks of methods."""
+def check(cls: type | Composition, kind: Kind | None = None, registry: Registry | None = None) -> Iterator[Result]:
+    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its defaults, with parts from the
+    ``registry``. The rest is left out where there is no instance to ask about. A composition has no class of its own: it is
+    asked the checks of methods."""
+    registry = registry or Registry.load()
     if isinstance(cls, Composition):
-        yield from _composition(cls)
+        yield from _composition(cls, registry)
         return
     kind = kind if kind is not None else kind_of(cls)
     answered = []
@@ -44,59 +47,60 @@ def check(cls: type | Composition, kind: registry.Kind | None = None) -> Iterato
         yield result
         if result.fault and question.name == "registration":
             return
-    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind)), answered)
+    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind, registry)), registry, answered)
 
 
-def _composition(target: Composition) -> Iterator[Result]:
-    yield Result("registration", "; ".join(registry.faults_of(METHOD, target)))
+def _composition(target: Composition, registry: Registry) -> Iterator[Result]:
+    yield Result("registration", "; ".join(faults_of(METHOD, target)))
     yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
     yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
-    yield from _of_an_instance(target, lambda instance: checks_of_kind("method"))
+    yield from _of_an_instance(target, lambda instance: checks_of_kind("method"), registry)
 
 
 def _of_an_instance(
-    target: type | Composition, questions_for: Callable[[object], list[Check]], answered: Sequence[str] = ()
+    target: type | Composition,
+    questions_for: Callable[[object], list[Check]],
+    registry: Registry,
+    answered: Sequence[str] = (),
 ) -> Iterator[Result]:
     """The checks of an instance but those that were ``asked`` already."""
     try:
-        instance = instance_of(target)
+        instance = instance_of(target, registry=registry)
         questions = questions_for(instance)
         expected = failures_of(target, questions)
     except (Exception, SystemExit) as error:
-        yield Result("construction", str(error) if isinstance(error, AssertionError) else plugins.describe(error))
+        yield Result("construction", str(error) if isinstance(error, AssertionError) else describe(error))
         return
     yield Result("construction")
     for question in questions:
         if question.name not in answered:
-            asked_of = instance_of(target, question) if isinstance(target, Composition) else instance
+            asked_of = instance_of(target, question, registry) if isinstance(target, Composition) else instance
             yield Result(question.name, *verdict(question, asked_of, expected))
 
 
-def target_of(spec: str, files: Sequence[str] = ()) -> tuple[registry.Kind, type | Composition]:
+def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition]:
     """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
     ``cg``, and ``method:soba`` where two kinds have one of that name."""
-    plugins.host(files)
     word, _, name = spec.rpartition(":")
-    if word and not (word in registry.KINDS and registry.NAME.fullmatch(name)):
+    if word and not (word in KINDS and NAME.fullmatch(name)):
         target = import_class(spec)
         return METHOD if isinstance(target, Composition) else kind_of(target), target
-    known = registry.default()
     if word:
-        return registry.KINDS[word], known.get(word, name).target
-    if spec.endswith(".py") or not registry.NAME.fullmatch(name):
+        return KINDS[word], registry.get(word, name).target
+    if spec.endswith(".py") or not NAME.fullmatch(name):
         raise ConfigError(FORM.format(spec=spec))
-    kinds = [kind for kind in registry.KINDS.values() if known.find(kind.name, name) is not None]
+    kinds = [kind for kind in KINDS.values() if registry.find(kind.name, name) is not None]
     if len(kinds) > 1:
         several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
-        raise ConfigError(f"{name!r} is {' and '.join(kind.one for kind in kinds)}; write {several}")
+        raise ConfigError(f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}; write {several}")
     if not kinds:
-        every = sorted({component.name for component in known.components()})
+        every = sorted({component.name for component in registry.components()})
         near = closest(name, every)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(
             f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
         )
-    return kinds[0], known.get(kinds[0].name, name).target
+    return kinds[0], registry.get(kinds[0].name, name).target
 
 
 def import_class(spec: str) -> type | Composition:
@@ -107,12 +111,12 @@ def import_class(spec: str) -> type | Composition:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
     try:
-        with plugins.watched():
-            module = plugins.import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+        with watched():
+            module = import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
     except (PluginError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PluginError(f"{where} cannot be imported: {plugins.describe(error)}") from error
+        raise PluginError(f"{where} cannot be imported: {describe(error)}") from error
     target = getattr(module, name, None)
     if not isinstance(target, type | Composition):
         names = [key for key, value in vars(module).items() if isinstance(value, type | Composition)]

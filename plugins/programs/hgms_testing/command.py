@@ -11,7 +11,7 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, print_table
 from hgms_core import ConfigError, Method, Task
-from hgms_core import host as plugins
+from hgms_core.registry import Registry
 from hgms_run import built
 from hgms_testing import check as checks
 from hgms_testing.gradient_check import check_task
@@ -22,21 +22,21 @@ from hgms_testing.gradient_check import check_task
 @plugin_option
 @json_option
 @click.pass_context
-def check(ctx: click.Context, spec: str, files: Sequence[str], as_json: bool) -> None:
+def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> None:
     """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver.
 
     A composition is named in the same way, and asked the checks of methods. In place of MODULE:CLASS a registered name is fine:
     cg, hg-ms; or generator:soba where two kinds have one of the name.
     """
 
-    kind, target = checks.target_of(spec, files)
+    kind, target = checks.target_of(spec, registry)
     with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
-        results = list(checks.check(target, kind))
+        results = list(checks.check(target, kind, registry))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
         print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
     else:
-        click.echo(f"{spec}: {kind.one}")
+        click.echo(f"{spec}: {kind.with_article}")
         for result in results:
             what = result.fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
             label = "FAIL" if result.fault else ("but " if result.excuse else "ok  ")
@@ -68,7 +68,7 @@ def check(ctx: click.Context, spec: str, files: Sequence[str], as_json: bool) ->
 @click.pass_context
 def check_gradient(
     ctx: click.Context, task: str, sets: Sequence[str], method: str | None, seed: int, points: int, directions: int,
-    tolerance: float, files: Sequence[str], as_json: bool,
+    tolerance: float, registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
     """Is the hypergradient of TASK the slope of its re-solved lower level?
 
@@ -81,13 +81,13 @@ def check_gradient(
     hgms check-gradient quadratic
     hgms check-gradient hyper-cleaning --set task.train_size=50 --set task.hidden=3 --set task.omega=0.01
     """
-    plugins.host(files)
     for assignment in sets:
         if assignment.split(".")[0] not in ("task", "method") or (assignment.startswith("method.") and not method):
             raise ConfigError(f"--set {assignment}: write task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""))
-    instance = built(task, Task, [text for text in sets if text.startswith("task.")])
+    instance = built(task, Task, [text for text in sets if text.startswith("task.")], registry=registry)
     traits = frozenset(getattr(instance, "traits", ()))
-    other = built(method, Method, [text for text in sets if text.startswith("method.")], traits) if method else None
+    fields = [text for text in sets if text.startswith("method.")]
+    other = built(method, Method, fields, traits, registry) if method else None
 
     report = check_task(instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other)
     if as_json:

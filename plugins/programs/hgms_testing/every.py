@@ -13,23 +13,25 @@ import numpy as np
 import tomlkit
 import torch
 
-from hgms_core import registry
 from hgms_core.host import undone
+from hgms_core.registry import Kind, Registry, faults_of, summary_of
 from hgms_run import Invalid, converter_for, plain, type_hints
 from hgms_testing import imports
 from hgms_testing.kit import Check, Exercise, demand, difference, fail, place, snapshot, tensors
 
 
-def checks(kind: registry.Kind, exercise: Exercise) -> Iterator[Check]:
+def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
     """The checks of every kind, for a component of this one; ``exercise`` is an ordinary use of such a component."""
     yield from class_checks(kind)
-    for question in (check_frozen, check_hashable, check_pickle, check_toml, check_import):
+    for question in (check_frozen, check_hashable, check_pickle):
         yield Check(kind.name, question)
+    yield Check(kind.name, check_toml, (registry,))
+    yield Check(kind.name, check_import)
     for use in (check_inputs, check_global_rng, check_repeatable, check_precision):
         yield Check(kind.name, use, (exercise,))
 
 
-def class_checks(kind: registry.Kind) -> Iterator[Check]:
+def class_checks(kind: Kind) -> Iterator[Check]:
     """Those that can be asked of a class too, before there is an instance."""
     yield Check(kind.name, check_registration, (kind,))
     for question in (check_docstring, check_source, check_types):
@@ -40,16 +42,16 @@ def _class(component: Any) -> type:
     return component if isinstance(component, type) else type(component)
 
 
-def check_registration(component: Any, kind: registry.Kind) -> None:
+def check_registration(component: Any, kind: Kind) -> None:
     """A kebab-case name, an attrs class, every method of the protocol with the protocol's parameters."""
-    faults = registry.faults_of(kind, _class(component))
+    faults = faults_of(kind, _class(component))
     demand(not faults, "; ".join(faults))
 
 
 def check_docstring(component: Any) -> None:
     """A docstring with a first line to show in `hgms list`, and an example."""
     doc = _class(component).__doc__ or ""
-    demand(registry.summary_of(doc), "it has no docstring; its first line is what `hgms list` shows")
+    demand(summary_of(doc), "it has no docstring; its first line is what `hgms list` shows")
     demand(">>>" in doc, "its docstring has no example (a line with >>>)")
 
 
@@ -96,10 +98,10 @@ def check_pickle(component: Any) -> None:
     demand(again == component, f"it comes back as {again!r}")
 
 
-def check_toml(component: Any) -> None:
+def check_toml(component: Any, registry: Registry | None = None) -> None:
     """Written as TOML and read again it is the same."""
     table = tomllib.loads(tomlkit.dumps(plain(component)))
-    converter = converter_for(registry.default())
+    converter = converter_for(registry or Registry.load())
     fields = {key: value for key, value in table.items() if key != "name"}
     try:
         again: Any = converter.structure(fields, type(component))

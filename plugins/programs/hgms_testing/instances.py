@@ -8,42 +8,47 @@ from typing import Any
 
 import attrs
 
-from hgms_core import Composition, ConfigError, PluginError, closest, registry, unknown
+from hgms_core import Composition, ConfigError, PluginError, closest, unknown
+from hgms_core.registry import KINDS, Kind, Registry, faults_of, kinds_of, nearness
 from hgms_run import PROTOCOLS, Invalid, converter_for, type_hints
 from hgms_testing.kit import Check
 
 
-def kind_of(cls: type) -> registry.Kind:
+def kind_of(cls: type) -> Kind:
     """The kind whose methods the class has, or the one it comes nearest to."""
-    kinds = registry.kinds_of(cls)
-    if kinds and not registry.faults_of(kinds[0], cls):
+    kinds = kinds_of(cls)
+    if kinds and not faults_of(kinds[0], cls):
         return kinds[0]
-    likely = [*kinds, *(kind for kind in registry.KINDS.values() if kind not in kinds)]
-    best = max(likely, key=lambda kind: registry.nearness(kind, cls))
-    if not registry.nearness(best, cls):
+    likely = [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)]
+    best = max(likely, key=lambda kind: nearness(kind, cls))
+    if not nearness(best, cls):
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
-        every = [name for kind in registry.KINDS.values() for name in kind.methods()]
+        every = [name for kind in KINDS.values() for name in kind.methods()]
         near = [(name, closest(name, every)) for name in shown]
         hint = "".join(f"\n  its method {name}: did you mean {other}?" for name, other in near if other)
-        known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in registry.KINDS.values())
+        known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in KINDS.values())
         raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:{hint}\n  {known}")
     return best
 
 
-def instance_of(cls: Any, check: Check | None = None) -> Any:
+def instance_of(cls: Any, check: Check | None = None, registry: Registry | None = None) -> Any:
     """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
     composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them."""
     if isinstance(cls, Composition):
         traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
-            return converter_for(registry.default()).structure(cls.with_overrides(cls.testing, traits), cls.of)
+            return converter_for(registry or Registry.load()).structure(cls.with_overrides(cls.testing, traits), cls.of)
         except Invalid as invalid:
             raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
     hints = type_hints(cls)
     required = [field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
-    parts = {field.alias: _part(PROTOCOLS[hints[field.name]]) for field in required if hints[field.name] in PROTOCOLS}
+    parts = {}
+    for field in required:
+        if hints[field.name] in PROTOCOLS:
+            registry = registry or Registry.load()
+            parts[field.alias] = _part(PROTOCOLS[hints[field.name]], registry)
     try:
         return cls(**parts)
     except TypeError as error:
@@ -74,12 +79,10 @@ FIRST = {"generator": "branches", "hypergradient": "implicit"}
 """The parts that go with most others; where they are not installed any other is taken."""
 
 
-def _part(kind: registry.Kind) -> Any:
+def _part(kind: Kind, registry: Registry) -> Any:
     """A registered component of a kind."""
-    for component in sorted(
-        registry.default().components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)
-    ):
+    for component in sorted(registry.components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)):
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
-                return instance_of(component.target)
-    raise AssertionError(f"it needs {kind.one}, and none is installed to try it with")
+                return instance_of(component.target, registry=registry)
+    raise AssertionError(f"it needs {kind.with_article}, and none is installed to try it with")

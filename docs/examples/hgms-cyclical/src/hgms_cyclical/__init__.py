@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-hgms_plugin_api = 1
+hgms_plugin_api = 2
 """The version of hooks and protocols that this was written for; a host of another one says so instead of failing later."""
 
 

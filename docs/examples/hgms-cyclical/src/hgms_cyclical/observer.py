@@ -20,9 +20,6 @@ from hgms_cyclical.langevin import CyclicalLangevin
 
 FILE = "cycles.jsonl"
 
-_open: dict[int, TextIO] = {}
-"""The files of the runs under way, by the identity of their RunInfo: a process may carry out one run after another."""
-
 
 # start: observers
 @hookimpl
@@ -40,12 +37,12 @@ def hgms_run_started(run: RunInfo) -> None:
         "seed": run.seed,
     }
     path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
-    _open[id(run)] = path.open("a", encoding="utf-8", buffering=1)  # a line is out when it is written
+    run.state["cyclical"] = path.open("a", encoding="utf-8", buffering=1)  # a line is out when it is written
 
 
 @hookimpl
 def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
-    stream = _open.get(id(run))
+    stream: TextIO | None = run.state.get("cyclical")
     if stream is not None and record.get("selected") is not None:  # step 0 has chosen nothing yet
         row = {"step": record["step"], "cycle": record["selected"] + 1, "gap": record["gap"]}
         stream.write(json.dumps(row) + "\n")
@@ -53,9 +50,8 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 
 @hookimpl
 def hgms_run_finished(run: RunInfo) -> None:
-    stream = _open.pop(id(run), None)
-    if stream is not None:
-        stream.close()
+    if "cyclical" in run.state:
+        run.state.pop("cyclical").close()
 
 
 # end: observers

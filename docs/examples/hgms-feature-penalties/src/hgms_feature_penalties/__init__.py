@@ -5,7 +5,7 @@ from __future__ import annotations
 from hgms_core import Task, hookimpl
 from hgms_feature_penalties.task import FeaturePenalties as FeaturePenalties
 
-hgms_plugin_api = 1  # what hgms_core.PLUGIN_API was when this was written
+hgms_plugin_api = 2  # what hgms_core.PLUGIN_API was when this was written
 
 
 @hookimpl
