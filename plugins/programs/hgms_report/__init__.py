@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
+from hgms_report.build import build
 from hgms_report.curves import Curve
 from hgms_report.figures import COLOURS
 from hgms_report.formats import SUFFIXES, suffix, write
 from hgms_report.paper import draw_band, draw_curves, draw_mixtures, new_figure, save
-from hgms_report.study import Section, Study, build
+from hgms_report.study import Section, Study
 
 if TYPE_CHECKING:
     import click

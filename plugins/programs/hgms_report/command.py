@@ -1,14 +1,18 @@
-"""``hgms report`` and ``hgms plot``."""
+"""``hgms report`` and ``hgms plot``: parse, call, print."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hgms_cli import json_option, print_json, printable
+
+if TYPE_CHECKING:
+    from hgms_report.study import Entry, Study
+    from hgms_results import Interval
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -38,15 +42,9 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @json_option
 def report(
-    runs: Sequence[Path],
-    metrics: Sequence[str],
-    reference: str | None,
-    separate: bool,
-    title: str | None,
-    steps: bool,
-    out: Path,
-    as_json: bool,
-) -> None:
+    runs: Sequence[Path], metrics: Sequence[str], reference: str | None, separate: bool, title: str | None, steps: bool,
+    out: Path, as_json: bool,
+) -> None:  # fmt: skip
     """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network, Markdown, LaTeX or Parquet.
 
     Runs that cannot be read are named, left out and counted.
@@ -58,9 +56,9 @@ def report(
     study = reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
     written = reports.write(study, out, steps=steps)
     if as_json:
-        print_json(_told(study, written))
+        print_json(_as_dict(study, written))
         return
-    _say_skipped(study)
+    _print_skipped(study)
     click.echo(summary(study))
     for section in study.sections:
         click.echo(printable(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"))
@@ -82,63 +80,48 @@ def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: 
     study = reports.build(runs, metrics=metrics, separate=separate)
     (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
-        print_json(_told(study, [out]))
+        print_json(_as_dict(study, [out]))
         return
-    _say_skipped(study)
+    _print_skipped(study)
     click.echo(printable(f"  {out}"))
 
 
-def _say_skipped(study: Any) -> None:
-    for each in study.skipped:
-        click.echo(printable(f"left out: {each.path}: {each.reason}"), err=True)
+def _print_skipped(study: Study) -> None:
+    for folder in study.skipped:
+        click.echo(printable(f"left out: {folder.path}: {folder.reason}"), err=True)
 
 
-def _sources(section: Any, label: str, spread: Callable[[Any], Any]) -> dict[str, Any]:
-    """The final mixture and a step's tokens, of methods that have them."""
-    found: dict[str, Any] = {}
-    if label in section.mixtures:
-        found["mixture"] = {source: spread(weight) for source, weight in section.mixtures[label].weights.items()}
-    if label in section.tokens:
-        known = list(section.tokens[label].values())
-        found["step_forward_tokens"], found["step_backward_tokens"] = (
-            sum(side) / len(known) for side in zip(*known, strict=True)
-        )
-    return found
-
-
-def _told(study: Any, written: Sequence[Path]) -> dict[str, Any]:
-    def spread(interval: Any) -> dict[str, Any] | None:
-        return interval and {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
-
+def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
+    keys = ("title", "task", "version", "budget", "metric", "reference", "winner", "verdict")
+    sections = [
+        {**{key: getattr(section, key) for key in keys}, "methods": [_method(entry) for entry in section.entries]}
+        for section in study.sections
+    ]
     return {
         "written": [str(path) for path in written],
         "runs": len(study.runs),
         "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed],
-        "left_out": [{"folder": str(each.path), "reason": each.reason} for each in study.skipped],
-        "tasks": [
-            {
-                "title": section.title,
-                "task": section.task,
-                "version": section.version,
-                "budget": section.budget,
-                "metric": section.metric,
-                "reference": section.reference,
-                "winner": section.winner,
-                "verdict": section.verdict,
-                "methods": [
-                    {
-                        "method": entry.label,
-                        "seeds": entry.seeds,
-                        "metrics": {name: spread(value) for name, value in entry.metrics.items()},
-                        "not_finite": entry.nonfinite,
-                        "difference": spread(entry.difference),
-                        "mark": entry.mark or None,
-                        "outer_steps": entry.values("outer_steps"),
-                        **_sources(section, entry.label, spread),
-                    }
-                    for entry in section.entries
-                ],
-            }
-            for section in study.sections
-        ],
+        "left_out": [{"folder": str(folder.path), "reason": folder.reason} for folder in study.skipped],
+        "tasks": sections,
     }
+
+
+def _method(entry: Entry) -> dict[str, Any]:
+    def spread(interval: Interval | None) -> dict[str, Any] | None:
+        return None if interval is None else {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
+
+    table: dict[str, Any] = {
+        "method": entry.label,
+        "seeds": entry.seeds,
+        "metrics": {name: spread(value) for name, value in entry.metrics.items()},
+        "not_finite": entry.nonfinite,
+        "difference": spread(entry.difference),
+        "mark": entry.mark or None,
+        "outer_steps": entry.values("outer_steps"),
+    }
+    if entry.mixture is not None:
+        table["mixture"] = {source: spread(weight) for source, weight in entry.mixture.weights.items()}
+    if entry.tokens:
+        means = (sum(side) / len(entry.tokens) for side in zip(*entry.tokens.values(), strict=True))
+        table["step_forward_tokens"], table["step_backward_tokens"] = means
+    return table

@@ -40,9 +40,9 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
     """Mean over runs with its t-interval, from where all have begun to where the last one ends; None if nothing was reported.
 
     >>> import numpy as np
-    >>> one = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
-    >>> two = (np.array([0.0, 1.0, 2.0]), np.array([0.0, 4.0, 6.0]))
-    >>> band([one, two]).y                                # at 2.0 the first run holds its 2.0
+    >>> first = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
+    >>> second = (np.array([0.0, 1.0, 2.0]), np.array([0.0, 4.0, 6.0]))
+    >>> band([first, second]).y                                # at 2.0 the first run holds its 2.0
     array([0., 3., 4.])
     """
     lines = [(x, y) for x, y in lines if x.size]
@@ -68,8 +68,8 @@ def together(lines: Sequence[Line], points: int = POINTS) -> Line:
     still add up to what they add up to in each run.
 
     >>> import numpy as np
-    >>> one = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
-    >>> together([one, (np.array([0.0]), np.array([[0.1], [0.9]]))])
+    >>> first = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
+    >>> together([first, (np.array([0.0]), np.array([[0.1], [0.9]]))])
     (array([0., 1.]), array([[0.3 , 0.15],
            [0.7 , 0.85]]))
     """
@@ -97,7 +97,7 @@ def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     x, y = x[order], y[order]
     places = np.unique(x)
     firsts = places[(np.arange(min(bins, len(places))) * len(places)) // min(bins, len(places))]
-    parts = list(zip(*(np.split(each, np.searchsorted(x, firsts[1:])) for each in (x, y)), strict=True))
+    parts = list(zip(*(np.split(values, np.searchsorted(x, firsts[1:])) for values in (x, y)), strict=True))
     quartiles = np.array([np.percentile(part, (25, 50, 75)) for _, part in parts])
     low, middle, high = quartiles.T
     return Curve(np.array([part.mean() for part, _ in parts]), middle, low, high, len(lines))

@@ -28,8 +28,12 @@ LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#625
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STEPS = "outer steps"
+AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
 _BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}  # a legend above would lie under the buttons of a plot
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
+
+Style = Mapping[str, Mapping[str, Any]]
+"""Colour number and dash, by method."""
 
 
 def styles(study: Study) -> dict[str, dict[str, Any]]:
@@ -52,42 +56,37 @@ def styles(study: Study) -> dict[str, dict[str, Any]]:
     return chosen
 
 
-def figures(
-    section: Section, style: Mapping[str, Mapping[str, Any]], colours: Mapping[tuple[str, ...], Mapping[str, int]]
-) -> list[dict[str, Any]]:
+def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Mapping[str, int]]) -> list[dict[str, Any]]:
     """The section's figures that have something to show, each ``{"title", "text", "spec"}``; ``style`` is that of the methods,
     ``colours`` of the sources."""
-    found = []
-    for metric, by_method in section.curves["seconds"].items():
-        for axis, name in (("seconds", "seconds (without evaluation)"), ("oracle_calls", "oracle calls")):
-            curves = section.curves[axis][metric]
-            if curves and by_method:
+    shown = []
+    for metric in section.drawn:
+        for axis in ("seconds", "oracle_calls"):
+            curves = section.curves(axis, metric)
+            if curves and section.curves("seconds", metric):
                 title = f"{metric[:1].upper()}{metric[1:]} against {axis}".replace("_", " ")
-                if is_share(metric):
-                    curves = {label: curve.percent for label, curve in curves.items()}
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
                 zoom = span(curves, share=is_share(metric))
-                found.append(_figure(title, text, _curves(curves, style, held=True), name, heading(metric), zoom=zoom))
-    found += _mixtures(section, colours)
-    gaps = {each.label: each.gap for each in section.diagnoses if each.gap is not None and np.nanmax(each.gap.y) > 0}
+                shown.append(_figure(title, text, _curves(curves, style, held=True), AXES[axis], heading(metric), zoom=zoom))
+    shown += [_mixture(label, mix, section.axis, colours[mix.sources]) for label, mix in section.mixtures.items() if mix.moves]
+    gaps = {entry.label: entry.gap for entry in section.entries if entry.gap is not None and np.nanmax(entry.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
-        found.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=span(gaps)))
-    branches = {each.label: each.branches for each in section.diagnoses if len(each.branches) > 1}
+        shown.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=span(gaps)))
+    branches = {entry.label: entry.branches for entry in section.entries if len(entry.branches) > 1}
     if branches:
-        found.append(_branches(branches, style))
-    residuals = {
-        each.label: each.residual for each in section.diagnoses if each.residual is not None and np.nanmax(each.residual.y) > 0
-    }
+        shown.append(_branches(branches, style))
+    solved = {entry.label: entry.residual for entry in section.entries if entry.residual is not None}
+    residuals = {label: curve for label, curve in solved.items() if np.nanmax(curve.y) > 0}
     if residuals:
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
-        shown = _curves(residuals, style, positive=True)
-        found.append(_figure("Linear-solver residual", text, shown, _STEPS, "residual", log=True))
-    outcomes = {each.label: each.outcomes for each in section.diagnoses if set(each.outcomes) - {"not-solved"}}
+        traces = _curves(residuals, style, positive=True)
+        shown.append(_figure("Linear-solver residual", text, traces, _STEPS, "residual", log=True))
+    outcomes = {entry.label: entry.outcomes for entry in section.entries if entry.solves}
     if outcomes:
-        found.append(_outcomes(outcomes))
-    return found
+        shown.append(_outcomes(outcomes))
+    return shown
 
 
 def _figure(
@@ -100,13 +99,15 @@ def _figure(
     return {"title": title, "text": text, "spec": {"data": traces, "layout": layout}}
 
 
-def _curves(
-    curves: Mapping[str, Curve], style: Mapping[str, Mapping[str, Any]], *, positive: bool = False, held: bool = False
-) -> list[dict[str, Any]]:
+def _curves(curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False) -> list[dict[str, Any]]:
     """A band and a line for each method.
 
     ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold until the next report as steps.
     """
+
+    def shown(values: np.ndarray) -> np.ndarray:
+        return np.where(values > 0, values, np.nan) if positive else values
+
     traces: list[dict[str, Any]] = []
     for label, curve in curves.items():
         look: dict[str, Any] = {
@@ -115,79 +116,66 @@ def _curves(
             "meta": {"colour": style[label]["colour"]},
             "mode": "lines",
         }
-        x = numbers(curve.x)
         if curve.low is not None and curve.high is not None:
-            low = curve.low if not positive else np.where(curve.low > 0, curve.low, np.nan)
-            high = curve.high if not positive else np.where(curve.high > 0, curve.high, np.nan)
+            low, high = shown(curve.low), shown(curve.high)
             known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
             at, low, high = curve.x[known], low[known], high[known]
             if held and 1 < len(at) <= _STEPPED:
                 at, low, high = np.repeat(at, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
             outline, area = numbers(np.concatenate([at, at[::-1]])), numbers(np.concatenate([high, low[::-1]]))
             band = {"x": outline, "y": area, "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
-            traces.append({**look, "meta": {**look["meta"], "band": True}, **band})
-        y = curve.y if not positive else np.where(curve.y > 0, curve.y, np.nan)
+            traces.append({**look, "meta": {**meta, "band": True}, **band})
         line = {"width": 2, "dash": style[label]["dash"], **({"shape": "hv"} if held else {})}
-        traces.append({**look, "x": x, "y": numbers(y), "line": line, "hovertemplate": "%{y:.4~g}"})
+        y = numbers(shown(curve.y))
+        traces.append({**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"})
     return traces
 
 
+# --- mixtures ----------------------------------------------------------------------------------------------------------
+
 _SOURCE_COLOURS = (0, 1, 2, 3, 4, 6, 7)
 _REST_COLOUR = 5  # grey
-AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
 
 
 def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
     """By portfolio, the colour numbers of the sources that matter most in any section that has it; the others get none."""
     moving: dict[tuple[str, ...], list[Mixture]] = {}
     for section in study.sections:
-        for each in section.mixtures.values():
-            moving.setdefault(each.sources, []).extend([each] * each.moves)
+        for mixture in section.mixtures.values():
+            moving.setdefault(mixture.sources, []).extend([mixture] * mixture.moves)
     most = len(_SOURCE_COLOURS)
-    return {key: dict(zip(prominent(each, most), _SOURCE_COLOURS, strict=False)) for key, each in moving.items()}
+    return {key: dict(zip(prominent(mixed, most), _SOURCE_COLOURS, strict=False)) for key, mixed in moving.items()}
 
 
 def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np.ndarray]]:
     """Name, number of the colour and weights over time of what is stacked: sources with a colour, then all others as one."""
     weights = dict(zip(mixed.sources, mixed.over_time, strict=True))
-    found = [(source, colour, weights[source]) for source, colour in colours.items()]
+    stack = [(source, colour, weights[source]) for source, colour in colours.items()]
     rest = [row for source, row in weights.items() if source not in colours]
     if rest:
-        found.append((f"{len(rest)} other source{'s' * (len(rest) != 1)}", _REST_COLOUR, np.sum(rest, axis=0)))
-    return found
+        stack.append((f"{len(rest)} other source{'s' * (len(rest) != 1)}", _REST_COLOUR, np.sum(rest, axis=0)))
+    return stack
 
 
-def _mixtures(section: Section, colours: Mapping[tuple[str, ...], Mapping[str, int]]) -> list[dict[str, Any]]:
-    """The learned weights over time, a picture for each method whose mixture moves."""
-    found = []
-    for label, each in section.mixtures.items():
-        if not each.moves:
-            continue
-        traces = [_area(name, colour, each.x, values) for name, colour, values in areas(each, colours[each.sources])]
-        text = "weights of the sources, stacked" + (": mean over seeds" if len(each.finals) > 1 else "")
-        figure = _figure(f"Mixture over time: {label}", text, traces, AXES[section.axis], "weight", zoom=[0, 1])
-        figure["spec"]["layout"] |= {
-            "showlegend": True,
-            "legend": {**_BELOW, "traceorder": "normal"},
-        }
-        found.append(figure)
-    return found
+def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) -> dict[str, Any]:
+    """The learned weights of a method over time."""
+    traces = [_area(name, colour, mixed.x, values) for name, colour, values in areas(mixed, colours)]
+    text = "weights of the sources, stacked" + (": mean over seeds" if len(mixed.finals) > 1 else "")
+    figure = _figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", zoom=[0, 1])
+    figure["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
+    return figure
 
 
 def _area(name: str, colour: int, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    # areas are told apart by pattern as well as by colour
+    shape = ("", "/", ".", "x", "\\", "", "-", "|")[colour]
     return {
         "name": _escape(name),
         "mode": "lines",
         "x": numbers(x),
         "y": numbers(y),
         "stackgroup": "weights",
-        # areas are told apart by pattern as well as by colour
-        "fillpattern": {
-            "shape": ("", "/", ".", "x", "\\", "", "-", "|")[colour],
-            "size": 7,
-            "solidity": 0.15,
-            "fillmode": "overlay",
-        },
+        "fillpattern": {"shape": shape, "size": 7, "solidity": 0.15, "fillmode": "overlay"},
         "line": {"width": 1, "shape": "hv"},
         "meta": {"colour": colour},
         "hovertemplate": "%{y:.3f}",
@@ -195,11 +183,15 @@ def _area(name: str, colour: int, x: np.ndarray, y: np.ndarray) -> dict[str, Any
     }
 
 
-def _branches(branches: Mapping[str, Mapping[int, int]], style: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+# --- bars --------------------------------------------------------------------------------------------------------------
+
+
+def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[str, Any]:
     traces = []
     for label, counts in branches.items():
         total, last = sum(counts.values()), max(counts)
         index = list(range(last + 1)) if last < 1000 else sorted(counts)
+        hover = f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} steps)<extra></extra>"
         traces.append(
             {
                 "type": "bar",
@@ -208,19 +200,14 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Mapping[str, Map
                 "y": [round(100 * counts.get(number, 0) / total, 3) for number in index],
                 "customdata": [counts.get(number, 0) for number in index],
                 "meta": {"colour": style[label]["colour"]},
-                "hovertemplate": (
-                    f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} steps)<extra></extra>"
-                ),
+                "hovertemplate": hover,
             }
         )
     figure = _figure("Chosen candidate", "share of the steps in which each candidate was selected", traces, "candidate", "%")
-    figure["spec"]["layout"]["xaxis"] = {"title": {"text": "candidate"}, "dtick": 1 if _widest(branches) <= 16 else None}
+    widest = max(max(counts) for counts in branches.values())
+    figure["spec"]["layout"]["xaxis"] = {"title": {"text": "candidate"}, "dtick": 1 if widest <= 16 else None}
     figure["spec"]["layout"]["barmode"] = "group"
     return figure
-
-
-def _widest(branches: Mapping[str, Mapping[int, int]]) -> int:
-    return max(max(counts) for counts in branches.values())
 
 
 _OUTCOMES = (
@@ -230,13 +217,15 @@ _OUTCOMES = (
 
 def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     labels = list(outcomes)[::-1]
-    names = [*_OUTCOMES, *sorted({name for each in outcomes.values() for name in each} - set(_OUTCOMES))]
+    totals = [sum(outcomes[label].values()) for label in labels]
+    names = [*_OUTCOMES, *sorted({name for counts in outcomes.values() for name in counts} - set(_OUTCOMES))]
     traces = []
     for number, name in enumerate(names):
         counts = [outcomes[label].get(name, 0) for label in labels]
         if not any(counts):
             continue
-        totals = [sum(outcomes[label].values()) for label in labels]
+        # outcomes are told apart by pattern as well as by colour
+        shape = ("", "/", "x", ".", "\\", "+", "-")[number % 7]
         traces.append(
             {
                 "type": "bar",
@@ -245,15 +234,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "y": [_escape(label) for label in labels],
                 "x": [round(100 * count / total, 3) for count, total in zip(counts, totals, strict=True)],
                 "customdata": counts,
-                # outcomes are told apart by pattern as well as by colour
-                "marker": {
-                    "pattern": {
-                        "shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7],
-                        "size": 7,
-                        "solidity": 0.2,
-                        "fillmode": "overlay",
-                    }
-                },
+                "marker": {"pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}},
                 "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
                 "hovertemplate": f"<b>%{{y}}</b><br>{outcome(name)}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
                 "showlegend": True,
@@ -271,9 +252,12 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return figure
 
 
+# --- numbers -----------------------------------------------------------------------------------------------------------
+
+
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
-    """The axis follows the means, and the bands up to half of that beyond them: with two seeds a band can be huge. A share in
-    percent stays within 0 and 100, whatever its band does."""
+    """The ends of the y axis. They follow the means, and the bands up to half of that beyond them: with two seeds a band can be
+    huge. A share in percent stays within 0 and 100, whatever its band does."""
     means = np.concatenate([curve.y for curve in curves.values()])
     means = means[np.isfinite(means)]
     if not means.size:
@@ -308,4 +292,4 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-__all__ = ["AXES", "DARK", "LIGHT", "areas", "figures", "source_colours", "styles"]
+__all__ = ["AXES", "COLOURS", "DARK", "DASHES", "LIGHT", "areas", "figures", "numbers", "source_colours", "span", "styles"]

@@ -8,29 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hgms_core import ConfigError
+from hgms_report.latex import latex
+from hgms_report.markdown import markdown
+from hgms_report.page import html
 from hgms_report.study import Study
 from hgms_run import DiskError
 
-
-def _html(study: Study) -> str:
-    from hgms_report.page import html
-
-    return html(study)
-
-
-def _markdown(study: Study) -> str:
-    from hgms_report.markdown import markdown
-
-    return markdown(study)
-
-
-def _latex(study: Study) -> str:
-    from hgms_report.latex import latex
-
-    return latex(study)
-
-
-WRITERS: dict[str, Callable[[Study], str]] = {".html": _html, ".md": _markdown, ".tex": _latex}
+WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".md": markdown, ".tex": latex}
 SUFFIXES = (*WRITERS, ".parquet")
 """The suffixes of a report's formats."""
 

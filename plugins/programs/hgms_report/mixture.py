@@ -35,18 +35,18 @@ class Mixture:
     def weights(self) -> dict[str, Interval]:
         """Mean final weight by source, the largest first."""
         columns = zip(self.sources, zip(*self.finals.values(), strict=True), strict=True)
-        found = {source: Interval.of(values) for source, values in columns}
-        return dict(sorted(found.items(), key=lambda item: -item[1].mean))
+        means = {source: Interval.of(values) for source, values in columns}
+        return dict(sorted(means.items(), key=lambda item: -item[1].mean))
 
     @property
     def uniform(self) -> bool:
         """Whether every run ended with equal weights."""
-        each = 1 / len(self.sources)
-        return all(abs(weight - each) <= _EQUAL for weights in self.finals.values() for weight in weights)
+        equal = 1 / len(self.sources)
+        return all(abs(weight - equal) <= _EQUAL for weights in self.finals.values() for weight in weights)
 
     @property
     def moves(self) -> bool:
-        """Whether there is anything to draw: a uniform or given mixture stays as it is."""
+        """Whether there is anything to draw: a uniform or fixed mixture stays as it is."""
         return bool((np.ptp(self.over_time, axis=1) > _EQUAL).any())
 
     @property
@@ -57,24 +57,23 @@ class Mixture:
 
 def wanted(run: StoredRun) -> list[str]:
     """The columns of a run that this module needs; none for a run without named sources."""
-    fields = run.fields()
-    return [name for name in fields if name.startswith(PREFIX) or name in TOKENS]
+    return [name for name in run.fields() if name.startswith(PREFIX) or name in TOKENS]
 
 
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:
     """Of one method's runs; None where none of them has named sources."""
-    sources = tuple(dict.fromkeys(name for each in rows.values() for name in each if name.startswith(PREFIX)))
+    sources = tuple(dict.fromkeys(name for columns in rows.values() for name in columns if name.startswith(PREFIX)))
     finals: dict[StoredRun, tuple[float, ...]] = {}
     lines: list[tuple[np.ndarray, np.ndarray]] = []
-    for run, each in rows.items():
-        if not all(name in each for name in sources):
+    for run, columns in rows.items():
+        if not sources or not all(name in columns for name in sources):
             continue
-        table = np.stack([each[name] for name in sources]) if sources else np.empty((0, 0))
-        known = ~np.isnan(table).any(0) & ~np.isnan(each[axis]) if sources else np.empty(0, dtype=bool)
+        table = np.stack([columns[name] for name in sources])
+        known = ~np.isnan(table).any(0) & ~np.isnan(columns[axis])
         if known.any():
             table = table[:, known]
             finals[run] = tuple(table[:, -1].tolist())
-            lines.append((each[axis][known], table))
+            lines.append((columns[axis][known], table))
     if not lines:
         return None
     x, over_time = together(lines, points)
@@ -84,27 +83,28 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
 
 def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:
     """Mean forward and backward tokens of a step, by run; runs without such columns are left out."""
-    found = {}
-    for run, each in rows.items():
-        columns = [each[name][~np.isnan(each[name])] for name in TOKENS if name in each]
+    means = {}
+    for run, table in rows.items():
+        columns = [table[name][~np.isnan(table[name])] for name in TOKENS if name in table]
         if len(columns) == len(TOKENS) and all(column.size for column in columns):
             forward, backward = (float(column.mean()) for column in columns)
-            found[run] = (forward, backward)
-    return found
+            means[run] = (forward, backward)
+    return means
 
 
-def spelt(found: Mixture, top: int = 3) -> str:
+def spell_mixture(mixture: Mixture, top: int = 3) -> str:
     """The largest sources with their mean weights, as the paper's tables write them.
 
-    >>> spelt(Mixture(sources=("a", "b"), finals={None: (0.25, 0.75)}, x=np.zeros(1), over_time=np.array([[0.25], [0.75]])))
+    >>> over_time = np.array([[0.25], [0.75]])
+    >>> spell_mixture(Mixture(sources=("a", "b"), finals={None: (0.25, 0.75)}, x=np.zeros(1), over_time=over_time))
     'b 0.750; a 0.250'
     """
-    if found.uniform:
-        return f"uniform, each {1 / len(found.sources):.3f}"
-    return "; ".join(f"{source} {weight(interval)}" for source, interval in list(found.weights.items())[:top])
+    if mixture.uniform:
+        return f"uniform, each {1 / len(mixture.sources):.3f}"
+    return "; ".join(f"{source} {spell_weight(interval)}" for source, interval in list(mixture.weights.items())[:top])
 
 
-def weight(interval: Interval) -> str:
+def spell_weight(interval: Interval) -> str:
     """Three decimals, as in the paper."""
     spread = "" if math.isnan(interval.half_width) else f" ± {interval.half_width:.3f}"
     return f"{interval.mean:.3f}{spread}"
@@ -113,11 +113,11 @@ def weight(interval: Interval) -> str:
 def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
     """The ``most`` sources that matter in any mixture at any time, in their own order: a picture has so many colours."""
     peaks: dict[str, float] = {}
-    for each in mixtures:
-        for source, peak in zip(each.sources, each.over_time.max(1).tolist(), strict=True):
+    for mixture in mixtures:
+        for source, peak in zip(mixture.sources, mixture.over_time.max(1).tolist(), strict=True):
             peaks[source] = max(peaks.get(source, 0.0), peak)
     kept = set(sorted(peaks, key=lambda source: -peaks[source])[:most])
     return [source for source in peaks if source in kept]
 
 
-__all__ = ["PREFIX", "TOKENS", "Mixture", "mixture", "prominent", "spelt", "tokens", "wanted", "weight"]
+__all__ = ["PREFIX", "TOKENS", "Mixture", "mixture", "prominent", "spell_mixture", "spell_weight", "tokens", "wanted"]

@@ -27,34 +27,9 @@ def html(study: Study) -> str:
             "  (Markdown and LaTeX need nothing: --out report.md)"
         ) from None
     style, colours = styles(study), source_colours(study)
-    sections: list[dict[str, Any]] = []
-    for number, section in enumerate(study.sections):
-        shown = figures(section, style, colours)
-        for index, figure in enumerate(shown):
-            figure["id"] = f"plot-{number}-{index}"
-        results_table, *rest = tables.tables(section)
-        sections.append(
-            {
-                "id": f"task-{number}",
-                "title": section.title,
-                "about": tables.about(section),
-                "verdict": section.verdict,
-                "winner": section.winner,
-                "results": results_table,
-                "tables": {table.ident: table for table in rest},
-                "figures": shown,
-                "methods": [entry.label for entry in section.entries],
-                "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
-                "note": _environment_note(section),
-            }
-        )
-    environment = Environment(
-        loader=PackageLoader("hgms_report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    sections = [_section(section, number, figures(section, style, colours)) for number, section in enumerate(study.sections)]
+    loader = PackageLoader("hgms_report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     specs = {figure["id"]: figure["spec"] for section in sections for figure in section["figures"]}
     return environment.get_template("template.html").render(
         study=study,
@@ -77,6 +52,24 @@ def html(study: Study) -> str:
     )
 
 
+def _section(section: Section, number: int, shown: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template shows of a section."""
+    results, *rest = tables.tables(section)
+    return {
+        "id": f"task-{number}",
+        "title": section.title,
+        "about": tables.about(section),
+        "verdict": section.verdict,
+        "winner": section.winner,
+        "results": results,
+        "tables": {table.ident: table for table in rest},
+        "figures": [{"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)],
+        "methods": [entry.label for entry in section.entries],
+        "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
+        "note": _environment_note(section),
+    }
+
+
 def _script_json(value: object) -> str:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
@@ -94,12 +87,12 @@ def _environments(study: Study) -> list[dict[str, Any]]:
     for section in study.sections:
         for table, runs in section.environments:
             groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[1].extend(runs)
-    flat = [flatten(table) for table, _ in groups.values()]
     differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
-    found = []
-    for rows, (_, runs) in zip(flat, groups.values(), strict=True):
+    environments = []
+    for table, runs in groups.values():
+        rows = flatten(table)
         keys = [*differing, *(key for key in rows if key not in differing)]
-        found.append(
+        environments.append(
             {
                 "runs": len(runs),
                 "paths": [str(run.path) for run in runs],
@@ -107,7 +100,7 @@ def _environments(study: Study) -> list[dict[str, Any]]:
                 "empty": not rows,
             }
         )
-    return sorted(found, key=lambda each: -each["runs"])
+    return sorted(environments, key=lambda environment: -environment["runs"])
 
 
 def _value(value: Any) -> str:
@@ -115,8 +108,8 @@ def _value(value: Any) -> str:
     if not isinstance(value, list):
         return str(value)
     owned: dict[str, list[str]] = {}
-    for one in map(str, value):
-        name, mark, owner = one.partition(" (")
+    for plugin in map(str, value):
+        name, mark, owner = plugin.partition(" (")
         owned.setdefault(mark + owner, []).append(name)
     return ", ".join(", ".join(names) + owner for owner, names in owned.items())
 

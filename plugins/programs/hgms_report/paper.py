@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".pdf", ".png")
-_AXES = {"seconds": "seconds (without evaluation)", "oracle_calls": "oracle calls"}
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
 
 
@@ -29,12 +28,10 @@ def draw_curves(study: Study, path: Path) -> Path:
     count = len(study.sections)
     figure = new_figure(7.0, 2.6 * count + 0.5)
     style = styles(study)
-    panels = figure.subplots(count, len(_AXES), squeeze=False)
+    panels = figure.subplots(count, 2, squeeze=False)
     for row, section in zip(panels, study.sections, strict=True):
-        for axis, (name, label) in zip(row, _AXES.items(), strict=True):
-            curves = section.curves[name][section.metric]
-            if is_share(section.metric):
-                curves = {method: curve.percent for method, curve in curves.items()}
+        for axis, name in zip(row, ("seconds", "oracle_calls"), strict=True):
+            curves = section.curves(name, section.metric)
             for method, curve in curves.items():
                 look = style[method]
                 draw_band(axis, curve, LIGHT[look["colour"]], label=_text(method), linestyle=_LINES[look["dash"]])
@@ -42,19 +39,17 @@ def draw_curves(study: Study, path: Path) -> Path:
             if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
-            axis.set_xlabel(label, fontsize=8)
+            axis.set_xlabel(AXES[name], fontsize=8)
+            axis.tick_params(labelsize=7)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.25, linewidth=0.5)
-            axis.tick_params(labelsize=7)
         row[0].set_ylabel(_text(heading(section.metric)), fontsize=8)
         if count > 1:
             row[0].set_title(_text(section.title), fontsize=9, loc="left")
     handles = {label: handle for axis in panels.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if handles:
-        ordered = sorted(handles)
-        figure.legend(
-            [handles[label] for label in ordered], ordered, loc="outside lower center", ncols=4, frameon=False, fontsize=8
-        )
+        labels = sorted(handles)
+        _legend(figure, [handles[label] for label in labels], fontsize=8, labels=labels)
     return save(figure, path)
 
 
@@ -67,21 +62,21 @@ def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
 
 def draw_mixtures(study: Study, path: Path) -> Path:
     """One row for each task, one panel for each method whose mixture moves: the weights of its sources, stacked."""
-    sections = [section for section in study.sections if any(each.moves for each in section.mixtures.values())]
-    if not sections:
+    rows = [(section, {label: mix for label, mix in section.mixtures.items() if mix.moves}) for section in study.sections]
+    rows = [(section, moving) for section, moving in rows if moving]
+    if not rows:
         raise ConfigError("no run holds weights of sources that moved: there is no mixture to draw")
     colours, known = source_colours(study), dict[tuple[str, int], None]()
-    columns = max(sum(each.moves for each in section.mixtures.values()) for section in sections)
-    figure = new_figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(sections) + 0.5)
+    columns = max(len(moving) for _, moving in rows)
+    figure = new_figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(rows) + 0.5)
     from matplotlib.patches import Patch
 
-    panels = figure.subplots(len(sections), columns, squeeze=False, sharey=True)
-    for row, section in zip(panels, sections, strict=True):
-        moving = {label: each for label, each in section.mixtures.items() if each.moves}
+    panels = figure.subplots(len(rows), columns, squeeze=False, sharey=True)
+    for row, (section, moving) in zip(panels, rows, strict=True):
         for axis in row[len(moving) :]:
             axis.set_visible(False)
-        for axis, (label, each) in zip(row, moving.items(), strict=False):
-            stack, x = areas(each, colours[each.sources]), each.x
+        for axis, (label, mixture) in zip(row, moving.items(), strict=False):
+            stack, x = areas(mixture, colours[mixture.sources]), mixture.x
             axis.stackplot(x, [values for _, _, values in stack], colors=[LIGHT[colour] for _, colour, _ in stack], linewidth=0)
             known |= dict.fromkeys((name, colour) for name, colour, _ in stack)
             axis.set_title(_text(label), fontsize=8)
@@ -89,10 +84,13 @@ def draw_mixtures(study: Study, path: Path) -> Path:
             axis.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
             axis.set_ylim(0, 1)
             axis.tick_params(labelsize=7)
-        row[0].set_ylabel("weight" if len(sections) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
-    handles = [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
+        row[0].set_ylabel("weight" if len(rows) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
+    _legend(figure, [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known], fontsize=7)
     return save(figure, path)
+
+
+def _legend(figure: Figure, handles: list[Any], **how: Any) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, **how)
 
 
 def _text(name: str) -> str:
@@ -110,7 +108,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure; the suffix decides the format. The same figure gives the same bytes."""
+    """Writes the figure; the suffix decides the format. The same figure gives the same bytes, and text stays text."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}):

@@ -20,6 +20,7 @@ Steps (``report.steps.parquet``)::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 from hgms_core import CheckpointError, MissingExtra
 from hgms_report.formats import whole
 from hgms_report.mixture import PREFIX, TOKENS
-from hgms_report.study import Section, Study
+from hgms_report.study import Entry, Study
 from hgms_report.tables import seconds_per_step
 from hgms_results import StoredRun
 from hgms_run import ROWS, flatten, read_file
@@ -62,11 +63,24 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     return [path, beside]
 
 
+def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
+    """Every run, with the title of its section."""
+    return [
+        (section.title, entry, run)
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
+
+
+# --- runs --------------------------------------------------------------------------------------------------------------
+
+
 def runs(study: Study) -> pyarrow.Table:
     """One row for each run."""
     import pyarrow as pa
 
-    rows = [{**_row(section.title, label, run), **_sources(section, label, run)} for section, label, run in _all(study)]
+    rows = [_row(task, entry, run) for task, entry, run in _all(study)]
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = [name for name in names if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)]
     settings = [name for name in names if name.startswith("setting.")]
@@ -79,23 +93,13 @@ def runs(study: Study) -> pyarrow.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _all(study: Study) -> list[tuple[Section, str, StoredRun]]:
-    return [
-        (section, entry.label, run)
-        for section in study.sections
-        for entry in section.entries
-        for run in entry.runs + entry.failed
-    ]
-
-
-def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
+def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
-    settings = {f"setting.{key}": _toml(value) for key, value in flatten(config).items()}
-    return {
+    row = {
         "task": task,
         "task_name": run.task_name,
-        "method": method,
+        "method": entry.label,
         "method_name": run.method_name,
         "hash": run.hash or None,
         "status": run.status,
@@ -109,19 +113,14 @@ def _row(task: str, method: str, run: StoredRun) -> dict[str, Any]:
         "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
         "seconds": run.seconds,
         **{f"metric.{name}": value for name, value in run.metrics.items()},
-        **settings,
+        **{f"setting.{key}": _toml(value) for key, value in flatten(config).items()},
     }
-
-
-def _sources(section: Section, label: str, run: StoredRun) -> dict[str, float | None]:
-    """The final mixture and the tokens of a run that has them."""
-    found: dict[str, float | None] = {}
-    mixed = section.mixtures.get(label)
-    if mixed is not None and run in mixed.finals:
-        found |= {_utf8(PREFIX + source): weight for source, weight in zip(mixed.sources, mixed.finals[run], strict=True)}
-    if run in section.tokens.get(label, {}):
-        found |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, section.tokens[label][run], strict=True))}
-    return found
+    mixture = entry.mixture
+    if mixture is not None and run in mixture.finals:
+        row |= {_utf8(PREFIX + source): weight for source, weight in zip(mixture.sources, mixture.finals[run], strict=True)}
+    if run in entry.tokens:
+        row |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, entry.tokens[run], strict=True))}
+    return row
 
 
 def _toml(value: Any) -> str:
@@ -137,14 +136,16 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
+# --- steps -------------------------------------------------------------------------------------------------------------
+
+
 def _write_steps(study: Study, path: Path) -> None:
     """A row group for each run, so that the whole is never in memory."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    everything = _all(study)
     names: dict[str, bool] = {}  # by name: whether it is a text
-    for _, _, run in everything:
+    for _, _, run in _all(study):
         for row in _ends(run.path / "steps.jsonl"):
             for name, value in row.items():
                 names[name] = names.get(name, False) or isinstance(value, str)
@@ -154,46 +155,41 @@ def _write_steps(study: Study, path: Path) -> None:
         [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
         + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
     )
+
+    def column(values: np.ndarray, text: bool) -> pa.Array:
+        if text:
+            return pa.array([_utf8(item) if isinstance(item, str) else None for item in values.tolist()], pa.string())
+        # NaN: the row lacks it, or holds a word where the other runs have numbers
+        return pa.array(values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True)
+
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for section, method, run in everything:
+        for task, entry, run in _all(study):
             try:
                 columns = run.columns(["seconds", *names])
             except CheckpointError:
                 continue  # a failed run whose rows are damaged as well
             count = len(columns["step"])
-            known: dict[str, Any] = {
-                "task": pa.array([section.title] * count).dictionary_encode(),
-                "method": pa.array([method] * count).dictionary_encode(),
+            keys = {
+                "task": pa.array([task] * count).dictionary_encode(),
+                "method": pa.array([entry.label] * count).dictionary_encode(),
                 "seed": pa.array(np.full(count, run.seed)),
                 "step": pa.array(columns["step"].astype(np.int64)),
                 "seconds": pa.array(columns["seconds"]),
             }
-            for name, text in names.items():
-                column = columns[name].tolist()
-                if text:
-                    known[_utf8(name)] = pa.array(
-                        [_utf8(item) if isinstance(item, str) else None for item in column], pa.string()
-                    )
-                else:  # NaN: the row lacks it, or holds a word where the other runs have numbers
-                    numbers = columns[name] if columns[name].dtype == float else np.full(count, np.nan)
-                    known[_utf8(name)] = pa.array(numbers, from_pandas=True)
-            writer.write_table(pa.table(known, schema=schema))
+            rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
+            writer.write_table(pa.table(keys | rest, schema=schema))
 
 
 def _ends(path: Path) -> list[dict[str, Any]]:
     """The first rows and the last one: together they have every field a method writes."""
     if not os.path.lexists(path):
         return []
-    found = []
+    rows = []
     lines = read_file(path, ROWS).split(b"\n")[:-1]
     for line in [*lines[:3], *lines[-1:]]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 __all__ = ["runs", "write"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 
 from hgms_core import Budget
-from hgms_report import mixture as mixtures
-from hgms_report.mixture import Mixture
-from hgms_report.study import Entry, Section, Study, carried_out
+from hgms_report.build import carried_out
+from hgms_report.mixture import Mixture, spell_mixture, spell_weight
+from hgms_report.study import Entry, Section, Study
 from hgms_results import Interval, StoredRun, is_share, spell
 from hgms_run import difference, flatten
 
@@ -32,17 +32,21 @@ class Cell:
 
 @frozen(kw_only=True)
 class Table:
+    """``groups`` are the rows before which a line is drawn."""
+
     title: str
     columns: list[str]
     rows: list[list[Cell]]
     caption: str = ""
-    ident: str = field(default="")
+    ident: str
     groups: list[int] = field(factory=list)
-    """Rows before which a line is drawn."""
 
 
-def text(value: object) -> Cell:
-    return Cell(str(value), str(value), number=False)
+# --- cells -------------------------------------------------------------------------------------------------------------
+
+
+def text(value: object, note: str = "") -> Cell:
+    return Cell(str(value), str(value), note, number=False)
 
 
 def amount(value: float | None, unit: float = 1.0) -> Cell:
@@ -51,6 +55,10 @@ def amount(value: float | None, unit: float = 1.0) -> Cell:
     scaled = value / unit
     whole = abs(scaled) < 1e15 and (abs(scaled) >= 1000 or scaled == round(scaled))
     return Cell(f"{scaled:,.0f}" if whole else f"{scaled:.4g}", value)
+
+
+def mean(values: Iterable[float], unit: float = 1.0) -> Cell:
+    return amount(_mean(list(values)), unit)
 
 
 def interval(value: Interval | None, metric: str, *, signed: bool = False, note: str = "", strong: bool = False) -> Cell:
@@ -75,59 +83,52 @@ def arrow(section: Section, name: str) -> str:
     return heading(name) + ("" if higher is None else " ↑" if higher else " ↓")
 
 
-# --- the tables --------------------------------------------------------------------------------------------------------
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
-def overview(study: Study) -> Table:
-    """Main metric by method and task; the methods in the order of their mean place."""
-    places: dict[str, list[int]] = {}
-    for section in study.sections:
-        for place, entry in enumerate(section.entries):
-            places.setdefault(entry.label, []).append(place)
-    rows = []
-    for label in sorted(study.labels, key=lambda label: sum(places[label]) / len(places[label])):
-        row = [text(label)]
-        for section in study.sections:
-            found = next((entry for entry in section.entries if entry.label == label), None)
-            value, note = (found.metrics[section.metric], found.mark) if found else (None, "")
-            row.append(interval(value, section.metric, note=note, strong=label == section.winner))
-        rows.append(row)
-    columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
-    caption = f"{_LEGEND} {DIFFERENCES}"
-    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=caption, ident="overview")
+def _failed(entry: Entry) -> str:
+    return f"{len(entry.failed)} failed" if entry.failed else ""
 
+
+# --- the tables of a section -------------------------------------------------------------------------------------------
 
 _LEGEND = (
     "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, each difference's interval "
     "excludes zero."
 )
-DIFFERENCES = (
+_DIFFERENCES = (
     "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all pairs of methods: where "
     "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
 )
+
+
+def tables(section: Section) -> list[Table]:
+    """A section's tables, in their order; those without a row are left out."""
+    shown = [scores(section), mixture(section), weights(section), work(section), passes(section), pairs(section)]
+    if len(section.metrics) > _METRICS:
+        shown.append(scores(section, every=True))
+    return [table for table in (*shown, solves(section), settings(section)) if table.rows]
 
 
 def scores(section: Section, *, every: bool = False) -> Table:
     """Metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
     base = section.reference if not every else None
-    columns = ["method", arrow(section, section.metric)]
-    columns += [f"{MINUS} {base}"] if base else []
+    columns = ["method", arrow(section, section.metric), *([f"{MINUS} {base}"] if base else [])]
     columns += [arrow(section, name) for name in names[1:]] + ["seeds"]
     rows = []
     for entry in section.entries:
         row = [Cell(entry.label, entry.label, note=entry.mark, number=False)]
         for name in names:
-            bad = entry.nonfinite.get(name, 0)
-            note = f"not finite in {bad} of {len(entry.runs)} seeds" if bad else ""
+            undefined = entry.nonfinite.get(name, 0)
+            note = f"not finite in {undefined} of {len(entry.runs)} seeds" if undefined else ""
             strong = name == section.metric and entry.label == section.winner
             row.append(interval(entry.metrics[name], name, note=note, strong=strong))
             if name == section.metric and base:
                 row.append(interval(entry.difference, name, signed=True))
-        failed = f"{len(entry.failed)} failed" if entry.failed else ""
-        row.append(Cell(str(len(entry.runs)), len(entry.runs), failed))
-        rows.append(row)
-    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {DIFFERENCES}"
+        rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
+    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
     title = "Every metric" if every else "Results"
     return Table(title=title, columns=columns, rows=rows, caption=caption, ident="metrics" if every else "results")
 
@@ -144,10 +145,9 @@ def work(section: Section) -> Table:
     for entry in section.entries:
         steps = entry.values("outer_steps")
         span = f"{min(steps):,.0f}–{max(steps):,.0f}" if steps else "–"
-        row = [text(entry.label), amount(_mean(steps)), Cell(span, min(steps, default=None)), amount(_mean(entry.seconds))]
-        row += [amount(_mean(entry.values(name))) for name in ("oracle_calls", *_COSTS)]
-        row += [amount(_mean(entry.peak_memory), 2**20)] if memory else []
-        rows.append(row)
+        row = [text(entry.label), mean(steps), Cell(span, min(steps, default=None)), mean(entry.seconds)]
+        row += [mean(entry.values(name)) for name in ("oracle_calls", *_COSTS)]
+        rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
     caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
     return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
 
@@ -155,17 +155,10 @@ def work(section: Section) -> Table:
 def mixture(section: Section) -> Table:
     """Every method's largest sources at the end."""
     rows = []
-    for entry in section.entries:
-        found = section.mixtures.get(entry.label)
-        if found is not None:
-            rows.append(
-                [
-                    text(entry.label),
-                    _largest(found),
-                    Cell(f"{_rest(found):.3f}", _rest(found)),
-                    Cell(str(len(found.finals)), len(found.finals)),
-                ]
-            )
+    for label, mixed in section.mixtures.items():
+        rest = 0.0 if mixed.uniform else abs(1 - math.fsum(value.mean for value in list(mixed.weights.values())[:3]))
+        count = len(mixed.finals)
+        rows.append([text(label), _largest(mixed), Cell(f"{rest:.3f}", rest), Cell(str(count), count)])
     caption = (
         "The three largest weights of what each method returned: mean over seeds ± half-width of the 95 % t-interval. "
         "Rest: what the other sources hold together."
@@ -174,53 +167,41 @@ def mixture(section: Section) -> Table:
     return Table(title="Final mixture", columns=columns, rows=rows, caption=caption, ident="mixture")
 
 
-def _largest(found: Mixture) -> Cell:
+def _largest(mixed: Mixture) -> Cell:
     """Means say little of runs that do not agree, so that is noted."""
-    leaders = found.leaders.most_common()
-    note = ""
-    if len(leaders) > 1 and not found.uniform:
-        note = "largest by seed: " + ", ".join(f"{source} {count}×" for source, count in leaders)
-    shown = mixtures.spelt(found)
-    return Cell(shown, shown, note, number=False)
-
-
-def _rest(found: Mixture) -> float:
-    return 0.0 if found.uniform else abs(1 - math.fsum(value.mean for value in list(found.weights.values())[:3]))
+    leaders = mixed.leaders.most_common()
+    agree = len(leaders) < 2 or mixed.uniform
+    note = "" if agree else "largest by seed: " + ", ".join(f"{source} {count}×" for source, count in leaders)
+    return text(spell_mixture(mixed), note)
 
 
 def weights(section: Section) -> Table:
     """Every source's final weight, where the three largest are not all of them."""
-    sources = list(dict.fromkeys(source for each in section.mixtures.values() for source in each.sources))
-    shown = [entry.label for entry in section.entries if entry.label in section.mixtures]
+    mixtures = section.mixtures
+    sources = list(dict.fromkeys(source for mixed in mixtures.values() for source in mixed.sources))
     rows = []
     for source in sources if len(sources) > 3 else ():
         row = [text(source)]
-        for label in shown:
-            value = section.mixtures[label].weights.get(source)
-            first = next(iter(section.mixtures[label].weights)) == source and not section.mixtures[label].uniform
-            row.append(Cell("–") if value is None else Cell(mixtures.weight(value), value.mean, strong=first))
+        for mixed in mixtures.values():
+            value = mixed.weights.get(source)
+            first = next(iter(mixed.weights)) == source and not mixed.uniform
+            row.append(Cell("–") if value is None else Cell(spell_weight(value), value.mean, strong=first))
         rows.append(row)
     caption = "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
-    return Table(title="Final weights", columns=["source", *shown], rows=rows, caption=caption, ident="weights")
+    return Table(title="Final weights", columns=["source", *mixtures], rows=rows, caption=caption, ident="weights")
 
 
 def passes(section: Section) -> Table:
     """Tokens and seconds of one outer step."""
     rows = []
     for entry in section.entries:
-        if not (known := section.tokens.get(entry.label)):
+        if not entry.tokens:
             continue
-        forward, backward = (_mean([each[side] for each in known.values()]) or 0.0 for side in (0, 1))
-        seconds = _mean([each for run in known if (each := seconds_per_step(run)) is not None])
+        forward, backward = (_mean(side) or 0.0 for side in zip(*entry.tokens.values(), strict=True))
+        seconds = _mean([value for run in entry.tokens if (value := seconds_per_step(run)) is not None])
         rate = None if not seconds else (forward + backward) / seconds
-        row = [
-            text(entry.label),
-            amount(_mean(entry.values("outer_steps"))),
-            amount(seconds),
-            amount(forward),
-            amount(backward),
-        ]
-        rows.append([*row, amount(rate)])
+        steps = mean(entry.values("outer_steps"))
+        rows.append([text(entry.label), steps, amount(seconds), amount(forward), amount(backward), amount(rate)])
     columns = ["method", "outer steps", "seconds per step", "tokens forward", "tokens backward", "tokens per second"]
     caption = (
         "Means over steps and seeds. Tokens include padding; one that goes through the model once forward and once backward "
@@ -234,55 +215,111 @@ def seconds_per_step(run: StoredRun) -> float | None:
     return run.seconds / steps if steps and not math.isnan(run.seconds) else None
 
 
+def pairs(section: Section) -> Table:
+    """Row − column in the main metric, paired by seed."""
+    labels = [entry.label for entry in section.entries if entry.runs]
+    rows = []
+    for label in labels:
+        row = [text(label)]
+        for other in labels:
+            value = section.pairs.get((label, other))
+            row.append(Cell("·") if value is None else interval(value, section.metric, signed=True, strong=value.excludes_zero))
+        rows.append(row)
+    caption = (
+        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width. Bold: the interval "
+        f"excludes zero. {_DIFFERENCES}"
+    )
+    return Table(title="Paired differences", columns=["method", *labels], rows=rows, caption=caption, ident="pairs")
+
+
+def solves(section: Section) -> Table:
+    """How the linear solves ended, for the methods that had any."""
+    shown = [entry for entry in section.entries if entry.solves]
+    names = sorted({name for entry in shown for name in entry.outcomes})
+    rows = [
+        [text(entry.label), *(amount(entry.outcomes.get(name, 0)) for name in names), amount(entry.iterations)]
+        for entry in shown
+    ]
+    columns = ["method", *map(outcome, names), "median iterations"]
+    caption = "How the solves ended, counted over all steps of all seeds."
+    return Table(title="Linear solves", columns=columns, rows=rows, caption=caption, ident="solves")
+
+
+def settings(section: Section) -> Table:
+    """The settings in which the methods differ."""
+
+    def of(run: StoredRun) -> dict[str, Any]:
+        return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried_out(run)}
+
+    shown = {entry.label: of((entry.runs + entry.failed)[0]) for entry in section.entries}
+    flat = [flatten(table) for table in shown.values()]
+    keys = difference(list(shown.values()))
+    rows = [[text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)] for key in keys]
+    caption = "Only what differs between the methods; · where a method has no such setting."
+    return Table(title="Settings", columns=["setting", *shown], rows=rows, caption=caption, ident="settings")
+
+
+# --- the tables of a study ---------------------------------------------------------------------------------------------
+
+
+def overview(study: Study) -> Table:
+    """Main metric by method and task; the methods in the order of their mean place."""
+    places: dict[str, list[int]] = {}
+    for section in study.sections:
+        for place, entry in enumerate(section.entries):
+            places.setdefault(entry.label, []).append(place)
+    rows = []
+    for label in sorted(study.labels, key=lambda label: sum(places[label]) / len(places[label])):
+        row = [text(label)]
+        for section in study.sections:
+            own = next((entry for entry in section.entries if entry.label == label), None)
+            value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
+            row.append(interval(value, section.metric, note=note, strong=label == section.winner))
+        rows.append(row)
+    columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
+    caption = f"{_LEGEND} {_DIFFERENCES}"
+    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=caption, ident="overview")
+
+
 def ledgers(study: Study) -> list[Table]:
     """For each task with named sources: what every method made of every budget, a group of rows each."""
     tasks: dict[tuple[str, str | None], list[Section]] = {}
     for section in study.sections:
         if section.mixtures:
             tasks.setdefault((section.name, section.version), []).append(section)
-    found = []
-    for number, ((name, version), sections) in enumerate(tasks.items()):
-        metrics = list(dict.fromkeys(each for section in sections for each in section.metrics))[:_METRICS]
-        rows: list[list[Cell]] = []
-        groups = []
-        for section in sorted(sections, key=_length):
-            groups += [len(rows)] if rows else []
-            for entry in sorted(section.entries, key=lambda entry: entry.label):
-                mixed = section.mixtures.get(entry.label)
-                failed = f"{len(entry.failed)} failed" if entry.failed else ""
-                row = [
-                    Cell(entry.label, entry.label, failed, number=False),
-                    Cell(_duration(section.budget), _length(section)[1]),
-                ]
-                row += [amount(_mean(entry.values("outer_steps")) if entry.runs else None)]
-                row += [text("–") if mixed is None else _largest(mixed)]
-                none = Interval.of([])
-                row += [interval(entry.metrics.get(each, none), each, strong=_best(section, entry, each)) for each in metrics]
-                rows.append(row)
-        other = sum(key[0] == name for key in tasks) > 1
-        found.append(
-            Table(
-                title=f"Budget ledger: {name}" + (f", version {version}" if other else ""),
-                columns=[
-                    "method",
-                    "budget",
-                    "outer steps",
-                    "three largest weights",
-                    *(arrow(sections[0], each) for each in metrics),
-                ],
-                rows=rows,
-                caption="Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under that budget.",
-                ident=f"ledger-{number}",
-                groups=groups,
-            )
-        )
-    return found
+    return [
+        _ledger(sections, number, others=sum(other == name for other, _ in tasks) > 1)
+        for number, ((name, _), sections) in enumerate(tasks.items())
+    ]
+
+
+def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
+    first = sections[0]
+    metrics = list(dict.fromkeys(name for section in sections for name in section.metrics))[:_METRICS]
+    rows: list[list[Cell]] = []
+    groups = []
+    for section in sorted(sections, key=_length):
+        groups += [len(rows)] if rows else []
+        for entry in sorted(section.entries, key=lambda entry: entry.label):
+            none = Interval.of([])
+            row = [text(entry.label, _failed(entry)), Cell(_duration(section.budget), _length(section)[1])]
+            row += [mean(entry.values("outer_steps")), text("–") if entry.mixture is None else _largest(entry.mixture)]
+            row += [interval(entry.metrics.get(name, none), name, strong=_best(section, entry, name)) for name in metrics]
+            rows.append(row)
+    return Table(
+        title=f"Budget ledger: {first.name}" + (f", version {first.version}" if others else ""),
+        columns=["method", "budget", "outer steps", "three largest weights", *(arrow(first, name) for name in metrics)],
+        rows=rows,
+        caption="Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under that budget.",
+        ident=f"ledger-{number}",
+        groups=groups,
+    )
 
 
 def _best(section: Section, entry: Entry, metric: str) -> bool:
     higher = section.directions.get(metric)
-    means = [each.metrics[metric].mean for each in section.entries if metric in each.metrics]
-    known = [mean for mean in means if not math.isnan(mean)]
+    means = [other.metrics[metric].mean for other in section.entries if metric in other.metrics]
+    known = [value for value in means if not math.isnan(value)]
     if higher is None or len(known) < 2 or metric not in entry.metrics:
         return False
     return entry.metrics[metric].mean == (max(known) if higher else min(known))
@@ -296,62 +333,13 @@ def _length(section: Section) -> tuple[int, float]:
 
 
 def _duration(budget: str) -> str:
-    """Long budgets in hours, as they are given.
+    """Long budgets in hours.
 
     >>> _duration("32400 s"), _duration("90 s"), _duration("25 outer steps")
     ('9 h', '90 s', '25 outer steps')
     """
     seconds = Budget.parse(budget).seconds
     return f"{seconds / 3600:g} h" if seconds is not None and seconds >= 3600 and seconds % 900 == 0 else budget
-
-
-def pairs(section: Section) -> Table:
-    """Row − column in the main metric, paired by seed."""
-    labels = [entry.label for entry in section.entries if entry.runs]
-    rows = []
-    for one in labels:
-        row = [text(one)]
-        for other in labels:
-            value = section.pairs.get((one, other))
-            row.append(Cell("·") if value is None else interval(value, section.metric, signed=True, strong=value.excludes_zero))
-        rows.append(row)
-    caption = (
-        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width. Bold: the interval "
-        f"excludes zero. {DIFFERENCES}"
-    )
-    return Table(title="Paired differences", columns=["method", *labels], rows=rows, caption=caption, ident="pairs")
-
-
-def solves(section: Section) -> Table:
-    """How the linear solves ended, for the methods that had any."""
-    shown = [each for each in section.diagnoses if set(each.outcomes) - {"not-solved"}]
-    outcomes = sorted({name for each in shown for name in each.outcomes})
-    rows = [
-        [text(each.label), *(amount(each.outcomes.get(name, 0)) for name in outcomes), amount(each.iterations)]
-        for each in shown
-    ]
-    return Table(
-        title="Linear solves",
-        columns=["method", *map(outcome, outcomes), "median iterations"],
-        rows=rows,
-        caption="How the solves ended, counted over all steps of all seeds.",
-        ident="solves",
-    )
-
-
-def settings(section: Section) -> Table:
-    """The settings in which the methods differ."""
-    shown = [(entry.label, _all_settings((entry.runs + entry.failed)[0])) for entry in section.entries]
-    keys = difference([table for _, table in shown])
-    flat = [flatten(table) for _, table in shown]
-    rows = [[text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)] for key in keys]
-    columns = ["setting", *(label for label, _ in shown)]
-    caption = "Only what differs between the methods; · where a method has no such setting."
-    return Table(title="Settings", columns=columns, rows=rows, caption=caption, ident="settings")
-
-
-def _all_settings(run: StoredRun) -> dict[str, Any]:
-    return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried_out(run)}
 
 
 def failures(study: Study) -> Table:
@@ -365,90 +353,68 @@ def failures(study: Study) -> Table:
 
 
 def left_out(study: Study) -> Table:
-    rows = [[text(each.path), text(each.reason)] for each in study.skipped]
+    rows = [[text(folder.path), text(folder.reason)] for folder in study.skipped]
     return Table(title="Folders left out", columns=["folder", "reason"], rows=rows, ident="skipped")
 
 
 def sweeps(study: Study) -> list[Table]:
     """The trials of every pilot sweep."""
-    found = []
-    for number, sweep in enumerate(study.sweeps):
-        table = sweep.table
-        trials = [each for each in table.get("trials") or [] if isinstance(each, dict)]
-        keys = list(dict.fromkeys(key for each in trials for key in each.get("values") or {}))
-        rows = []
-        for each in trials:
-            chosen = each.get("number") == table.get("chosen")
-            loss = each.get("loss")
-            count = number_of + 1 if isinstance(number_of := each.get("number"), int) else None  # people count from one
-            row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
-            given = {**_given(table, keys), **(each.get("values") or {})}
-            for key in keys:
-                value = given.get(key, "·")
-                row.append(amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value))
-            row.append(Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen))
-            rows.append(row)
-        caption = ", ".join(
-            f"{key} {table[key]}" for key in ("sampler", "budget", "seeds", "note") if table.get(key) is not None
-        )
-        found.append(
-            Table(
-                title=f"{table.get('task', '?')}: {table.get('method', sweep.path.parent.name)}",
-                columns=["trial", *keys, "validation loss ↓"],
-                rows=rows,
-                caption=caption,
-                ident=f"sweep-{number}",
-            )
-        )
-    return found
+    return [_sweep(sweep.table, sweep.path.parent.name, number) for number, sweep in enumerate(study.sweeps)]
 
 
-def _given(table: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """The first trial is the method's settings as given, of which the sweep's record holds the whole table."""
-    given = table.get("given")
-    flat = flatten(given) if isinstance(given, dict) else {}
-    return {key: flat[key] for key in keys if key in flat}
+def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
+    trials = [trial for trial in sweep.get("trials") or [] if isinstance(trial, dict)]
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.get("values") or {}))
+    settings = sweep.get("given")  # the first trial has the method's own settings, of which this is the whole table
+    own = flatten(settings) if isinstance(settings, dict) else {}
+    rows = []
+    for trial in trials:
+        index, loss, chosen = trial.get("number"), trial.get("loss"), trial.get("number") == sweep.get("chosen")
+        count = index + 1 if isinstance(index, int) else None  # people count from one
+        row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
+        values = {**own, **(trial.get("values") or {})}
+        row += [_setting(values.get(key, "·")) for key in keys]
+        rows.append([*row, Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen)])
+    facts = [f"{key} {sweep[key]}" for key in ("sampler", "budget", "seeds", "note") if sweep.get(key) is not None]
+    return Table(
+        title=f"{sweep.get('task', '?')}: {sweep.get('method', method)}",
+        columns=["trial", *keys, "validation loss ↓"],
+        rows=rows,
+        caption=", ".join(facts),
+        ident=f"sweep-{number}",
+    )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _setting(value: Any) -> Cell:
+    return amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
 
 
-# --- what every report has ---------------------------------------------------------------------------------------------
-
-
-def tables(section: Section) -> list[Table]:
-    """A section's tables, in their order; those without a row are left out."""
-    found = [scores(section), mixture(section), weights(section), work(section), passes(section), pairs(section)]
-    if len(section.metrics) > _METRICS:
-        found.append(scores(section, every=True))
-    found += [solves(section), settings(section)]
-    return [table for table in found if table.rows]
+# --- lines -------------------------------------------------------------------------------------------------------------
 
 
 def summary(study: Study) -> str:
     """One line: how much was compared, and what was left out."""
-    counts = [
-        (len(study.runs), "run"),
-        (len(study.sections), "task"),
-        (len(study.labels), "method"),
-    ]
-    said = ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts)
+    counts = [(len(study.runs), "run"), (len(study.sections), "task"), (len(study.labels), "method")]
+    line = ", ".join(_count(number, noun) for number, noun in counts)
     if study.failed:
-        said += f"; {len(study.failed)} failed"
+        line += f"; {len(study.failed)} failed"
     if study.skipped:
-        said += f"; {len(study.skipped)} folder{'s' * (len(study.skipped) != 1)} left out"
-    return said + "."
+        line += f"; {_count(len(study.skipped), 'folder')} left out"
+    return line + "."
 
 
 def about(section: Section) -> str:
-    seeds = sorted({run.seed for run in section.runs})
+    seeds = {run.seed for run in section.runs}
     version = f"version {section.version}" if section.version is not None else "version not recorded"
     better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
     return (
-        f"Task {section.task}, {version}; budget {section.budget} per run; "
-        f"{len(seeds)} seed{'s' * (len(seeds) != 1)}; {heading(section.metric)}{better}."
+        f"Task {section.task}, {version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
+        f"{heading(section.metric)}{better}."
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 __all__ = ["Cell", "Table", "about", "failures", "ledgers", "left_out", "overview", "summary", "sweeps", "tables"]

@@ -25,6 +25,7 @@ from hgms_cli import main
 from hgms_core.errors import ConfigError
 from hgms_report import Study, curves, tables
 from hgms_report.figures import DARK, LIGHT, figures, source_colours, styles
+from hgms_report.formats import WRITERS
 from hgms_report.latex import latex
 from hgms_report.markdown import markdown
 from hgms_results.statistics import Interval
@@ -109,7 +110,7 @@ def test_a_task_on_which_everything_failed(tmp_path: Path) -> None:
     assert section.verdict == ""
     assert len(study.failed) == 2
     for suffix in (".html", ".md", ".tex"):
-        assert "halve" in report.WRITERS[suffix](study)
+        assert "halve" in WRITERS[suffix](study)
     [path] = report.write(study, tmp_path / "r.parquet")
     assert path.exists()
     assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
@@ -174,7 +175,7 @@ def test_a_seed_is_counted_once(tmp_path: Path) -> None:
 
 def test_environments_are_grouped_and_differences_noted(study: Study) -> None:
     assert [len(runs) for _, runs in study.sections[0].environments] == [9, 3]
-    page = report.WRITERS[".html"](study)
+    page = WRITERS[".html"](study)
     assert "2 different environments (they differ in threads)" in page
 
 
@@ -186,7 +187,7 @@ def test_edited_code_is_no_other_environment(tmp_path: Path) -> None:
     study = report.build([tmp_path])
     [(environment, _)] = study.sections[0].environments
     assert environment == {"device": "cpu", "python": "3.11"}
-    assert "different environments" not in report.WRITERS[".html"](study)
+    assert "different environments" not in WRITERS[".html"](study)
 
 
 # --- strangers' rows and names -----------------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def embedded(page: str, ident: str) -> Any:
 
 
 def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
-    page = report.WRITERS[".html"](study)
+    page = WRITERS[".html"](study)
     body = page.split("<script>", 1)[0]  # what comes before plotly.js
     assert "default-src 'none'" in body
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", body)
@@ -397,7 +398,7 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
 def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
     from plotly import graph_objects
 
-    page = report.WRITERS[".html"](study)
+    page = WRITERS[".html"](study)
     specs = embedded(page, "plots")
     assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 8
     for spec in specs.values():
@@ -409,7 +410,7 @@ def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     section = study.sections[0]
     [figure] = [each for each in figures(section, styles(study), {}) if each["title"] == "Value against oracle calls"]
     [line] = [each for each in figure["spec"]["data"] if each["name"] == "hg-ms" and "fill" not in each]
-    curve = section.curves["oracle_calls"]["value"]["hg-ms"]
+    curve = section.curves("oracle_calls", "value")["hg-ms"]
     np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
     np.testing.assert_allclose(line["y"], curve.y, rtol=1e-4)
     assert line["x"][0] == 0
@@ -441,7 +442,7 @@ def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:
     for seed, value in enumerate((0.1, 0.45)):
         write_run(tmp_path, seed=seed, value=value, metric="test_accuracy")
     study = report.build([tmp_path])
-    curve = study.sections[0].curves["seconds"]["test_accuracy"]["halve"]
+    curve = study.sections[0].entries[0].curves["seconds", "test_accuracy"]
     assert curve.high is not None
     assert curve.high.max() > 1
     drawn = [figure["spec"] for figure in figures(study.sections[0], styles(study), {}) if "accuracy" in figure["title"]]
@@ -455,7 +456,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     path = write_run(tmp_path, method="x")
     text = (path / "config.toml").read_text().replace('name = "x"', f'name = "{hostile}"')
     (path / "config.toml").write_text(text)
-    page = report.WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
+    page = WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
     assert hostile not in page
     assert "<title>a &lt; b &amp; c</title>" in page
     assert any(trace["name"] == hostile for spec in embedded(page, "plots").values() for trace in spec["data"])
@@ -596,7 +597,7 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
         ("", "hg-ms", "1 h"), ("", "scalebio", "1 h"), ("", "uniform", "1 h"), ("midrule", "", ""),
         ("", "hg-ms", "9 h"), ("", "scalebio", "9 h"), ("", "uniform", "9 h"), ("bottomrule", "", ""),
     ]  # fmt: skip
-    page = report.WRITERS[".html"](mixtures)
+    page = WRITERS[".html"](mixtures)
     assert page.count('<tr class="group">') == 1
     assert 'href="#ledgers"' in page
     assert "## Budget ledger: source-mixture" in markdown(mixtures)
@@ -686,7 +687,7 @@ def test_a_picture_of_the_mixture(tmp_path: Path, comparison: Path) -> None:
 
 def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
     assert tables.ledgers(study) == []
-    assert not any(section.mixtures or section.tokens for section in study.sections)
+    assert not any(entry.mixture or entry.tokens for section in study.sections for entry in section.entries)
     text = markdown(study)
     assert not any(word in text for word in ("mixture", "ledger", "tokens"))
 
@@ -799,10 +800,10 @@ def test_real_runs(tmp_path: Path) -> None:
         assert section.higher is False
         assert section.version == "1"
         assert {entry.label: entry.seeds for entry in section.entries} == {"hg-ms": [0, 1], "uniform": [0, 1]}
-        [diagnosis] = [each for each in section.diagnoses if each.label == "hg-ms"]
+        [diagnosis] = [entry for entry in section.entries if entry.label == "hg-ms"]
         assert sum(diagnosis.branches.values()) == sum(diagnosis.outcomes.values()) == 8
         assert diagnosis.gap is not None
-        curve = section.curves["oracle_calls"][section.metric]["hg-ms"]
+        curve = section.curves("oracle_calls", section.metric)["hg-ms"]
         for run in section.entries[0].runs:
             assert run.records()[-1]["oracle_calls"] <= curve.x[-1]
     for suffix in report.SUFFIXES:
