@@ -110,12 +110,8 @@ def _curves(curves: Mapping[str, Curve], style: Style, *, positive: bool = False
 
     traces: list[dict[str, Any]] = []
     for label, curve in curves.items():
-        look: dict[str, Any] = {
-            "name": label,
-            "legendgroup": label,
-            "meta": {"colour": style[label]["colour"]},
-            "mode": "lines",
-        }
+        meta = {"colour": style[label]["colour"]}
+        look: dict[str, Any] = {"name": label, "legendgroup": label, "meta": meta, "mode": "lines"}
         if curve.low is not None and curve.high is not None:
             low, high = shown(curve.low), shown(curve.high)
             known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
