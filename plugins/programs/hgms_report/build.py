@@ -29,7 +29,6 @@ from hgms_results import (
     short_names,
     table,
 )
-
 from hgms_run import UNCOMPARED
 
 _MIXTURE = 150  # points of a small picture
