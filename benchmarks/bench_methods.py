@@ -28,22 +28,29 @@ import torch
 from attrs import evolve
 from straight_down import METHODS, Stepper, Straight
 
-from hgms_core import Pipeline, Problem, Tree
+from hgms_core import Method, Pipeline, Problem, Tree
 from hgms_run import RunConfig
 
 COLUMNS = ("pipeline [ms]", "straight down [ms]", "ratio", "q25", "q75", "overhead [µs]")
 
 
-def composed(name: str) -> Pipeline:
+def composed(name: str) -> Method:
     """A registered method with the settings it ships with."""
     method = RunConfig.from_dict({"task": "hyper-cleaning", "method": name, "budget": "1 steps"}).method
-    if not isinstance(method, Pipeline):
+    if not isinstance(innermost(method), Pipeline):
         raise SystemExit(f"{name} is not a pipeline")
     return method
 
 
-def whole(method: Pipeline) -> Pipeline:
+def innermost(method: Any) -> Any:
+    """The pipeline inside the wrappers of a method."""
+    return innermost(method.method) if hasattr(method, "method") else method
+
+
+def whole(method: Any) -> Any:
     """The same on whole batches."""
+    if hasattr(method, "method"):
+        return evolve(method, method=whole(method.method))
 
     def unbatched(part: Any) -> Any:
         return evolve(part, **{name: None for name in ("batch_size", "upper_batch_size") if hasattr(part, name)})
@@ -51,7 +58,7 @@ def whole(method: Pipeline) -> Pipeline:
     return evolve(method, generator=unbatched(method.generator), hypergradient=unbatched(method.hypergradient))
 
 
-def through(problem: Problem, method: Pipeline) -> Stepper:
+def through(problem: Problem, method: Method) -> Stepper:
     """The pipeline as a stepper."""
     state = method.init(problem, seed=0)
 
@@ -63,7 +70,7 @@ def through(problem: Problem, method: Pipeline) -> Stepper:
     return step
 
 
-def agree(problem: Problem, method: Pipeline, straight: Straight) -> None:
+def agree(problem: Problem, method: Method, straight: Straight) -> None:
     """Two steps on whole batches give the same (θ, x)."""
     ours, other = through(problem, whole(method)), straight(problem, whole(method))
     for _ in range(2):
@@ -85,7 +92,7 @@ def block(step: Stepper, steps: int) -> float:
     return spent / steps
 
 
-def measure(problem: Problem, method: Pipeline, straight: Straight, pairs: int, seconds: float) -> dict[str, float]:
+def measure(problem: Problem, method: Method, straight: Straight, pairs: int, seconds: float) -> dict[str, float]:
     sides = (through(problem, method), straight(problem, method))
     for side in sides:
         block(side, 1)  # allocators and kernels warm up

@@ -7,7 +7,6 @@ of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_cor
 from __future__ import annotations
 
 from hgms_core.budget import Budget
-from hgms_core.composition import Composition, overlay
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -53,7 +52,7 @@ from hgms_core.hypergrad import (
     upper_gradients,
 )
 from hgms_core.linear import LinearSystem
-from hgms_core.pipeline import Pipeline
+from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import (
     ROLES,
     Batch,
@@ -62,10 +61,8 @@ from hgms_core.problem import (
     Problem,
     Sources,
     check_floating,
-    learned_start,
     roles,
     validation_shares,
-    without_start,
 )
 from hgms_core.protocols import (
     Branch,
@@ -154,7 +151,6 @@ __all__ = [
     "hookimpl",
     "hypergradient",
     "implicit",
-    "learned_start",
     "misfit",
     "missing_traits",
     "needs",
@@ -182,5 +178,4 @@ __all__ = [
     "values",
     "wanted_traits",
     "whole",
-    "without_start",
 ]

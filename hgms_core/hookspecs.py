@@ -36,7 +36,7 @@ from hgms_core.budget import Budget
 if TYPE_CHECKING:
     import click
 
-    from hgms_core.composition import Composition
+    from hgms_core.pipeline import Composition
     from hgms_core.protocols import CandidateGenerator, HyperGradient, LinearSolver, Method, OuterOptimizer, Selector, Task
 
 PLUGIN_API = 2

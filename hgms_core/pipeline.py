@@ -1,18 +1,18 @@
-"""Propose, select, differentiate, update: the Method made of four parts."""
+"""Propose, select, differentiate, update: the Method made of four parts; and the same with its parts given by name."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import evolve, field, frozen, validators
+from attrs import field, frozen
 
 from hgms_core.errors import ConfigError
 from hgms_core.fields import choice
 from hgms_core.hypergrad import check_repeats, check_used
-from hgms_core.problem import Batch, Loss, Problem, without_start
+from hgms_core.problem import Batch, Loss, Problem
 from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key, global_states
@@ -24,16 +24,11 @@ from hgms_core.trees import Tree, norm, take
 class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
-    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``reference``
-    starts θ from one of the problem's named upper variables instead of ``theta0``, ``mixture`` from weights of its data sources
-    by name. ``keep = "best"`` returns the state with the
-    lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
-    the last one. ``learn_start`` makes the lower level's start one more upper variable: its leaves ``start.<name>`` join θ in
-    the hypergradient and the outer update (and in their norms), and leave it again in ``result``. ``answer = "last"`` returns
-    the last candidate instead of the selected one as x (the end of a trajectory, where selecting only truncates it).
-    ``tilt`` = ε > 0 lets the lower level minimise g + εf, so that candidates are drawn from the minimisers of g that validation
-    favours (:meth:`Problem.tilted`); the hypergradient is that of the tilted problem, and every oracle call counts for both
-    losses.
+    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ.
+    ``keep = "best"`` returns the state with the lowest upper loss on the validation rows of the role ``stop`` (held-out
+    stopping, one more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate instead of
+    the selected one as x (the end of a trajectory, where selecting only truncates it). Another problem or another first θ is a
+    wrapper's, a method that holds this one.
 
     The first step refuses losses that draw random numbers (:class:`ConfigError`), and losses neither of which depends on θ.
 
@@ -63,40 +58,18 @@ class Pipeline:
     selector: Selector
     hypergradient: HyperGradient
     outer: OuterOptimizer
-    reference: str | None = None
-    mixture: Mapping[str, float] | None = field(default=None, hash=False)
     keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
-    learn_start: bool = field(default=False)
     answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
-
-    tilt: float = field(default=0.0, validator=validators.ge(0))
-
-    @learn_start.validator
-    def _can_start(self, attribute: object, value: bool) -> None:
-        if value and not getattr(self.generator, "can_learn_start", False):
-            raise ValueError(f"'learn_start' needs a generator that starts from θ, such as trajectory: {self.generator.name!r}")
 
     @property
     def needs(self) -> frozenset[str]:
         """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.traits`)."""
-        reference = {f"reference:{self.reference}"} if self.reference is not None else set()
-        mixture = {"sources"} if self.mixture is not None else set()
-        return frozenset(reference | mixture | ({"stop-rows"} if self.keep == "best" else set()))
+        return frozenset({"stop-rows"} if self.keep == "best" else ())
 
     def init(self, problem: Problem, seed: int) -> State:
-        if self.reference is not None and self.reference not in problem.references:
-            known = ", ".join(sorted(problem.references)) or "none"
-            raise ConfigError(
-                f"this problem has no reference upper variable {self.reference!r} (it has: {known})\n"
-                "  choose a task that names it, or leave `reference` out"
-            )
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
-        problem = self._seen(problem)
-        theta = problem.theta0 if self.reference is None else problem.references[self.reference]
-        if self.mixture is not None:
-            theta = {**theta, **self._given(problem, self.mixture)}
-        key = Key(seed)
+        theta, key = problem.theta0, Key(seed)
         return {
             "seed": seed,
             "step": 0,
@@ -110,7 +83,6 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        problem = self._seen(problem)
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
         if "progress" in start:  # of a generator with a schedule over the budget
@@ -147,7 +119,7 @@ class Pipeline:
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
-        cost = Cost(**state["cost"]) + selection.cost + (_of_both(spent) if self.tilt else spent)
+        cost = Cost(**state["cost"]) + selection.cost + spent
         record: Record = {
             "step": state["step"] + 1,
             "upper_loss": estimate.upper_loss,
@@ -187,19 +159,8 @@ class Pipeline:
         }, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        found = state["best"] if self.keep == "best" and state["best"] is not None else state
-        return without_start(found["theta"]) if self.learn_start else found["theta"], found["x"]
-
-    def _given(self, problem: Problem, mixture: Mapping[str, float]) -> Tree:
-        if problem.sources is None:
-            raise ConfigError("`mixture` gives weights to data sources, and this problem has none\n  leave it out")
-        return problem.sources.theta(mixture)
-
-    def _seen(self, problem: Problem) -> Problem:
-        """The problem as the parts see it."""
-        if self.tilt:
-            problem = problem.tilted(self.tilt)
-        return problem.with_learned_start() if self.learn_start else problem
+        kept = state["best"] if self.keep == "best" and state["best"] is not None else state
+        return kept["theta"], kept["x"]
 
     def _replay(
         self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None
@@ -231,11 +192,60 @@ def _difference(a: Tree, b: Tree) -> Tree:
     return dict(zip(b, torch._foreach_sub([a[name] for name in b], list(b.values())), strict=True)) if b else {}
 
 
-def _of_both(cost: Cost) -> Cost:
-    """What a call of g + εf costs, counted as the calls of g and of f that it is (their rows are in the data's count)."""
-    return evolve(
-        cost,
-        upper_gradients=cost.upper_gradients + cost.lower_gradients,
-        products=2 * cost.products,
-        cross_products=2 * cost.cross_products,
-    )
+@frozen(kw_only=True)
+class Composition:
+    """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in a TOML file.
+
+    So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
+    whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline:
+    a wrapper, whose fields stand among the pipeline's, or any other.
+    ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.traits`), laid over the parts: what fits a hundred small
+    networks a second does not fit one language model. ``testing`` is laid over them where the conformance kit asks, on problems
+    of size 1; ``testing_failures`` holds the reason for each check that its definition does not pass, as a class's does.
+
+    >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
+    ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
+    ...     "hypergradient": {"name": "implicit", "solver": {"name": "cg"}}, "outer": {"name": "adam", "lr": 0.1},
+    ... }).with_overrides({"outer": {"lr": 0.2}, "hypergradient": {"solver": {"name": "minres"}}})["outer"]
+    {'name': 'adam', 'lr': 0.2}
+    """
+
+    name: str
+    summary: str
+    source: str
+    parts: Mapping[str, Any] = field(hash=False)
+    of: type[Any] = Pipeline
+    on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
+    testing: Mapping[str, Any] = field(factory=dict, hash=False)
+    testing_failures: Mapping[str, str] = field(factory=dict, hash=False)
+
+    def with_overrides(self, table: Mapping[str, Any], traits: Iterable[str] = ()) -> dict[str, Any]:
+        """The parts on a task with these traits, with ``table`` laid over them."""
+        parts: Mapping[str, Any] = self.parts
+        for trait in sorted(set(traits) & set(self.on)):
+            parts = overlay(parts, self.on[trait])
+        return overlay(parts, table)
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``base``: tables are merged key by key; a table that names another component replaces the whole.
+
+    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
+    {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
+    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": "minres"})
+    {'solver': {'name': 'minres'}}
+    """
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for key, value in over.items():
+        below = merged.get(key)
+        named = isinstance(below, Mapping) and "name" in below
+        table = {"name": value} if named and isinstance(value, str) and value != "none" else value
+        if (
+            isinstance(below, Mapping)
+            and isinstance(table, Mapping)
+            and table.get("name", below.get("name")) == below.get("name")
+        ):
+            merged[key] = overlay(below, table)
+        else:
+            merged[key] = dict(table) if isinstance(table, Mapping) else table
+    return merged

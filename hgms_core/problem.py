@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, evolve, field, frozen
+from attrs import Attribute, Factory, field, frozen
 from torch import Tensor
 
 from hgms_core.errors import ConfigError
@@ -32,11 +32,8 @@ class Data:
     """The rows a loss is computed on.
 
     ``rows(index)`` is the batch of the rows numbered by an integer tensor of any shape, whose axes lead every leaf of the
-    result; ``whole`` the batch of all ``size`` rows. ``whole`` is left empty where it is better made when it is asked for, by
-    ``batch(None)``: from ``later()``, or from all numbers where there is none. A ``companion`` says whose rows a batch brings
-    along (as many as its own, or all beside all): they go through a loss too, so they are counted. With a companion, draws are
-    pairs ``own + size · companion's``, the second drawn by the key as well, and ``rows`` takes such numbers. ``Data.none()`` is
-    for a loss without data.
+    result; ``whole`` the batch of all ``size`` rows, left empty where it is better made when it is asked for (by
+    ``batch(None)``, from all numbers). ``Data.none()`` is for a loss without data.
 
     ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds as many
     rows of each as of any other, up to one, whichever got the odd ones being drawn anew each time; a batch smaller than the
@@ -55,9 +52,7 @@ class Data:
     whole: Batch = Factory(dict)
     rows: Callable[[Tensor], Batch] = field(default=_nothing, eq=False)
     device: torch.device = torch.device("cpu")
-    companion: Data | None = None
     strata: tuple[tuple[str, int], ...] | None = None
-    later: Callable[[], Batch] | None = field(default=None, eq=False)
 
     @classmethod
     def none(cls) -> Data:
@@ -93,13 +88,10 @@ class Data:
         """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole data."""
         if batch_size is None or batch_size >= self.size:
             return None
-        numbers = self._numbers(key, batch_size, steps)
-        if self.companion is None or not self.companion.size:
-            return numbers
-        beside = self.companion._numbers(key.fold("companion"), batch_size, steps)
-        return numbers + self.size * beside.to(self.device, non_blocking=True)
+        return self.numbers(key, batch_size, steps)
 
-    def _numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
+    def numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
+        """Numbers of rows, ``[steps, batch_size]``, also where a batch is larger than the data."""
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
         return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
@@ -125,9 +117,7 @@ class Data:
     def batch(self, index: Tensor | None) -> Batch:
         if index is not None:
             return self.rows(index)
-        if self.whole or self.later is None:
-            return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
-        return self.later()
+        return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
 
     def sample(self, key: Key, size: int | None) -> tuple[Batch, int]:
         """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts (:meth:`count`).
@@ -142,11 +132,8 @@ class Data:
         return self.batch(None if numbers is None else numbers[0]), self.count(size)
 
     def count(self, batch_size: int | None) -> int:
-        """Rows in a batch of the asked size, with those of a companion; a loss without data counts one."""
-        whole = batch_size is None or batch_size >= self.size
-        own = self.size if whole or batch_size is None else batch_size
-        beside = 0 if self.companion is None else self.companion.size if whole else own * (self.companion.size > 0)
-        return max(1, own + beside)
+        """Rows in a batch of the asked size; a loss without data counts one."""
+        return max(1, self.size if batch_size is None else min(batch_size, self.size))
 
 
 def check_floating(what: str, tree: object) -> None:
@@ -170,32 +157,6 @@ def _floating(instance: object, attribute: Attribute[Any], value: object) -> Non
 def _same(theta: Tree) -> Tree:
     return theta
 
-
-START = "start."
-"""What the names of a learned start's leaves in θ begin with."""
-
-
-def learned_start(theta: Tree) -> Tree:
-    """The learned lower start among the upper variables, by the lower level's own names; ``{}`` where none is learned.
-
-    >>> learned_start({"t": torch.zeros(1), "start.x": torch.ones(1)})
-    {'x': tensor([1.])}
-
-    .. versionadded:: 0.2
-    """
-    return {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)}
-
-
-def without_start(theta: Tree) -> Tree:
-    """The upper variables of the problem itself.
-
-    .. versionadded:: 0.2
-    """
-    return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
-
-
-UPPER = "upper."
-"""What the names of validation leaves in a tilted lower batch begin with."""
 
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
@@ -277,9 +238,10 @@ class Problem:
     (outside the budget's clock, and outside every decision). ``fresh(key)`` draws another initial lower state;
     ``references`` names special upper variables, such as the weights that know which labels are right. ``sources`` is there
     where θ weights named data sources. ``counters()`` gives numbers that only grow, such as tokens processed: every step
-    records by how much they grew. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters
-    in float32 on a base in bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for what
-    components compute once and keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind.
+    records by how much they grew. ``start(theta)`` is there where the lower level's start is learned: the state to start from,
+    as a differentiable function of θ. ``precision`` is the type the losses are computed in where that is coarser than x's
+    (adapters in float32 on a base in bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for
+    what components compute once and keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind.
     """
 
     theta0: Tree = field(validator=_floating)
@@ -294,63 +256,10 @@ class Problem:
     references: Mapping[str, Tree] = Factory(dict)
     sources: Sources | None = None
     counters: Callable[[], Mapping[str, int]] | None = None
+    start: Callable[[Tree], Tree] | None = None
     precision: torch.dtype | None = None
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
         return self.x0 if self.fresh is None else self.fresh(key)
-
-    def with_learned_start(self) -> Problem:
-        """The same problem with the lower level's start as further upper variables, ``start.<name>``, which begin at x0.
-
-        Losses, projection and evaluation see the other variables only; a generator that finds a :func:`learned_start` in θ
-        starts from it.
-        """
-        start = {START + name: leaf for name, leaf in self.x0.items()}
-
-        def project(theta: Tree) -> Tree:
-            return {**theta, **self.project(without_start(theta))}
-
-        return evolve(
-            self,
-            theta0={**self.theta0, **start},
-            references={name: {**theta, **start} for name, theta in self.references.items()},
-            g=lambda theta, x, batch: self.g(without_start(theta), x, batch),
-            f=lambda theta, x, batch: self.f(without_start(theta), x, batch),
-            project=project,
-            evaluate=lambda theta, x: self.evaluate(without_start(theta), x),
-        )
-
-    def tilted(self, weight: float) -> Problem:
-        """The same problem with the lower loss g + weight·f, f on validation rows of the role ``differentiate``.
-
-        As weight → 0 the minimisers of g + weight·f tend to those minimisers of g that have the lowest f (Tikhonov's viscosity
-        selection): what the optimistic problem asks for, which candidates that never look at f find by luck alone. A lower
-        batch brings as many validation rows along, drawn by the same key, so that a branch can be replayed; within one draw
-        none comes twice before every validation row has come once.
-
-        >>> def g(theta, x, batch): return x["x"].sum()
-        >>> def f(theta, x, batch): return 2 * x["x"].sum()
-        >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f)
-        >>> float(problem.tilted(0.5).g({}, {"x": torch.ones(1)}, {}))
-        2.0
-        """
-        lower, upper = self.lower_data, self.upper_data["differentiate"]
-
-        def join(below: Batch, above: Batch) -> Batch:
-            return {**below, **{UPPER + name: leaf for name, leaf in above.items()}}
-
-        def rows(index: Tensor) -> Batch:
-            return join(lower.rows(index % lower.size), upper.rows(index // lower.size))
-
-        def g(theta: Tree, x: Tree, batch: Batch) -> Tensor:
-            below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
-            above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
-            return self.g(theta, x, below) + weight * self.f(theta, x, above)
-
-        def whole() -> Batch:
-            return join(lower.batch(None), upper.batch(None))
-
-        data = Data(lower.size, {}, rows, lower.device, companion=upper, strata=lower.strata, later=whole)
-        return evolve(self, g=g, lower_data=data)

@@ -76,7 +76,7 @@ class CandidateGenerator(Protocol):
       candidate's ``x``, at its last rate, on a lower batch that ``key`` draws anew; it reaches the hypergradient as
       ``Branch.next_step``. No selection has looked at this batch.
     - the entry ``progress`` in its state: it finds the share of the budget spent there, in [0, 1], for schedules.
-    - ``can_learn_start = True``: it starts from the leaves ``start.<name>`` of θ where there are such.
+    - ``can_learn_start = True``: it starts from ``problem.start(theta)`` where the problem has one.
 
     Two points beside the one it came from:
 

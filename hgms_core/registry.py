@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,10 @@ import attrs
 from attrs import frozen
 
 from hgms_core import protocols
-from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
 from hgms_core.host import Host, PluginInfo, describe
-from hgms_core.pipeline import Pipeline
+from hgms_core.pipeline import Composition, Pipeline
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
@@ -98,9 +97,20 @@ class Registry:
         self._components: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
         self._clashes: dict[tuple[str, str], PluginError] = {}
         self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
+        self.wrappers: list[type] = []
+        """Classes of methods whose fields may stand among those of the pipeline inside (:func:`inside`)."""
         for kind in KINDS.values():
-            for info, impl in sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0])):
-                for target in self._returned(kind, info, impl):
+            hooks = sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0]))
+            returned = [(info, target) for info, impl in hooks for target in self._returned(kind, info, impl)]
+            if kind.name == "method":
+                classes = [target.of if isinstance(target, Composition) else target for _, target in returned]
+                self.wrappers = list(dict.fromkeys(cls for cls in classes if inside(cls) is not None))
+            for info, target in returned:
+                faults = faults_of(kind, target, self.wrappers)
+                if faults:
+                    lines = "".join(f"\n  - {fault}" for fault in faults)
+                    self.host.blame(info, PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"), part=True)
+                else:
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
 
     @classmethod
@@ -142,26 +152,19 @@ class Registry:
             lines.append(f"      -> {info.install}" if info.install else "      `hgms plugins -v` shows the traceback")
         return [*lines, f"`hgms list {kind}` says what each does"]
 
-    def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> Iterator[Any]:
+    def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
         try:
             with self.host.watched(info):
                 returned = impl.function()
             if inspect.isclass(returned) or not isinstance(returned, Iterable) or isinstance(returned, (str, Mapping)):
                 what = f"the class {returned.__name__}" if inspect.isclass(returned) else f"{type(returned).__name__}"
                 raise PluginError(f"{impl.function.__name__} returned {what}; return a list of classes")
-            targets = list(returned)
+            return list(returned)
         except (Exception, SystemExit) as error:
             if not isinstance(error, HgmsError):
                 error = PluginError(f"{impl.function.__name__} raised {describe(error)}")
             self.host.blame(info, error, part=True)
-            return
-        for target in targets:
-            faults = faults_of(kind, target)
-            if faults:
-                lines = "".join(f"\n  - {fault}" for fault in faults)
-                self.host.blame(info, PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"), part=True)
-            else:
-                yield target
+            return []
 
     def _add(self, component: Component) -> None:
         """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant,
@@ -224,10 +227,34 @@ def summary_of(doc: str | None) -> str:
     return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split()).rstrip(":")
 
 
-def faults_of(kind: Kind, target: object) -> list[str]:
-    """Why ``target`` cannot be registered as a component of this kind; empty if it can."""
+def inside(cls: object) -> str | None:
+    """The field of a wrapper that holds the method inside, marked ``metadata={"flat": True}``: in a table the fields of both
+    stand side by side. None for what is no wrapper.
+
+    >>> from hgms_core import Method
+    >>> @attrs.frozen
+    ... class Patient:
+    ...     method: Method = attrs.field(metadata={"flat": True})
+    ...     patience: int = 3
+    >>> inside(Patient), inside(Pipeline)
+    ('method', None)
+    """
+    fields = attrs.fields(cls) if inspect.isclass(cls) and attrs.has(cls) else ()
+    return next((one.name for one in fields if one.metadata.get("flat")), None)
+
+
+def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
+    """The classes whose fields a method's table holds, from the inside: a wrapper's stand among a pipeline's, unless the table
+    has the method inside as a table of its own."""
+    field = inside(cls)
+    return [cls] if field is None or field in table else [Pipeline, cls]
+
+
+def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list[str]:
+    """Why ``target`` cannot be registered as a component of this kind; empty if it can. A composition of a pipeline may have
+    the fields of ``wrappers`` too."""
     if kind.name == "method" and isinstance(target, Composition):
-        return [*_name_faults(target.name), *_part_faults(target)]
+        return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
         return [f"it is {target!r}, not a class; return the class itself, without parentheses"]
     faults = _name_faults(getattr(target, "name", None))
@@ -273,11 +300,17 @@ def _declared_faults(target: type) -> list[str]:
     return faults
 
 
-def _part_faults(target: Composition) -> list[str]:
-    known = attrs.fields_dict(target.of)
-    faults = [unknown(f"part of a {target.of.name}", key, known) for key in target.parts if key not in known]
-    missing = [key for key, part in known.items() if part.default is attrs.NOTHING and key not in target.parts]
+def _part_faults(target: Composition, wrappers: Iterable[type]) -> list[str]:
+    layers = layers_of(target.of, target.parts)
+    own = {key: part for cls in layers for key, part in _fields_beside(cls, layers[0]).items()}
+    known = {*own, *(key for cls in wrappers if layers[0] is Pipeline for key in _fields_beside(cls, Pipeline))}
+    faults = [unknown(f"part of a {layers[0].name}", key, known) for key in target.parts if key not in known]
+    missing = [key for key, part in own.items() if part.default is attrs.NOTHING and key not in target.parts]
     return faults + [f"it has no part {key!r}" for key in missing]
+
+
+def _fields_beside(cls: type[Any], first: type) -> dict[str, attrs.Attribute[Any]]:
+    return {key: part for key, part in attrs.fields_dict(cls).items() if cls is first or key != inside(cls)}
 
 
 def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:

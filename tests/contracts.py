@@ -38,7 +38,7 @@ PROGRAMS = [
 CORE = [
     "registry",
     "host",
-    "hookspecs | discovery | sandbox | composition",
+    "hookspecs | discovery | sandbox",
     "pipeline",
     "hypergrad | linear | stacking | traits",
     "protocols",

@@ -10,9 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from hgms_cli import main
-from hgms_core import Key, registry
+from hgms_core import Composition, Key, registry
 from hgms_core.budget import Budget
-from hgms_core.composition import Composition
 from hgms_core.registry import Registry
 from hgms_run import RunConfig, run
 from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks

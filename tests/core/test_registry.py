@@ -10,8 +10,7 @@ import attrs
 import pytest
 from fakes import Site
 
-from hgms_core import Composition
-from hgms_core.composition import overlay
+from hgms_core import Composition, overlay
 from hgms_core.errors import PluginError, UnknownComponent
 from hgms_core.host import Host
 from hgms_core.pipeline import Pipeline
@@ -294,7 +293,7 @@ def test_compositions_are_checked_like_classes() -> None:
     bad = {key: value for key, value in PARTS.items() if key != "outer"} | {"outr": {}}
     assert faults_of(kind, attrs.evolve(good, parts=bad)) == [
         "unknown part of a pipeline 'outr'; did you mean 'outer'?\n"
-        "  available: answer, generator, hypergradient, keep, learn_start, mixture, outer, reference, selector, tilt",
+        "  available: answer, generator, hypergradient, keep, outer, selector",
         "it has no part 'outer'",
     ]
 

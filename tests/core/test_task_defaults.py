@@ -14,8 +14,7 @@ from fakes import Site
 from hgms_cli import main
 from hgms_compare.grid import Grid
 from hgms_compare.grid_file import load
-from hgms_core import ConfigError
-from hgms_core.composition import Composition
+from hgms_core import Composition, ConfigError
 from hgms_run import RunConfig
 
 PLUGIN = '''
@@ -24,7 +23,7 @@ from typing import ClassVar, final
 import torch
 from attrs import frozen
 from hgms_core import ConfigError, Problem, hookimpl
-from hgms_core.composition import Composition
+from hgms_core import Composition
 
 
 @final

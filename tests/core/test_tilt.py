@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from helpers import F64, assert_same, network_problem
 from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Implicit, Unrolled
+from hgms_methods import Tilted
+from hgms_methods.tilted import tilted
 from hgms_outer import ProjectedGradient
 from hgms_run import pack, unpack
 from hgms_selectors import BestOfN, First
@@ -22,9 +25,9 @@ pytestmark = pytest.mark.plugins
 
 def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> None:
     problem = network_problem()
-    tilted = problem.tilted(0.25)
+    seen = tilted(problem, 0.25)
     index, beside = torch.tensor([[0, 3], [5, 2]]), torch.tensor([[14, 3], [0, 14]])
-    batch = tilted.lower_data.rows(index + problem.lower_data.size * beside)
+    batch = seen.lower_data.rows(index + problem.lower_data.size * beside)
     upper = problem.upper_data["differentiate"]
     above = upper.rows(beside)
     for name, leaf in above.items():
@@ -33,12 +36,16 @@ def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> Non
     expected = problem.g(problem.theta0, problem.x0, problem.lower_data.rows(index[0])) + 0.25 * problem.f(
         problem.theta0, problem.x0, {name: leaf[0] for name, leaf in above.items()}
     )
-    assert torch.allclose(tilted.g(problem.theta0, problem.x0, one), expected, rtol=1e-12)
-    whole = tilted.g(problem.theta0, problem.x0, tilted.lower_data.batch(None))
+    assert torch.allclose(seen.g(problem.theta0, problem.x0, one), expected, rtol=1e-12)
+    whole = seen.g(problem.theta0, problem.x0, seen.lower_data.batch(None))
     parts = problem.g(problem.theta0, problem.x0, problem.lower_data.whole) + 0.25 * problem.f(
         problem.theta0, problem.x0, upper.whole
     )
     assert torch.allclose(whole, parts, rtol=1e-12)
+
+
+def tilting(tilt: float, **parts: Any) -> Tilted:
+    return Tilted(method=Pipeline(**parts), tilt=tilt)
 
 
 def rows_of(lower: int, upper: int) -> Problem:
@@ -54,7 +61,7 @@ def rows_of(lower: int, upper: int) -> Problem:
 
 
 def pairs(problem: Problem, key: Key, batch_size: int, steps: int) -> list[tuple[int, int]]:
-    data = problem.tilted(1.0).lower_data
+    data = tilted(problem, 1.0).lower_data
     batch = data.batch(data.draw(key, batch_size, steps))
     return list(zip(batch["index"].flatten().tolist(), batch["upper.index"].flatten().tolist(), strict=True))
 
@@ -80,14 +87,14 @@ def test_a_lower_row_does_not_always_bring_the_same_validation_row() -> None:
 
 def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
     problem, weight = rows_of(12, 30), 0.25
-    tilted = problem.tilted(weight)
+    seen = tilted(problem, weight)
 
     def slope(batch: Tree) -> float:
         x = {"x": torch.ones(1, dtype=F64, requires_grad=True)}
-        return float(torch.autograd.grad(tilted.g({}, x, batch), x["x"])[0])
+        return float(torch.autograd.grad(seen.g({}, x, batch), x["x"])[0])
 
     # Within one draw of whole epochs every row comes equally often: the mean over them is exact.
-    data = tilted.lower_data
+    data = seen.lower_data
     drawn = data.draw(Key(0), 6, 10)
     slopes = [slope(data.batch(index)) for index in drawn]
     assert sum(slopes) / len(slopes) == pytest.approx(slope(data.batch(None)), rel=1e-12)
@@ -99,18 +106,18 @@ def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
 
 def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> None:
     problem = network_problem()
-    method = Pipeline(
+    method = tilting(
+        0.5,
         generator=Branches(count=2, steps=4, lr=0.1, batch_size=5),
         selector=BestOfN(),
         hypergradient=Unrolled(),
         outer=ProjectedGradient(lr=0.1),
-        tilt=0.5,
     )
-    tilted, generator = problem.tilted(0.5), method.generator
-    start = generator.init(tilted, Key(0))
-    found = generator.propose(tilted, problem.theta0, start, Key(1))
+    seen, generator = tilted(problem, 0.5), method.method.generator
+    start = generator.init(seen, Key(0))
+    found = generator.propose(seen, problem.theta0, start, Key(1))
     for member in range(2):
-        replayed, _ = generator.replay(tilted, problem.theta0, start, Key(1), torch.tensor(member), None)
+        replayed, _ = generator.replay(seen, problem.theta0, start, Key(1), torch.tensor(member), None)
         assert_same(replayed, {name: leaf[member] for name, leaf in found.x.items()}, rtol=1e-12)
     state = method.init(problem, 0)
     for step in range(4):
@@ -123,16 +130,16 @@ def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninter
 
 def test_every_call_counts_for_both_losses() -> None:
     problem = network_problem()
-    method = Pipeline(
+    method = tilting(
+        0.5,
         generator=Branches(count=1, steps=3, lr=0.1, mode="loop"),
         selector=First(),
         hypergradient=Unrolled(),
         outer=ProjectedGradient(lr=0.1),
-        tilt=0.5,
     )
     state = method.init(problem, seed=0)
     _, record = method.step(problem, state)
-    plain = Pipeline(**{name: getattr(method, name) for name in ("generator", "selector", "hypergradient", "outer")})
+    plain: Any = method.method
     _, reference = plain.step(problem, plain.init(problem, seed=0))
     assert record["cost_lower_gradients"] == reference["cost_lower_gradients"]
     assert record["cost_upper_gradients"] == reference["cost_upper_gradients"] + reference["cost_lower_gradients"]
@@ -147,9 +154,9 @@ def test_every_call_counts_for_both_losses() -> None:
 def test_a_tilted_batch_counts_the_rows_it_brings_along() -> None:
     problem = network_problem()
     lower, upper = problem.lower_data, problem.upper_data["differentiate"]
-    tilted = problem.tilted(0.5).lower_data
-    assert tilted.count(3) == next(iter(tilted.rows(torch.arange(3)).values())).shape[0] * 2 == 6
-    assert tilted.count(None) == tilted.count(10**6) == lower.size + upper.size
+    data = tilted(problem, 0.5).lower_data
+    assert data.count(3) == next(iter(data.rows(torch.arange(3)).values())).shape[0] * 2 == 6
+    assert data.count(None) == data.count(10**6) == lower.size + upper.size
     assert lower.count(3) == 3
 
 
@@ -157,12 +164,12 @@ def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
     """Unrolled through the tilted steps, against autograd through the same steps written out."""
     problem = network_problem()
     weight, lr = 0.3, 0.1
-    method = Pipeline(
+    method = tilting(
+        weight,
         generator=Branches(count=1, steps=2, lr=lr),
         selector=First(),
         hypergradient=Unrolled(),
         outer=ProjectedGradient(lr=1.0),
-        tilt=weight,
     )
     state = method.init(problem, seed=0)
     following, _ = method.step(problem, state)
@@ -183,12 +190,12 @@ def _gap(tilt: float) -> float:
     """F(θ) − F* that tilted candidates reach on the sphere, where descent on g alone stays at the worst minimiser."""
     task = Sphere(k=1, d=3)
     problem = task.problem(0, torch.device("cpu"), F64)
-    method = Pipeline(
+    method = tilting(
+        tilt,
         generator=Branches(count=2, steps=100, lr=0.2, noise=0.05),
         selector=BestOfN(),
         hypergradient=Implicit(solver=CG(ridge=1e-9, rtol=1e-10, max_steps=50)),
         outer=ProjectedGradient(lr=0.3),
-        tilt=tilt,
     )
     state = method.init(problem, seed=0)
     for _ in range(30):
@@ -213,4 +220,4 @@ def test_a_negative_tilt_is_refused() -> None:
         "outer": ProjectedGradient(lr=0.1),
     }
     with pytest.raises((ValueError, ConfigError), match="tilt"):
-        Pipeline(**parts, tilt=-1.0)
+        tilting(-1.0, **parts)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from placed import Draws, brought, elsewhere
 
-from hgms_core import registry
-from hgms_core.composition import Composition
+from hgms_core import Composition, registry
 from hgms_core.registry import Registry
 from hgms_testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
 from hgms_testing.kit import difference, snapshot, tensors

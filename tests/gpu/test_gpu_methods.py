@@ -8,9 +8,8 @@ import pytest
 import torch
 from placed import Draws, brought, elsewhere
 
-from hgms_core import Key, Problem, registry
+from hgms_core import Composition, Key, Problem, registry
 from hgms_core import traits as compat
-from hgms_core.composition import Composition
 from hgms_core.errors import ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_run import RunConfig

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from helpers import F64, network_problem, normal, spd
 from torch import Tensor
 from waiting import NoWaiting, Waits
@@ -21,6 +20,7 @@ from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Proble
 from hgms_graphs import graphs
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded
 from hgms_hypergradients import Implicit
+from hgms_methods import Tilted
 from hgms_outer import Adam
 from hgms_selectors import BestOfN
 from hgms_solvers import CG, NystromCG
@@ -193,7 +193,7 @@ def test_fresh_batches_cannot_be_recorded() -> None:
 @pytest.mark.usefixtures("recording")
 def test_a_problem_made_anew_each_step_is_never_recorded() -> None:
     problem = network_problem()
-    pipeline = evolve(run(problem, cuda_graphs=True), tilt=0.5)
+    pipeline = Tilted(method=run(problem, cuda_graphs=True), tilt=0.5)
     state = pipeline.init(problem, 0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)

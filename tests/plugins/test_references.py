@@ -6,20 +6,65 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, fields
 from helpers import F64, assert_same, network_problem, normal
 
-from hgms_core import Data, Method, Problem
+from hgms_core import ConfigError, Data, Method, Pipeline, Problem
+from hgms_methods import LearnedStart, StartingAt, Tilted
 from hgms_methods.validation_only import joined, on_validation
 from hgms_run import RunConfig
+from hgms_run.convert import AT_REST
 
 pytestmark = pytest.mark.plugins
+WRAPPERS = (Tilted, LearnedStart, StartingAt)
 CPU = torch.device("cpu")
 EXACT = {"steps": 200, "optimizer": "sgd", "lr": 0.2, "batch_size": "none", "schedule": "constant"}
 
 
 def method(name: str, **parts: Any) -> Method:
     return RunConfig.from_dict({"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}).method
+
+
+def test_every_key_at_rest_is_that_of_the_pipeline_or_of_a_wrapper_that_ships() -> None:
+    keys = {one.name: one.default for one in (*fields(Pipeline), *(one for cls in WRAPPERS for one in fields(cls)))}
+    assert set(AT_REST) == set(keys) - {"method", "generator", "selector", "hypergradient", "outer"}
+    assert {key: rest for key, rest in AT_REST.items() if key in ("keep", "answer")} == {
+        "keep": keys["keep"],
+        "answer": keys["answer"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "wrappers"),
+    [
+        ({}, set()),
+        ({"tilt": 0.0, "reference": "none", "learn_start": False, "mixture": "none"}, set()),
+        ({"tilt": 2}, {Tilted}),
+        ({"reference": "clean", "tilt": 0.5}, {Tilted, StartingAt}),
+        ({"mixture": {"a": 1.0}}, {StartingAt}),
+        ({"generator": "trajectory", "learn_start": True, "tilt": 0.1, "reference": "clean"}, set(WRAPPERS)),
+    ],
+)
+def test_keys_beside_the_parts_put_their_wrapper_around(keys: dict[str, Any], wrappers: set[type]) -> None:
+    """On a method of these parts, whichever package it comes from; the configuration is read back the same."""
+    for name in ("hg-ms", "soba") if "generator" not in keys else ("hg-ms",):
+        config = RunConfig.from_dict({"task": "quadratic", "method": {"name": name, **keys}, "budget": "1 steps"})
+        layers, inner = set(), config.method
+        while not isinstance(inner, Pipeline):
+            layers.add(type(inner))
+            inner = inner.method  # type: ignore[attr-defined]
+        assert layers == wrappers
+        table = config.resolved()["method"]
+        assert table["name"] == name
+        assert [key for key in keys if key in AT_REST and table[key] != keys[key]] == []
+        assert RunConfig.from_toml(config.to_toml()) == config
+
+
+def test_wrappers_are_for_pipelines() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'tilt'"):
+        method("validation-only", tilt=1.0)
+    with pytest.raises(ValueError, match="'method' must be a pipeline, or a wrapper around one: 'search'"):
+        Tilted(method=method("random-search"), tilt=1.0)
 
 
 def points(rows: int, around: float, seed: int) -> Data:

@@ -13,8 +13,10 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
 from hgms_branches import Branches, Trajectory
-from hgms_core import Key, Pipeline, Problem, Tree, learned_start, without_start
+from hgms_core import Key, Problem, Tree
 from hgms_hypergradients import Implicit, Unrolled
+from hgms_methods import LearnedStart
+from hgms_methods.learned_start import with_learned_start, without_start
 from hgms_outer import Adam, Schedule, Sgd, Split
 from hgms_selectors import BestOfN, First, Worst
 from hgms_solvers import CG
@@ -80,7 +82,7 @@ def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, las
 @pytest.mark.parametrize("index", [0, 2])
 @pytest.mark.parametrize("proposed", [False, True])
 def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(name: str, index: int, proposed: bool) -> None:
-    problem = PROBLEM.with_learned_start()
+    problem = with_learned_start(PROBLEM)
     trajectory = Trajectory(steps=4, batch_size=6, clip=0.5, keep_graph=proposed, **OPTIMIZERS[name][0])
     found = slope(trajectory, problem, problem.theta0, index, None, proposed)
     start = trajectory.init(problem, KEY)
@@ -122,7 +124,7 @@ def test_a_kept_graph_can_be_gone_through_twice() -> None:
 
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Trajectory(steps=4, lr=0.3, batch_size=6)
-    start, problem = plain.init(PROBLEM, KEY), PROBLEM.with_learned_start()
+    start, problem = plain.init(PROBLEM, KEY), with_learned_start(PROBLEM)
     held = evolve(plain, keep_graph=True).propose(problem, problem.theta0, start, KEY)
     assert held.replay is not None
     for name in ("scale", "start.w"):
@@ -170,9 +172,9 @@ def test_thinning_keeps_the_end() -> None:
 # --- the learned start ---------------------------------------------------------------------------------------------------
 
 
-def iaptt(generator: Trajectory, upper: Any = None, start: Any = None, **options: Any) -> Pipeline:
+def iaptt(generator: Trajectory, upper: Any = None, start: Any = None, **options: Any) -> LearnedStart:
     outer = Split(upper=upper or Sgd(lr=0.1), start=start or Sgd(lr=0.1))
-    return pipeline(generator, Worst(), Unrolled(), outer, learn_start=True, answer="last", **options)
+    return LearnedStart(method=pipeline(generator, Worst(), Unrolled(), outer, answer="last", **options))
 
 
 def by_hand_problem() -> Problem:
@@ -210,17 +212,18 @@ def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
     assert float(record["scores"][0]) == pytest.approx(0.5 * ((3 - 0.15) / 2 - 1) ** 2 - 0.15)
     assert float(state["theta"]["t"]) == -0.17
     assert float(state["theta"]["start.x"]) == pytest.approx(3 + 2 * 0.75625 / 8)
-    assert problem.with_learned_start().evaluate(state["theta"], state["x"]) == {"names": 1.0}
+    assert with_learned_start(problem).evaluate(state["theta"], state["x"]) == {"names": 1.0}
 
 
 def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
     with pytest.raises(ValueError, match="'learn_start' needs a generator that starts from θ, such as trajectory: 'branches'"):
-        pipeline(Branches(), First(), Unrolled(), Sgd(), learn_start=True)
+        LearnedStart(method=pipeline(Branches(), First(), Unrolled(), Sgd()))
 
 
 def test_references_and_names_of_a_learned_start() -> None:
-    lifted = PROBLEM.with_learned_start()
-    assert_same(learned_start(lifted.references["even"]), PROBLEM.x0)
+    lifted = with_learned_start(PROBLEM)
+    assert lifted.start is not None
+    assert_same(lifted.start(lifted.references["even"]), PROBLEM.x0)
     assert without_start(lifted.references["even"]) == PROBLEM.references["even"]
     assert lifted.theta0.keys() == {"weights", "scale", "start.w", "start.b", "start.v"}
 

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Literal, final
 import attrs
 import hypothesis.strategies as st
 import pytest
-from attrs import field, frozen, validators
+from attrs import evolve, field, frozen, validators
 from hypothesis import given, settings
 
-from hgms_core import Budget, LinearSolver, Pipeline, hookimpl
-from hgms_core.composition import Composition
+from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hookimpl
 from hgms_core.errors import ConfigError
 from hgms_core.host import Host
-from hgms_core.registry import Registry
+from hgms_core.registry import KINDS, Registry, faults_of
 from hgms_run import RunConfig, RunSettings, load, plain
 from hgms_run.convert import spell
 
@@ -115,6 +114,20 @@ class Work:
     def problem(self, seed: int, device: Any, dtype: Any) -> Any: ...
 
 
+@final
+@frozen(kw_only=True)
+class Around:
+    """A wrapper, whose field stands among those of the pipeline inside."""
+
+    name: ClassVar[str] = "around"
+    method: Method = field(metadata={"flat": True})
+    margin: float
+
+    def init(self, problem: Any, seed: int) -> Any: ...
+    def step(self, problem: Any, state: Any, progress: float) -> Any: ...
+    def result(self, state: Any) -> Any: ...
+
+
 RECIPE = Composition(
     name="recipe",
     summary="A method of parts by name.",
@@ -136,7 +149,7 @@ HOOKS: dict[str, list[Any]] = {
     "hgms_register_hypergradients": [Estimate],
     "hgms_register_outer_optimizers": [Move],
     "hgms_register_tasks": [Work],
-    "hgms_register_methods": [RECIPE],
+    "hgms_register_methods": [RECIPE, Around],
 }
 
 
@@ -286,10 +299,18 @@ SOLVER = ("hypergradient", "solver")
         (
             at("outter", value=3),
             "unknown key 'outter'; did you mean 'outer'? "
-            "(known: generator, selector, hypergradient, outer, reference, mixture, keep, learn_start, answer, tilt) "
-            "@ run.toml.method.outter",
+            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ run.toml.method.outter",
         ),
-        ({"generator": "draws"}, "the name of the method is missing @ run.toml.method.name\n  available: pipeline, recipe"),
+        (
+            at("margn", value=3.0),
+            "unknown key 'margn'; did you mean 'margin'? "
+            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ run.toml.method.margn",
+        ),
+        (at("margin", value="wide"), 'expected a number, got "wide" @ run.toml.method.margin'),
+        (
+            {"generator": "draws"},
+            "the name of the method is missing @ run.toml.method.name\n  available: around, pipeline, recipe",
+        ),
         (
             {"name": "pipeline", "generator": "draws", "selector": "choose", "outer": "move"},
             "missing: a hypergradient estimator @ run.toml.method.hypergradient",
@@ -523,7 +544,6 @@ pipelines = st.builds(
     outer=st.builds(
         Move, lr=numbers, schedule=st.builds(Schedule, kind=st.sampled_from(["constant", "cosine"]), final=positive)
     ),
-    reference=st.none() | words,
     keep=st.sampled_from(["last", "best"]),
 )
 budgets = st.one_of(
@@ -533,7 +553,7 @@ configs = st.builds(
     RunConfig,
     seed=st.integers(min_value=0, max_value=2**62),
     task=st.builds(Work, size=st.integers(min_value=-(2**62), max_value=2**62)),
-    method=pipelines,
+    method=pipelines | st.builds(Around, method=pipelines, margin=numbers),
     budget=budgets,
     run=st.builds(
         RunSettings,
@@ -554,6 +574,43 @@ def test_a_configuration_survives_the_trip_through_toml(config: RunConfig) -> No
     assert again == config
     assert again.to_toml() == text
     assert again.config_hash == config.config_hash
+
+
+def test_a_wrappers_key_stands_among_those_of_the_pipeline(registry: Registry) -> None:
+    plain = config_of(registry, method={"name": "recipe"})
+    wrapped = config_of(registry, method={"name": "recipe", "margin": 2, "generator": {"count": 3}})
+    assert isinstance(wrapped.method, Around)
+    assert wrapped.method.margin == 2.0
+    assert isinstance(wrapped.method.method, Pipeline)
+    assert wrapped.method.method.generator.count == 3  # type: ignore[attr-defined]
+    table = wrapped.resolved()["method"]
+    assert (table["name"], table["margin"], table["generator"]["count"]) == ("recipe", 2.0, 3)
+    assert "margin" not in plain.resolved()["method"]
+    assert wrapped.config_hash != plain.config_hash
+    assert config_of(registry, wrapped.to_toml()) == wrapped
+
+
+def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_keys(registry: Registry) -> None:
+    nested = config_of(registry, method={"name": "around", "margin": 2.0, "method": "recipe"})
+    flat = config_of(registry, method={**nested.resolved()["method"], "name": "around"})
+    assert nested == flat
+    twice = config_of(registry, method={"name": "around", "margin": 1.0, "method": {"name": "recipe", "margin": 2.0}})
+    assert config_of(registry, twice.to_toml()) == twice
+    assert error_of(registry, method={"name": "around", "method": "recipe"}) == "missing: a number @ run.toml.method.margin"
+
+
+def test_a_composition_may_hold_a_wrappers_key() -> None:
+    kind = KINDS["method"]
+    wide = evolve(RECIPE, name="wide", parts={**RECIPE.parts, "margin": 3.0})
+    assert faults_of(kind, wide, [Around]) == faults_of(kind, evolve(wide, of=Around)) == []
+    assert faults_of(kind, wide) != []
+    assert faults_of(kind, evolve(RECIPE, of=Around)) == ["it has no part 'margin'"]
+
+
+def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(registry: Registry) -> None:
+    assert config_of(registry, method={"name": "recipe", "tilt": 0, "learn_start": False}) == config_of(registry)
+    assert "unknown key 'tilt'" in error_of(registry, method={"name": "recipe", "tilt": 1.0})
+    assert "unknown key 'learn_start'" in error_of(registry, method={"name": "recipe", "learn_start": 0})
 
 
 def test_types_in_words() -> None:

@@ -9,7 +9,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_branches.update import Hyper, advance, differentiated, holds_values_of, iterates, stood_in, unrolled
-from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, learned_start, repeat
+from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat
 
 positive: Any = validators.gt(0)
 whole: Any = [validators.instance_of(int), validators.gt(0)]
@@ -26,7 +26,7 @@ def _decay_rates(instance: object, attribute: object, value: tuple[float, float]
 class Trajectory:
     """The iterates of one run of K steps of SGD or AdamW on the lower loss, N = ⌈K / ``every``⌉ candidates::
 
-        y_0 = z where the start is learned (``learn_start`` of the pipeline), else the carried state
+        y_0 = z where the start is learned (``learn_start``), else the carried state
         y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),        candidates y_every, y_2·every, …, y_K
 
     A candidate is replayed, and differentiated, through its own k steps only. The optimiser's moments start at zero in every
@@ -83,7 +83,7 @@ class Trajectory:
         index = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
         if self.keep_graph:
             return self._with_graph(problem, theta, start, key, index, cost)
-        first = self._first(theta, start)
+        first = self._first(problem, theta, start)
         theta, point = detach(theta), {name: leaf.detach().clone() for name, leaf in first.items()}
         x, moments = repeat(point, len(self._kept)), self._no_moments(point)
         losses = torch.empty(len(self._kept), dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
@@ -112,7 +112,7 @@ class Trajectory:
         steps = self._kept[int(index)]
         within = differentiated(theta, last, steps)
         drawn = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
-        x = self._first(theta, start)
+        x = self._first(problem, theta, start)
         rates = [self.lr] * steps
         end = unrolled(self._hyper(0), problem, theta, x, self._no_moments(x), drawn, rates, self.weight_decay, within)
         rows = problem.lower_data.count(self.batch_size) * (steps + 2 * within)
@@ -127,7 +127,7 @@ class Trajectory:
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor | None, cost: Cost
     ) -> Candidates:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        first = self._first(leaves, start)
+        first = self._first(problem, leaves, start)
         run = iterates(
             self._hyper(0),
             problem,
@@ -159,8 +159,8 @@ class Trajectory:
         """After which steps a candidate is taken."""
         return [*range(self.every, self.steps, self.every), self.steps]
 
-    def _first(self, theta: Tree, start: State) -> Tree:
-        return learned_start(theta) or dict(start["x"])
+    def _first(self, problem: Problem, theta: Tree, start: State) -> Tree:
+        return dict(start["x"]) if problem.start is None else problem.start(theta)
 
     def _hyper(self, done: int) -> Hyper:
         return Hyper(self.optimizer, self.momentum, self.betas, self.eps, self.clip, done)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from hgms_core import Composition, hookimpl
+from hgms_methods.learned_start import LearnedStart as LearnedStart
+from hgms_methods.starting_at import StartingAt as StartingAt
+from hgms_methods.tilted import Tilted as Tilted
 from hgms_methods.validation_only import ValidationOnly as ValidationOnly
 
 HG_MS_ULA = Composition(
@@ -72,6 +75,7 @@ HG_MS_TILTED = Composition(
     name="hg-ms-tilted",
     summary="HG-MS whose candidates minimise g + εf: drawn from the lower minimisers that validation favours.",
     source="HG-MS paper, Algorithm 1; the tilt is Tikhonov's viscosity selection, as in value-function penalties with 1/γ = ε.",
+    of=Tilted,
     parts={**HG_MS.parts, "tilt": 1.0},
 )
 
@@ -106,6 +110,7 @@ IAPTT_GM = Composition(
     name="iaptt-gm",
     summary="IAPTT-GM: unrolls one run up to its worst iterate, and learns where the run starts.",
     source="Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455).",
+    of=LearnedStart,
     parts={
         "generator": {"name": "trajectory", "steps": 20, "lr": 3e-2, "batch_size": 256, "keep_graph": True},
         "selector": {"name": "worst"},
@@ -210,6 +215,7 @@ UNIFORM_TILTED = Composition(
     name="uniform-tilted",
     summary="Trains the lower level g + εf at the initial θ: joint training on training and validation rows, nothing learned.",
     source="no bilevel optimisation; the reference of hg-ms-tilted.",
+    of=Tilted,
     parts={**UNIFORM.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
     on=UNIFORM.on,
     testing_failures=STAYS,
@@ -228,6 +234,7 @@ FIXED = Composition(
     name="fixed",
     summary="Keeps a given mixture of named sources (its field `mixture`): what a hand-made or published mixture is worth.",
     source="no bilevel optimisation.",
+    of=StartingAt,
     parts={**UNIFORM.parts, "generator": ONE_BRANCH["generator"], "mixture": {}},
     on=UNIFORM.on,
     testing={"mixture": {"near": 1.0}},
@@ -237,6 +244,7 @@ ORACLE_CLEAN = Composition(
     name="oracle-clean",
     summary="Trains on the uncorrupted examples only, as if somebody had told which they are: the ceiling.",
     source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    of=StartingAt,
     parts={**UNIFORM.parts, "reference": "clean"},
 )
 
@@ -244,6 +252,7 @@ ORACLE_JOINT = Composition(
     name="oracle-joint",
     summary="Trains on the uncorrupted examples and the validation rows together: the ceiling of methods that train on both.",
     source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    of=Tilted,
     parts={**ORACLE_CLEAN.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
 )
 

@@ -6,8 +6,11 @@ from typing import ClassVar, final
 
 from attrs import field, frozen
 
-from hgms_core import OuterOptimizer, State, Tree, without_start
+from hgms_core import OuterOptimizer, State, Tree
 from hgms_outer.additive import Adam, Sgd
+
+START = "start."
+"""What the names of a learned start's leaves in θ begin with."""
 
 
 @final
@@ -15,7 +18,7 @@ from hgms_outer.additive import Adam, Sgd
 class Split:
     """θ by one optimiser, the learned start z by another: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
 
-    For a pipeline with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM: Adam for θ, gradient
+    For a method with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM: Adam for θ, gradient
     descent for z). Without a learned start it is ``upper`` alone.
 
     Arguments: ``upper`` and ``start``, any outer optimisers; each keeps its own state, schedule, clipping and projection.
@@ -34,15 +37,18 @@ class Split:
     start: OuterOptimizer = field(factory=Sgd)
 
     def init(self, theta: Tree) -> State:
-        return {"upper": self.upper.init(without_start(theta)), "start": self.start.init(_start(theta))}
+        return {"upper": self.upper.init(_upper(theta)), "start": self.start.init(_start(theta))}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        upper, above = self.upper.step(without_start(theta), without_start(gradient), state["upper"], progress)
+        upper, above = self.upper.step(_upper(theta), _upper(gradient), state["upper"], progress)
         start, below = self.start.step(_start(theta), _start(gradient), state["start"], progress)
         moved = {**upper, **start}
         return {name: moved[name] for name in theta}, {"upper": above, "start": below}
 
 
 def _start(theta: Tree) -> Tree:
-    upper = without_start(theta)
-    return {name: leaf for name, leaf in theta.items() if name not in upper}
+    return {name: leaf for name, leaf in theta.items() if name.startswith(START)}
+
+
+def _upper(theta: Tree) -> Tree:
+    return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}

@@ -17,11 +17,17 @@ from typing import Any, Literal, NoReturn
 import attrs
 import cattrs
 
-from hgms_core import Budget, Composition, ConfigError, HgmsError, closest, unknown
-from hgms_core.registry import KINDS, Kind, Registry
+from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, closest, unknown
+from hgms_core.registry import KINDS, Kind, Registry, inside, layers_of
 from hgms_run.tables import Place, show
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
+
+AT_REST: Mapping[str, Any] = {
+    "reference": "none", "mixture": "none", "keep": "last", "learn_start": False, "answer": "selected", "tilt": 0.0,
+}  # fmt: skip
+"""What the table of every pipeline says, in this order, where nothing else is said: of wrappers that it is not in, too, so that
+a configuration has one hash, whatever is installed."""
 
 
 # --- what was wrong, and where -----------------------------------------------------------------------------------------
@@ -140,14 +146,14 @@ def converter_for(registry: Registry, traits: frozenset[str] = frozenset()) -> c
     def hook(predicate: Callable[[Any], bool], function: Callable[[Any, Any], Any]) -> None:
         converter.register_structure_hook_func(predicate, function)
 
-    hook(attrs.has, lambda value, cls: _table(converter, value, cls))
+    hook(attrs.has, lambda value, cls: _table(converter, registry, value, cls))
     hook(lambda hint: typing.get_origin(hint) is Literal, _choice)
     hook(lambda hint: typing.get_origin(hint) in (typing.Union, types.UnionType), lambda *pair: _union(converter, *pair))
     hook(lambda hint: _origin_is(hint, (tuple, list, Sequence)), lambda *pair: _sequence(converter, *pair))
     hook(lambda hint: _origin_is(hint, (Mapping,)), lambda *pair: _mapping(converter, *pair))
     hook(lambda hint: _origin_is(hint, (Callable,)), lambda *_: fail("a function can only be given from Python"))
     hook(lambda hint: hint in PROTOCOLS, lambda *pair: _component(converter, registry, traits, *pair))
-    converter.register_structure_hook(Budget, lambda value, _: _budget(converter, value))
+    converter.register_structure_hook(Budget, lambda value, _: _budget(converter, registry, value))
     return converter
 
 
@@ -228,33 +234,74 @@ def _mapping(converter: cattrs.Converter, value: object, hint: Any) -> dict[str,
     return items
 
 
-def _table(converter: cattrs.Converter, value: object, cls: type) -> Any:
-    """An attrs class from the table of its fields. Every field is looked at, whatever is wrong with another."""
+def _table(converter: cattrs.Converter, registry: Registry, value: object, cls: type) -> Any:
+    """An attrs class from the table of its fields, in the wrappers whose fields stand among them. Every field is looked at,
+    whatever is wrong with another."""
     if not isinstance(value, Mapping):
         fail(f"expected a table ({cls.__name__}), got {show(value)}")
-    fields, hints = init_fields(cls), type_hints(cls)
+    layers, table = _layers(registry, cls, value)
+    known = {key: None for fields in layers.values() for key in fields}
     errors: list[tuple[Place, str]] = []
-    arguments: dict[str, Any] = {}
-    for key in value:
-        if key not in fields:
-            near = closest(key, fields)
+    for key in table:
+        if key not in known:
+            near = closest(key, known)
             hint = f"; did you mean {near!r}?" if near else ""
-            errors.append(((key,), f"unknown key {key!r}{hint} (known: {', '.join(fields) or 'none'})"))
+            errors.append(((key,), f"unknown key {key!r}{hint} (known: {', '.join(known) or 'none'})"))
+    first, *around = layers
+    arguments = {first: _values(converter, table, first, layers[first], errors)}
+    for layer in around:
+        if layers[layer].keys() & table.keys() or (layer is cls and not layers[cls].keys() & value.keys()):
+            arguments[layer] = _values(converter, table, layer, layers[layer], errors)
+    if errors:
+        raise Invalid(*errors)
+    try:
+        built = first(**arguments.pop(first))
+        for layer, fields in arguments.items():
+            built = layer(**{str(inside(layer)): built, **fields})
+    except (ValueError, TypeError, HgmsError) as error:
+        fail(_said(error))
+    return built
+
+
+def _layers(
+    registry: Registry, cls: type, table: Mapping[str, Any]
+) -> tuple[dict[type, dict[str, attrs.Attribute[Any]]], Mapping[str, Any]]:
+    """The classes that the keys of a table may belong to, from the inside, each with its fields; and the table without what
+    wrappers that are not there have in every table (:data:`AT_REST`)."""
+    classes = layers_of(cls, table)
+    if classes[0] is not Pipeline:
+        return {cls: init_fields(cls)}, table
+    layers = {layer: init_fields(layer) for layer in (Pipeline, *registry.wrappers, *classes)}
+    for layer, fields in layers.items():
+        fields.pop(str(inside(layer)), None)
+    return layers, {key: value for key, value in table.items() if key in layers[Pipeline] or not _at_rest(key, value)}
+
+
+def _values(
+    converter: cattrs.Converter,
+    table: Mapping[str, Any],
+    cls: type,
+    fields: Mapping[str, attrs.Attribute[Any]],
+    errors: list[tuple[Place, str]],
+) -> dict[str, Any]:
+    """The values of a class's fields; what is wrong goes to ``errors``."""
+    hints, arguments = type_hints(cls), {}
     for key, one in fields.items():
-        if key in value:
+        if key in table:
             try:
-                arguments[key] = converter.structure(value[key], hints[one.name])
+                arguments[key] = converter.structure(table[key], hints[one.name])
                 _validate(one, arguments[key])
             except Invalid as invalid:
                 errors += invalid.below(key)
         elif one.default is attrs.NOTHING:
             errors.append(((key,), f"missing: {spell(hints[one.name])}"))
-    if errors:
-        raise Invalid(*errors)
-    try:
-        return cls(**arguments)
-    except (ValueError, TypeError, HgmsError) as error:
-        fail(_said(error))
+    return arguments
+
+
+def _at_rest(key: str, value: object) -> bool:
+    """Whether a wrapper's key says what the table of every pipeline says: then there is no wrapper."""
+    rest, value = AT_REST.get(key), "none" if value is None else value
+    return key in AT_REST and value == rest and isinstance(value, bool) is isinstance(rest, bool)
 
 
 def _validate(one: attrs.Attribute[Any], value: object) -> None:
@@ -279,7 +326,7 @@ def _said(error: BaseException) -> str:
     return str(error.args[0]) if error.args else type(error).__name__
 
 
-def _budget(converter: cattrs.Converter, value: object) -> Budget:
+def _budget(converter: cattrs.Converter, registry: Registry, value: object) -> Budget:
     if isinstance(value, str):
         try:
             return Budget.parse(value)
@@ -287,7 +334,7 @@ def _budget(converter: cattrs.Converter, value: object) -> Budget:
             fail(str(error))
     if not isinstance(value, Mapping):
         fail(f"expected {spell(Budget)}, got {show(value)}")
-    return typing.cast(Budget, _table(converter, value, Budget))
+    return typing.cast(Budget, _table(converter, registry, value, Budget))
 
 
 def _component(converter: cattrs.Converter, registry: Registry, traits: frozenset[str], value: object, protocol: Any) -> Any:
@@ -307,8 +354,8 @@ def _component(converter: cattrs.Converter, registry: Registry, traits: frozense
     target = found.target
     rest = {key: item for key, item in table.items() if key != "name"}
     if isinstance(target, Composition):
-        return _table(converter, target.with_overrides(rest, traits), target.of)
-    return _table(converter, rest, target)
+        return _table(converter, registry, target.with_overrides(rest, traits), target.of)
+    return _table(converter, registry, rest, target)
 
 
 # --- objects to tables -------------------------------------------------------------------------------------------------
@@ -361,7 +408,19 @@ def _plain_fields(value: Any) -> dict[str, Any]:
             ) from None
     if isinstance(value, Budget):
         return {key: item for key, item in items.items() if item != "none"}
-    return named | items
+    if isinstance(value, Pipeline):
+        return {**named, **{key: item for key, item in items.items() if key not in AT_REST}, **AT_REST, **items}
+    return _beside(named, items, inside(cls))
+
+
+def _beside(named: dict[str, Any], items: dict[str, Any], within: str | None) -> dict[str, Any]:
+    """A wrapper's table: its fields among those of the pipeline inside; or above them, where one stands there already."""
+    if within is None or not AT_REST.keys() <= items[within].keys():
+        return named | items
+    own = {key: item for key, item in items.items() if key != within}
+    if any(key in items[within] and not _at_rest(key, items[within][key]) for key in own):
+        return named | items
+    return items[within] | own
 
 
 def _arguments(hint: Any, classes: tuple[Any, ...]) -> tuple[Any, ...]:
