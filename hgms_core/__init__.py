@@ -6,6 +6,8 @@ of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_cor
 
 from __future__ import annotations
 
+import sys
+
 from hgms_core.budget import Budget
 from hgms_core.errors import (
     CheckpointError,
@@ -179,3 +181,41 @@ __all__ = [
     "wanted_traits",
     "whole",
 ]
+
+_MOVED = {
+    "hgms_core.Estimate": "Hypergradient",
+    "hgms_core.host": "plugins",
+    "hgms_core.traits": "compat",
+    "hgms_cli": "cli terminal __main__",
+    "hgms_compare": "compare grid grid_file resources scale space sweep workers",
+    "hgms_demo": "demo plots",
+    "hgms_graphs": "RecordedProduct graphs recorded",
+    "hgms_graphs.Recording": "Replay",
+    "hgms_images": "Images image_set images load_images",
+    "hgms_loops": "lower_solution solution",
+    "hgms_loops and hgms_solvers": "/hgms_interop",
+    "hgms_new": "template",
+    "hgms_report": "report",
+    "hgms_results": "columns results statistics table",
+    "hgms_run": "code config folder launch load_state progress remarks runner save_state structure untrusted",
+    "hgms_run, hgms_results, hgms_compare, hgms_cli": "commands running",
+    "hgms_solvers": "/hgms_cg /hgms_identity /hgms_minres /hgms_neumann",
+    "hgms_testing": "check gradient_check testing",
+}
+"""The new place of names of version 0.2: names and modules of hgms_core, and packages (with a /)."""
+
+
+class _Moved:
+    """The last of Python's finders, asked for what nothing else has: a name that moved fails with its new place."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        parent, dot, old = name.rpartition(".")
+        if dot and parent != "hgms_core":
+            return
+        for place, words in _MOVED.items():
+            if (old if dot else f"/{old}") in words.split():
+                raise ImportError(f"there is no {name} since version 0.3: see {place}", name=name)
+
+
+sys.meta_path.append(_Moved)

