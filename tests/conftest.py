@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from processes import Server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,6 +22,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HGMS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Starts `hgms …` in processes of their own."""
+    server = Server()
+    yield server
+    server.close()
 
 
 def pytest_configure() -> None:

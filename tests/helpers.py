@@ -96,12 +96,6 @@ def moved(problem: Problem, device: torch.device) -> Problem:
     )
 
 
-def steps_written(folder: Path) -> int:
-    """Rows of the one run somewhere below ``folder/runs``; 0 where there is none yet."""
-    found = list(folder.glob("runs/*/*/*/steps.jsonl"))
-    return found[0].read_bytes().count(b"\n") if found else 0
-
-
 def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
     """The same problem, and how often its losses were really evaluated (``g``, ``f``, ``pooled``) and on how many rows."""
     calls: Counter[str] = Counter()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Ended, Server
 
 from hgms_compare.compare import compare
 from hgms_core.errors import ConfigError
@@ -46,14 +47,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def hgms(*arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def hgms(folder: Path, server: Server) -> Callable[..., Ended]:
     """Each in a process of its own: a module is imported once."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "hgms_cli", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    return functools.partial(server.run, folder)
 
 
-def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(folder: Path) -> None:
+def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(folder: Path, hgms: Callable[..., Ended]) -> None:
     written = folder / "mine.py"
     tables = []
     for value in ("b", "-b", "-b"):
@@ -77,7 +77,7 @@ def test_our_own_components_are_known_by_their_version() -> None:
     assert digests([config.task, config.method]) == {}
 
 
-def test_a_component_that_raises_is_found_again(folder: Path) -> None:
+def test_a_component_that_raises_is_found_again(folder: Path, hgms: Callable[..., Ended]) -> None:
     (folder / "mine.py").write_text(SOLVER.format(value="b.no_such_thing"))
     done = hgms("compare", "grid.toml", "--plugin", "./mine.py", "--jobs", "0")
     assert done.returncode == 1
@@ -89,7 +89,7 @@ def test_a_component_that_raises_is_found_again(folder: Path) -> None:
     assert "in solve" in kept.read_text()
 
 
-def test_a_file_without_its_suffix_is_recognised(folder: Path) -> None:
+def test_a_file_without_its_suffix_is_recognised(folder: Path, hgms: Callable[..., Ended]) -> None:
     (folder / "mine.py").write_text(SOLVER.format(value="b"))
     done = hgms("list", "solver", "--plugin", "mine")
     assert done.returncode == 2

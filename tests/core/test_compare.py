@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from filelock import FileLock
+from processes import Server, rows_written, strike
 from scipy import stats
 
 from hgms_cli import main
@@ -336,74 +336,10 @@ pause = 0.02
 """
 
 
-# Imports once, then forks a process for every command, so that a test of many starts does not spend its time importing.
-SERVER = """
-import json, os, sys
-import torch
-from hgms_cli import main
-from hgms_compare import compare
-from hgms_run import run
-torch.set_num_threads(1)
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        folder, *arguments = json.loads(line)
-        os.chdir(folder)
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdin.close()
-        try:
-            main(arguments)
-        except SystemExit as error:
-            sys.stdout.flush()
-            os._exit(error.code or 0)
-        os._exit(99)
-    print(child, flush=True)
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
-
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
 
-class Server:
-    """Starts `hgms compare grid.toml` in a folder, any number of times."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HGMS_PLUGINS": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
-            # A program started in the background ignores Ctrl-C, and so do its children unless they are told not to.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def start(self, folder: Path, *arguments: str) -> int:
-        """Its process number."""
-        assert self._process.stdin is not None
-        command = [str(folder), "compare", "grid.toml", "--plugin", str(PLUGIN), *arguments]
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return int(self._line())
-
-    def end(self) -> int:
-        """Waits for it to end; its exit code."""
-        return int(self._line())
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN))
 
 
 def prepared(folder: Path, text: str = GRID) -> Path:
@@ -412,46 +348,30 @@ def prepared(folder: Path, text: str = GRID) -> Path:
     return folder
 
 
-def rows(folder: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("steps.jsonl"))
-
-
-def strike(process: int, folder: Path, goal: int, blow: int, wait: float) -> None:
-    """Sends a signal once the runs have written ``goal`` rows, and a moment more. However long that takes on a busy machine: a
-    process that is gone is noticed."""
-    until = time.monotonic() + 600
-    while rows(folder) < goal:
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            pytest.fail(f"it ended before it was struck: {(folder / 'err').read_text()}")
-        assert time.monotonic() < until, (folder / "err").read_text()
-        time.sleep(0.002)
-    time.sleep(wait)
-    os.kill(process, blow)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str, bytes]:
     """What a comparison writes that is left alone."""
     folder = prepared(tmp_path_factory.mktemp("whole"))
-    server.start(folder, "--jobs", "0")
+    server.start(folder, *COMPARE, "--jobs", "0")
     assert server.end() == 0
     made = contents(folder / "runs")
     assert len(made) == 4 * 4
     return made
 
 
-def test_killed_again_and_again_it_equals_the_one_left_alone(tmp_path: Path, server: Server, whole: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_killed_again_and_again_it_equals_the_one_left_alone(
+    tmp_path: Path, server: Server, whole: dict[str, bytes], kills: int
+) -> None:
     folder, chance = prepared(tmp_path / "killed"), random.Random(0)
     (folder / "hold-1-19").touch()  # nothing passes the 62nd of 84 rows while kills fall
-    for _ in range(6):
-        goal = min(rows(folder) + chance.randint(2, 9), 62)
-        process = server.start(folder, "--jobs", "0")
+    for _ in range(kills):
+        goal = min(rows_written(folder) + chance.randint(2, 54 // kills), 62)
+        process = server.start(folder, *COMPARE, "--jobs", "0")
         strike(process, folder, goal, signal.SIGKILL, chance.uniform(0, 0.05))
         assert server.end() == -signal.SIGKILL
     (folder / "hold-1-19").unlink()
-    server.start(folder, "--jobs", "0")
+    server.start(folder, *COMPARE, "--jobs", "0")
     assert server.end() == 0
     assert contents(folder / "runs") == whole
 
@@ -460,13 +380,13 @@ def test_sigterm_saves_every_running_cell(tmp_path: Path, server: Server, whole:
     """As a batch system ends a job whose time is up: checkpoints are written, and nothing is recorded as a failure."""
     folder = prepared(tmp_path / "ended", GRID.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0"))
     (folder / "hold-0-12").touch()
-    process = server.start(folder, "--jobs", "2")
+    process = server.start(folder, *COMPARE, "--jobs", "2")
     strike(process, folder, 2 * 13, signal.SIGTERM, 0.03)
     assert server.end() == 128 + signal.SIGTERM
     assert len(list(folder.rglob("checkpoint.json"))) == 2
     assert not list(folder.rglob("summary.json"))
     (folder / "hold-0-12").unlink()
-    server.start(folder, "--jobs", "0")
+    server.start(folder, *COMPARE, "--jobs", "0")
     assert server.end() == 0
     left, went_on = (
         sorted(data for name, data in made.items() if name.endswith("steps.jsonl"))
@@ -479,19 +399,19 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Se
     """SIGKILL of the parent alone, so that its workers have to end by themselves; then Ctrl-C; then to the end."""
     folder = prepared(tmp_path / "killed")
     (folder / "hold-0-19").touch()  # the first run ends after the first blow, the third after the second
-    process = server.start(folder, "--jobs", "1")
+    process = server.start(folder, *COMPARE, "--jobs", "1")
     strike(process, folder, 5, signal.SIGKILL, 0.03)
     assert server.end() == -signal.SIGKILL
     (folder / "hold-0-19").unlink()
     (folder / "hold-1-19").touch()
-    process = server.start(folder, "--jobs", "1")
-    strike(process, folder, rows(folder) + 25, signal.SIGINT, 0.03)
+    process = server.start(folder, *COMPARE, "--jobs", "1")
+    strike(process, folder, rows_written(folder) + 25, signal.SIGINT, 0.03)
     assert server.end() == 130
     (folder / "hold-1-19").unlink()
     errors = (folder / "err").read_text()
     assert "run the same command again" in errors
     assert "Traceback" not in errors
-    server.start(folder, "--jobs", "2", "--json")
+    server.start(folder, *COMPARE, "--jobs", "2", "--json")
     assert server.end() == 0, (folder / "err").read_text()
     assert contents(folder / "runs") == whole
     told = json.loads((folder / "out").read_text())
@@ -519,7 +439,7 @@ def test_workers_know_the_plugins_that_were_added_in_python(bowl: Path, tmp_path
 
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     folder = prepared(tmp_path, GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0'))
-    server.start(folder, "--set", "method.pause=0.0", "--budget", "4 steps", "--jobs", "1", "--json")
+    server.start(folder, *COMPARE, "--set", "method.pause=0.0", "--budget", "4 steps", "--jobs", "1", "--json")
     assert server.end() == 1
     told = json.loads((folder / "out").read_text())
     [failure] = told["failed"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from attrs import frozen
 from click.testing import CliRunner
-from helpers import steps_written
+from processes import rows_written
 
 from hgms_cli import main
 from hgms_core import Budget, Problem, State
@@ -100,12 +100,12 @@ def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.devi
         cwd=place, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     until = time.monotonic() + 90
-    while process.poll() is None and steps_written(place) < STEPS // 6 and time.monotonic() < until:
+    while process.poll() is None and rows_written(place) < STEPS // 6 and time.monotonic() < until:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     _, said = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL, f"it ended by itself: {said.decode()}"
-    done = steps_written(place)
+    done = rows_written(place)
     assert 0 < done < STEPS, f"killed after {done} of {STEPS} steps: {said.decode()}"
 
     result = run_config(config, resume=True)

@@ -1,0 +1,113 @@
+"""Commands in processes of their own that start at once: a server imports once, and forks for each of them.
+
+An interpreter with torch takes seconds to start, which a test of many commands would spend on importing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+# `-P`, as for the installed script: the folder that a command runs in is not on the path.
+SERVER = """
+import contextlib, importlib, importlib.metadata, json, os, sys
+import torch
+import hgms_cli.group, hgms_compare, hgms_report
+with contextlib.suppress(ImportError):
+    import sklearn.datasets
+for point in importlib.metadata.entry_points(group="hgms"):
+    with contextlib.suppress(Exception):  # the command will say so
+        importlib.import_module(point.module)
+torch.set_num_threads(1)
+torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))  # imports hundreds of modules at its first call
+print("ready", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        folder, *arguments = json.loads(line)
+        os.chdir(folder)
+        for number, name in ((0, os.devnull), (1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdin.close()
+        try:
+            hgms_cli.group.main(arguments)
+        except SystemExit as error:
+            sys.stdout.flush()
+            os._exit(error.code or 0)
+        os._exit(99)
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+@frozen
+class Ended:
+    """A command that has ended, with its exit code (−9: killed by signal 9) and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Server:
+    """Starts `hgms …` in a folder, any number of times, one after the other. What it writes is in the files ``out`` and
+    ``err`` there."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def start(self, folder: Path, *arguments: str) -> int:
+        """The number of the command's process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(folder), *arguments]) + "\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def end(self) -> int:
+        """Waits for the command; its exit code."""
+        return int(self._line())
+
+    def run(self, folder: Path, *arguments: str) -> Ended:
+        """A command from its start to its end."""
+        self.start(folder, *arguments)
+        code = self.end()
+        return Ended(code, (folder / "out").read_text(encoding="utf-8"), (folder / "err").read_text(encoding="utf-8"))
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+def rows_written(folder: Path) -> int:
+    """Rows of all runs below ``folder``."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("steps.jsonl"))
+
+
+def strike(process: int, folder: Path, rows: int, blow: int, wait: float = 0.0) -> None:
+    """Sends the signal ``blow`` once the runs below ``folder`` have written so many rows, and ``wait`` seconds more, however
+    long that takes on a busy machine; a process that is gone is noticed."""
+    until = time.monotonic() + 600
+    while rows_written(folder) < rows:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            pytest.fail(f"it ended before it was struck: {(folder / 'err').read_text()}")
+        assert time.monotonic() < until, (folder / "err").read_text()
+        time.sleep(0.001)
+    time.sleep(wait)
+    os.kill(process, blow)
