@@ -11,7 +11,6 @@ anything (a lower level that was not solved, is not unique, or has a kink at its
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,8 +27,6 @@ STATIONARY = 1e-8
 """‖∇_x g‖ / (1 + |g|) at which the lower level counts as solved. Newton's method usually gets to 1e-13."""
 FLAT = 1e-7
 """Eigenvalues of H below this share of the largest count as 0: directions along the manifold of minimisers."""
-
-
 ACROSS = 1e-6
 """The share of ‖∇_x f‖ along flat directions that counts as none."""
 
@@ -78,10 +75,14 @@ class _Level:
             (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
         return float(value.detach()), gradient
 
-    def hessian(self, x: Tensor) -> Tensor:
-        at = curvature(lambda tree: self.value(self.spec.ravel(tree)), self.spec.unravel(x))
-        rows = torch.stack([at.matvec(column) for column in torch.eye(len(x), dtype=x.dtype)])
-        return 0.5 * (rows + rows.T)
+    def products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ H v."""
+        return curvature(lambda tree: self.value(self.spec.ravel(tree)), self.spec.unravel(x)).matvec
+
+    def hessian(self, x: Tensor) -> _Eigen:
+        rows = torch.stack([*map(self.products(x), torch.eye(len(x), dtype=x.dtype))])
+        values, vectors = torch.linalg.eigh(0.5 * (rows + rows.T))
+        return _Eigen(values, vectors, values.abs() <= FLAT * values.abs().max().clamp_min(torch.finfo(values.dtype).tiny))
 
     def solve(self, start: Tensor, far: bool) -> Tensor:
         """A minimiser next to ``start``: L-BFGS where it may be far, then Newton steps within the curved directions."""
@@ -91,7 +92,7 @@ class _Level:
             size = float(gradient.norm())
             if size <= 1e-14 * (1 + abs(value)):
                 break
-            step = _pseudo_solve(self.hessian(x), gradient)[0]
+            step = self.hessian(x).solve(gradient, torch.abs)
             moved = [(x - length * step, *self.slope(x - length * step)) for length in (1.0, 0.5, 0.1)]
             after, value_after, gradient_after = min(moved, key=lambda trial: float(trial[2].norm()))
             if not float(gradient_after.norm()) < size:
@@ -117,26 +118,25 @@ class _Level:
         return torch.from_numpy(minimum.x)
 
 
-def _pseudo_solve(hessian: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int, float, float]:
-    """(|H|⁺ b, H⁺ b, number of flat directions, the most negative eigenvalue over the largest, the share of ‖b‖ in the flat
-    directions). |H| makes a step descend."""
-    values, vectors = torch.linalg.eigh(hessian)
-    largest = float(values.abs().max().clamp_min(torch.finfo(values.dtype).tiny))
-    curved = values.abs() > FLAT * largest
-    parts = vectors.T @ b
-    safe = torch.where(curved, values, torch.ones_like(values))
-    inverse = [torch.where(curved, parts / eigenvalues, torch.zeros_like(parts)) for eigenvalues in (safe.abs(), safe)]
-    along = float(parts[~curved].norm() / b.norm().clamp_min(1e-300))
-    return vectors @ inverse[0], vectors @ inverse[1], int((~curved).sum()), float(values.min()) / largest, along
+@frozen
+class _Eigen:
+    """H by its eigenvalues and eigenvectors, and which of them are flat directions."""
+
+    values: Tensor
+    vectors: Tensor
+    flat: Tensor
+
+    def solve(self, b: Tensor, of: Callable[[Tensor], Tensor] = lambda values: values) -> Tensor:
+        """H⁺b; with ``of`` = abs it is |H|⁺b, along which a step descends."""
+        parts = self.vectors.T @ b / torch.where(self.flat, 1.0, of(self.values))
+        return self.vectors @ torch.where(self.flat, 0.0, parts)
 
 
 @frozen
 class _Point:
-    """θ and its solved lower level. ``solve`` gives x*(θ') for θ' near θ."""
+    """The lower level at a θ, its solution x, and the closed form that it is from, if any."""
 
-    problem: Problem
-    theta: Tree
-    spec: Ravel
+    level: _Level
     x: Tensor
     exact: Any
 
@@ -145,79 +145,69 @@ class _Point:
         spec = Ravel.of(problem.x0)
         level = _Level(problem, theta, spec)
         if exact is None:
-            return cls(problem, theta, spec, level.solve(spec.ravel(problem.x0), far=True), None)
+            return cls(level, level.solve(spec.ravel(problem.x0), far=True), None)
         x = spec.ravel(exact.solution(theta))
         value, gradient = level.slope(x)
         if not float(gradient.norm()) <= 1e-6 * (1 + abs(value)):
             raise Unsolved(f"the closed form's solution does not solve the lower level: ‖∇_x g‖ = {float(gradient.norm()):.1e}")
-        return cls(problem, theta, spec, x, exact)
-
-    def upper(self, theta: Tree, x: Tensor) -> Tensor:
-        return self.problem.f(theta, self.spec.unravel(x), self.problem.upper_data["differentiate"].batch(None))
+        return cls(level, x, exact)
 
     def value(self, theta: Tree) -> float:
-        """F near θ."""
+        """F(θ') at a θ' near θ, whose lower level is solved from x."""
+        problem, spec = self.level.problem, self.level.spec
         if self.exact is not None:
-            return float(self.upper(theta, self.spec.ravel(self.exact.solution(theta))))
-        return float(self.upper(theta, _Level(self.problem, theta, self.spec).solve(self.x, far=False)))
+            x = self.exact.solution(theta)
+        else:
+            x = spec.unravel(_Level(problem, theta, spec).solve(self.x, far=False))
+        return float(problem.f(theta, x, problem.upper_data["differentiate"].batch(None)))
 
     def hypergradient(self) -> tuple[Tree, int]:
         """h and the number of flat directions; Unsolved where x is no isolated minimiser and not known to be the best of them.
 
-        Where f has no slope along the flat directions it does not matter which minimiser was found, to first order: moving
+        Where f has no slope along the flat directions it does not matter which minimiser it is, to first order: moving
         along them leaves f as it is, as with the bias of a softmax that no penalty holds.
         """
-        above, below = self.problem.upper_data["differentiate"].batch(None), self.problem.lower_data.batch(None)
-        _, direct, slope = upper_gradients(lambda t, y: self.problem.f(t, y, above), self.theta, self.spec.unravel(self.x))
-        rhs = self.spec.ravel(slope)
-        _, v, flat, lowest, along = _pseudo_solve(_Level(self.problem, self.theta, self.spec).hessian(self.x), rhs)
-        if lowest < -FLAT:
+        problem, theta, spec = self.level.problem, self.level.theta, self.level.spec
+        above, below = problem.upper_data["differentiate"].batch(None), problem.lower_data.batch(None)
+        x = spec.unravel(self.x)
+        _, direct, slope = upper_gradients(lambda t, y: problem.f(t, y, above), theta, x)
+        rhs, hessian = spec.ravel(slope), self.level.hessian(self.x)
+        flat, largest = int(hessian.flat.sum()), hessian.values.abs().max()
+        if float(hessian.values.min()) < -FLAT * float(largest):
             raise Unsolved(
                 "the lower level's Hessian has a negative eigenvalue at the solution: it is a saddle, not a minimiser"
             )
+        along = float((hessian.vectors.T @ rhs)[hessian.flat].norm() / rhs.norm().clamp_min(1e-300))
         if flat and self.exact is None and along > ACROSS:
             raise Unsolved(
                 f"the lower solution is not unique ({flat} flat directions of {len(rhs)}), and f has a slope along them "
                 f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not known. A penalty in g "
                 "makes it unique"
             )
-        mixed = cross_product(
-            lambda t, y: self.problem.g(t, y, below), self.theta, self.spec.unravel(self.x), self.spec.unravel(v)
-        )
+        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, x, spec.unravel(hessian.solve(rhs)))
         return {name: direct[name] - mixed[name] for name in direct}, flat
 
     def kink(self) -> float:
         """By how much the gradient of g changes otherwise than its Hessian says, on steps like those of the differences."""
-        level = _Level(self.problem, self.theta, self.spec)
-        generator = Key(0).fold("kink").generator()
-        v = torch.randn(len(self.x), generator=generator, dtype=self.x.dtype)
+        v = torch.randn(len(self.x), generator=Key(0).fold("kink").generator(), dtype=self.x.dtype)
         step = 1e-5 * (1 + self.x.norm()) / v.norm()
-        change = (level.slope(self.x + step * v)[1] - level.slope(self.x - step * v)[1]) / (2 * step)
-        at = curvature(lambda tree: level.value(self.spec.ravel(tree)), self.spec.unravel(self.x))
-        product = at.matvec(v)
+        change = (self.level.slope(self.x + step * v)[1] - self.level.slope(self.x - step * v)[1]) / (2 * step)
+        product = self.level.products(self.x)(v)
         return float((change - product).norm() / product.norm().clamp_min(1e-30))
 
 
-def check_task(
-    task: Any, *, seed: int = 0, points: int = 3, directions: int = 5, tolerance: float = 1e-4, method: Any = None
-) -> Report:
-    """The report for a task's problem on the CPU in float64, with its closed form where it has one."""
-    cpu = torch.device("cpu")
-    problem = task.problem(seed, cpu, torch.float64)
-    exact = task.closed_form(seed, cpu, torch.float64) if hasattr(task, "closed_form") else None
-    return check_problem(problem, exact, seed=seed, points=points, directions=directions, tolerance=tolerance, method=method)
+def check_task(task: Any, *, seed: int = 0, **options: Any) -> Report:
+    """The report for a task's problem on the CPU in float64, with its closed form where it has one; the options are those of
+    :func:`check_problem`."""
+    setting = seed, torch.device("cpu"), torch.float64
+    exact = task.closed_form(*setting) if hasattr(task, "closed_form") else None
+    return check_problem(task.problem(*setting), exact, seed=seed, **options)
 
 
 def check_problem(
-    problem: Problem,
-    exact: Any = None,
-    *,
-    seed: int = 0,
-    points: int = 3,
-    directions: int = 5,
-    tolerance: float = 1e-4,
+    problem: Problem, exact: Any = None, *, seed: int = 0, points: int = 3, directions: int = 5, tolerance: float = 1e-4,
     method: Any = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Compares at θ0 and at points around it. ``exact`` has ``solution(theta)`` and, if it can, ``hypergradient(theta)``;
     ``method`` is a pipeline whose estimator is compared too, as a whole vector.
 
@@ -251,15 +241,13 @@ def check_problem(
                 f"point {number}: g is not twice differentiable at its minimiser (products with H are off by {gap:.0e})"
             )
         notes += _compare_others(point, formula, number, tolerance, method, seed)
-    bad = [row for row in rows if row.verdict == "MISMATCH"] + [note for note in notes if "MISMATCH" in note]
-    if not rows:
-        verdict = "nothing could be checked"
-    elif bad:
-        verdict = f"MISMATCH: {len(bad)} of {len(rows)} comparisons differ by more than {tolerance:g}"
-    else:
-        verdict = (
-            f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error {max(row.error for row in rows):.1e})"
-        )
+    bad = sum("MISMATCH" in text for text in (*(row.verdict for row in rows), *notes))
+    verdict = "nothing could be checked"
+    if rows:
+        largest = max(row.error for row in rows)
+        verdict = f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error {largest:.1e})"
+    if rows and bad:
+        verdict = f"MISMATCH: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
     return Report(rows=tuple(rows), notes=tuple(notes), verdict=verdict, agrees=bool(rows) and not bad)
 
 
@@ -267,39 +255,34 @@ def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
     """θ0, and others at a distance of about a third of its scale."""
     yield dict(problem.theta0)
     for number in range(1, count):
-        generator = key.fold(number).generator()
-        yield problem.project(
-            {
-                name: leaf + 0.3 * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)
-                for name, leaf in problem.theta0.items()
-            }
-        )
+        draw, moved = key.fold(number).generator(), {}
+        for name, leaf in problem.theta0.items():
+            moved[name] = leaf + 0.3 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+        yield problem.project(moved)
 
 
 def _compare(point: _Point, formula: Tree, number: int, directions: int, key: Key, tolerance: float) -> Iterator[Row]:
-    spec = Ravel.of(point.theta)
-    flat, slope = spec.ravel(point.theta), spec.ravel(formula)
+    theta = point.level.theta
+    spec = Ravel.of(theta)
+    flat, slope = spec.ravel(theta), spec.ravel(formula)
     if len(flat) <= directions:
         tried = {f"θ[{i}]": unit for i, unit in enumerate(torch.eye(len(flat), dtype=flat.dtype))}
     else:
         draws = torch.randn(directions, len(flat), generator=key.generator(), dtype=flat.dtype)
         tried = {f"random {i}": draw / draw.norm() for i, draw in enumerate(draws)}
     for name, unit in tried.items():
-        along = functools.partial(_shifted, point, spec, flat, unit)
+
+        def along(shift: float, unit: Tensor = unit) -> float:
+            return point.value(spec.unravel(flat + shift * unit))
+
         difference, doubt = _slope(along, 1e-3)
         formula_slope = float(slope @ unit)
-        scale = max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
-        error = abs(formula_slope - difference) / scale
-        verdict = (
-            "ok" if error <= tolerance else "ok, to rounding" if abs(formula_slope - difference) <= 10 * doubt else "MISMATCH"
-        )
+        gap = abs(formula_slope - difference)
+        error = gap / max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
+        verdict = "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else "MISMATCH"
         yield Row(
             point=number, direction=name, hypergradient=formula_slope, difference=difference, error=error, verdict=verdict
         )
-
-
-def _shifted(point: _Point, spec: Ravel, flat: Tensor, unit: Tensor, shift: float) -> float:
-    return point.value(spec.unravel(flat + shift * unit))
 
 
 def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
@@ -318,15 +301,15 @@ def _compare_others(point: _Point, formula: Tree, number: int, tolerance: float,
     def off(other: Tree) -> float:
         return float((spec.ravel(other) - slope).norm() / slope.norm().clamp_min(1e-300))
 
-    notes = []
+    level, notes = point.level, []
     if hasattr(point.exact, "hypergradient"):
-        error = off(point.exact.hypergradient(point.theta))
+        error = off(point.exact.hypergradient(level.theta))
         notes.append(f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} (relative error {error:.1e})")
     if method is not None:
-        branch = Branch(x=point.spec.unravel(point.x), replay=_no_path)
+        branch = Branch(x=level.spec.unravel(point.x), replay=_no_path)
         estimator = method.hypergradient
         try:
-            estimate, _ = estimator.estimate(point.problem, point.theta, branch, Key(seed), estimator.init(point.problem))
+            estimate, _ = estimator.estimate(level.problem, level.theta, branch, Key(seed), estimator.init(level.problem))
         except _NeedsPath:
             notes.append(f"estimator {estimator.name!r}: it differentiates a path, and there is none at a solved lower level")
         else:

@@ -15,60 +15,37 @@ from hgms_core import Batch, Cost, Data, Loss, Problem, Tree
 from hgms_testing.kit import demand
 
 Note = Callable[[int, Tensor], None]
-"""Is told how many candidates were evaluated at once, and the tensor that was passed on."""
+"""Is called with how many candidates were evaluated at once, and the tensor that was passed on."""
 
 
-class _Passing(torch.autograd.Function):
-    """The identity: ``note`` is told when a value comes through on its way forward, once for all rows of a ``vmap``."""
-
-    @staticmethod
-    def forward(note: Note, times: int, value: Tensor) -> Tensor:
-        note(times, value)
-        return value.clone()
+class _Watched(torch.autograd.Function):
+    """The identity on several leaves. ``forth`` is called with the first when they come through, ``back`` when a backward pass
+    does, once for all rows of a ``vmap``."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, None, grad
-
-    @staticmethod
-    def jvp(ctx: Any, note: None, times: None, tangent: Tensor) -> Tensor:
-        return tangent.clone()
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, note: Note, times: int, value: Tensor) -> Any:
-        return _passing(note, times * info.batch_size, value), in_dims[2]
-
-
-class _Returning(torch.autograd.Function):
-    """The identity on several leaves: ``note`` is told when a backward pass comes through, once for all leaves."""
-
-    @staticmethod
-    def forward(note: Note, times: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        if forth is not None:
+            forth(times, leaves[0])
         return tuple(leaf.clone() for leaf in leaves)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.note, ctx.times = inputs[:2]
+        ctx.back, ctx.times = inputs[1:3]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, _passing(ctx.note, ctx.times, grads[0]), *grads[1:]
+        return None, None, None, *(grads if ctx.back is None else _watched(ctx.back, None, ctx.times, *grads))
 
     @staticmethod
-    def jvp(ctx: Any, note: None, times: None, *tangents: Tensor) -> Any:
+    def jvp(ctx: Any, forth: None, back: None, times: None, *tangents: Tensor) -> Any:
         return tuple(None if tangent is None else tangent.clone() for tangent in tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, note: Note, times: int, *leaves: Tensor) -> Any:
-        return _returning(note, times * info.batch_size, *leaves), in_dims[2:]
+    def vmap(info: Any, in_dims: Any, forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> Any:
+        return _watched(forth, back, times * info.batch_size, *leaves), in_dims[3:]
 
 
-_passing: Callable[[Note, int, Tensor], Tensor] = _Passing.apply
-_returning: Callable[..., tuple[Tensor, ...]] = _Returning.apply
+_watched: Callable[..., tuple[Tensor, ...]] = _Watched.apply
 
 
 @define
@@ -93,7 +70,7 @@ class Tally:
         def watched(theta: Tree, x: Tree, batch: Batch) -> Tensor:
             rows = max(1, batch["index"].numel()) if "index" in batch else 1
 
-            def returns(times: int, _: Tensor) -> None:
+            def returned(times: int, _: Tensor) -> None:
                 self.passes[name] += times
                 self.returned += times * rows
                 if MARK in batch:
@@ -105,9 +82,9 @@ class Tally:
                 if name == "g":
                     self.values.append(value.detach().reshape(-1))
 
-            leaves = iter(_returning(returns, 1, *theta.values(), *x.values()))
+            leaves = iter(_watched(None, returned, 1, *theta.values(), *x.values()))
             theta, x = ({key: next(leaves) for key in tree} for tree in (theta, x))
-            return _passing(called, 1, loss(theta, x, batch))
+            return _watched(called, None, 1, loss(theta, x, batch))[0]
 
         return watched
 
