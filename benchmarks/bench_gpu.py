@@ -71,7 +71,7 @@ def parts(problem: Problem, pipeline: Pipeline, state: State, device: torch.devi
     start = state["start"]
     candidates = pipeline.generator.propose(problem, theta, start, key)
     selection = pipeline.selector.select(problem, theta, candidates, key)
-    branch = Branch(x=candidates.at(selection.index), replay=None)
+    branch = Branch(x=candidates.at(selection.index))
     estimate, memory = pipeline.hypergradient.estimate(problem, theta, branch, key, state["hypergradient"])
     calls: dict[str, Callable[[], Any]] = {
         "propose [ms]": lambda: pipeline.generator.propose(problem, theta, start, key),

@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from hgms_branches import Branches
-from hgms_core import Budget, Pipeline
+from hgms_core import Budget, Candidates, Pipeline
 from hgms_core.host import Host
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam
@@ -23,7 +23,7 @@ from hgms_task_quadratic import Quadratic
 GIVES = {
     "generator.init": "start: what the first step starts from",
     "generator.propose": "Candidates: N lower states, stacked",
-    "generator.replay": "the selected state as a function of θ",
+    "candidates.replay": "the selected state as a function of θ",
     "generator.carry": "start of the next step",
     "selector.select": "Selection: index, scores, gap",
     "hypergradient.init": "state: what is remembered between steps",
@@ -70,7 +70,18 @@ class Watched:
         if f"{self.label}.{name}" not in GIVES:
             return value
         parameters = value.__code__.co_varnames[1 : value.__code__.co_argcount]
-        return self.trace.watched(f"{self.label}.{name}", value, parameters)
+        return self.trace.watched(f"{self.label}.{name}", self._watching_the_way_back(value), parameters)
+
+    def _watching_the_way_back(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            value = call(*args, **kwargs)
+            if isinstance(value, Candidates):
+                value = attrs.evolve(
+                    value, replay=self.trace.watched("candidates.replay", value.replay, ("index", "theta", "last"))
+                )
+            return value
+
+        return watching
 
 
 def calls_of_a_step() -> str:

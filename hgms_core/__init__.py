@@ -67,7 +67,6 @@ from hgms_core.problem import (
     validation_shares,
 )
 from hgms_core.protocols import (
-    Branch,
     CandidateGenerator,
     HyperGradient,
     LinearSolver,
@@ -78,7 +77,7 @@ from hgms_core.protocols import (
     State,
     Task,
 )
-from hgms_core.records import Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution, to_numbers
+from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution, to_numbers
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.traits import TRAITS, ensure_fits, misfit, missing_traits, needs, wanted_traits

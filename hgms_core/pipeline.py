@@ -13,7 +13,7 @@ from hgms_core.errors import ConfigError
 from hgms_core.fields import choice
 from hgms_core.hypergrad import check_repeats, check_used
 from hgms_core.problem import Batch, Loss, Problem
-from hgms_core.protocols import Branch, CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
+from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, norm, take
@@ -92,20 +92,8 @@ class Pipeline:
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        x = candidates.at(selection.index)
-
-        tell, more = getattr(self.generator, "last_step", None), getattr(self.generator, "next_step", None)
-        branch = Branch(
-            x=x,
-            last_step=None
-            if tell is None
-            else functools.partial(tell, problem, theta, start, key.fold("propose"), selection.index),
-            next_step=None if more is None else functools.partial(more, problem, theta, start, index=selection.index, x=x),
-            aux=take(candidates.aux, selection.index),
-            replay=functools.partial(candidates.replay, selection.index)
-            if candidates.replay is not None
-            else functools.partial(self._replay, problem, start, key.fold("propose"), selection.index),
-        )
+        branch = candidates.branch(selection.index)
+        x = branch.x
         estimate, memory = self.hypergradient.estimate(
             problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
         )
@@ -161,11 +149,6 @@ class Pipeline:
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
-
-    def _replay(
-        self, problem: Problem, start: State, key: Key, index: torch.Tensor, theta: Tree, last: int | None
-    ) -> tuple[Tree, Cost]:
-        return self.generator.replay(problem, theta, start, key, index, last)
 
     def _better(self, problem: Problem, theta: Tree, x: Tree, best: State | None) -> tuple[State, torch.Tensor, int]:
         data = problem.upper_data["stop"]

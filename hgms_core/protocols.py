@@ -19,11 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from attrs import Factory, frozen
 from torch import Tensor
 
 from hgms_core.problem import Problem
-from hgms_core.records import Candidates, Cost, Estimate, LastStep, Record, Selection, Solution
+from hgms_core.records import Branch, Candidates, Estimate, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -34,48 +33,18 @@ MatVec = Callable[[Tensor], Tensor]
 """A symmetric operator as its product with a vector: ``[d]`` to ``[d]``, or ``[N, d]`` to ``[N, d]``, row by row."""
 
 
-@frozen(kw_only=True)
-class Branch:
-    """The selected candidate, its baggage, and how to get it again.
-
-    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
-    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more at a θ, the present
-    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of
-    them), and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward
-    one, without a graph, and costs that alone. ``last_step()`` tells the branch's last step, from generators whose last step
-    is linear in ∇_x g and that have the method ``last_step(problem, theta, start, key, index)``; None from others.
-    ``next_step(key)`` tells in the same way one step more from ``x``, on a batch drawn by ``key``.
-
-    >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
-    >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
-    tensor([1., 1.])
-
-    .. versionadded:: 0.1
-    """
-
-    x: Tree
-    replay: Callable[[Tree, int | None], tuple[Tree, Cost]]
-    aux: Tree = Factory(dict)
-    last_step: Callable[[], LastStep] | None = None
-    next_step: Callable[[Key], LastStep] | None = None
-
-
 @runtime_checkable
 class CandidateGenerator(Protocol):
-    """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be replayed.
+    """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be run again.
 
-    Called: ``init`` once in a run; ``propose`` first in every outer step; ``replay`` where a hypergradient follows the selected
-    branch; ``carry`` last.
+    What leads back through a candidate it puts on its :class:`Candidates`: the functions ``replay``, ``last_step`` and
+    ``next_step``, which a hypergradient may call in the same outer step. None (the default) says that there is no such way.
+
+    Called: ``init`` once in a run; ``propose`` first in every outer step; ``carry`` last.
 
     It may also have:
 
-    - ``last_step(problem, theta, start, key, index) -> LastStep``, of ``propose`` with the same arguments: the last step of
-      candidate ``index``, where that step is linear in ∇_x g (ConfigError where the settings make it another). It is what a
-      hypergradient through one step needs, and reaches it as ``Branch.last_step``.
-    - ``next_step(problem, theta, start, key, index, x) -> LastStep``: one plain step x − rate·∇_x g(θ, x; batch) more from that
-      candidate's ``x``, at its last rate, on a lower batch that ``key`` draws anew; it reaches the hypergradient as
-      ``Branch.next_step``. No selection has looked at this batch.
-    - the entry ``progress`` in its state: it finds the share of the budget spent there, in [0, 1], for schedules.
+    - the entry ``progress`` in its state: the share of the budget spent stands there, in [0, 1], for schedules.
     - ``can_learn_start = True``: it starts from ``problem.start(theta)`` where the problem has one.
 
     Two points beside the one it came from:
@@ -91,8 +60,6 @@ class CandidateGenerator(Protocol):
     ...         x = repeat(start["x"], 2)
     ...         draw = key.generator()
     ...         return Candidates(x={name: leaf + torch.randn(leaf.shape, generator=draw) for name, leaf in x.items()})
-    ...     def replay(self, problem, theta, start, key, index, last):
-    ...         return self.propose(problem, theta, start, key).at(index), Cost()
     ...     def carry(self, start, candidates, index, key, problem):
     ...         return {"x": candidates.at(index)}
     >>> problem = Problem(theta0={}, x0={"x": torch.zeros(3)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
@@ -110,14 +77,6 @@ class CandidateGenerator(Protocol):
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         """N candidates as one stacked, detached tree. ``start`` is not changed."""
-        ...
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        """Candidate ``index`` of ``propose`` with the same arguments, as a differentiable function of ``theta`` through its
-        ``last`` steps (all if None), and the cost of running it and of going back through it. Where no leaf of ``theta``
-        requires a gradient: without a graph, at the cost of running it."""
         ...
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
@@ -210,7 +169,7 @@ class HyperGradient(Protocol):
     ...     theta0={"a": torch.ones(2)}, x0={"x": torch.zeros(2)},
     ...     g=lambda theta, x, batch: x["x"].square().sum(), f=lambda theta, x, batch: theta["a"].square().sum(),
     ... )
-    >>> branch = Branch(x=problem.x0, replay=lambda theta, last: (problem.x0, Cost()))
+    >>> branch = Branch(x=problem.x0)
     >>> Direct().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["a"]
     tensor([2., 2.])
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import Factory, fields, frozen
 from torch import Tensor
 
+from hgms_core.seeding import Key
 from hgms_core.trees import Tree, take
 
 
@@ -80,12 +82,63 @@ _COUNTS = tuple(count.name for count in fields(Cost))
 
 
 @frozen(kw_only=True)
+class LastStep:
+    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay, less what momentum adds) does
+    not depend on this step's gradient. Or the plain step it would take next, where a is x.
+
+    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many rows that holds, ``cost``
+    what it took to compute all this again.
+
+    .. versionadded:: 0.2
+    """
+
+    x: Tree
+    batch: Tree
+    rows: int
+    rate: float
+    cost: Cost = Cost()
+
+
+@frozen(kw_only=True)
+class Branch:
+    """The selected candidate, its baggage, and the ways back through it, where its generator knows some (else None).
+
+    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
+    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more at a θ, the present
+    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of
+    them), and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward
+    one, without a graph, and costs that alone. ``last_step()`` is the branch's last step, from generators whose last step is
+    linear in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn by ``key``.
+
+    >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
+    >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
+    tensor([1., 1.])
+
+    .. versionadded:: 0.1
+    """
+
+    x: Tree
+    replay: Callable[[Tree, int | None], tuple[Tree, Cost]] | None = None
+    aux: Tree = Factory(dict)
+    last_step: Callable[[], LastStep] | None = None
+    next_step: Callable[[Key], LastStep] | None = None
+
+
+@frozen(kw_only=True)
 class Candidates:
-    """N lower states as one stacked tree, and their baggage.
+    """N lower states as one stacked tree, their baggage, and the ways back to θ.
 
     ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the like) only travels along.
-    ``losses`` holds the last lower loss each candidate saw, ``[N]``. A generator that still holds the graph of its run may say
-    so with ``replay(index, theta, last)``, which is then asked instead of the generator's own ``replay``, at any θ.
+    ``losses`` holds the last lower loss each candidate saw, ``[N]``. What leads back through a candidate are functions of its
+    number; None where there is no such way:
+
+    - ``replay(index, theta, last)``: the candidate as a differentiable function of any θ (:class:`Branch`), and its cost.
+    - ``last_step(index)``: its last step, where that is linear in ∇_x g (ConfigError where the settings make it another).
+    - ``next_step(index, x, key)``: one plain step x − rate·∇_x g(θ, x; batch) more from its ``x``, at its last rate, on a lower
+      batch that ``key`` draws anew. No selection has looked at this batch.
+
+    They hold what they need to run a candidate again (problem, θ, start, key), and not the other candidates: a :class:`Branch`
+    would keep these alive.
     """
 
     x: Tree
@@ -93,6 +146,8 @@ class Candidates:
     losses: Tensor | None = None
     cost: Cost = Cost()
     replay: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
+    last_step: Callable[[Tensor], LastStep] | None = None
+    next_step: Callable[[Tensor, Tree, Key], LastStep] | None = None
 
     @property
     def count(self) -> int:
@@ -100,6 +155,22 @@ class Candidates:
 
     def at(self, index: int | Tensor) -> Tree:
         return take(self.x, index)
+
+    def branch(self, index: Tensor) -> Branch:
+        """Candidate ``index`` alone, with its ways back.
+
+        >>> branch = Candidates(x={"x": torch.tensor([1.0, 2.0])}).branch(torch.tensor(1))
+        >>> branch.x, branch.replay is None
+        ({'x': tensor(2.)}, True)
+        """
+        x, replay, last_step, next_step = self.at(index), self.replay, self.last_step, self.next_step
+        return Branch(
+            x=x,
+            aux=take(self.aux, index),
+            replay=None if replay is None else partial(replay, index),
+            last_step=None if last_step is None else partial(last_step, index),
+            next_step=None if next_step is None else partial(next_step, index, x),
+        )
 
     @property
     def finite(self) -> Tensor:
@@ -113,24 +184,6 @@ class Candidates:
             for leaf in self.x.values()
         ]
         return torch.isfinite(torch.stack(sums)).all(0)
-
-
-@frozen(kw_only=True)
-class LastStep:
-    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay, less what momentum adds) does
-    not depend on this step's gradient. Or the plain step it would take next, where a is x.
-
-    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many rows that holds, ``cost``
-    what it took to find all this again.
-
-    .. versionadded:: 0.2
-    """
-
-    x: Tree
-    batch: Tree
-    rows: int
-    rate: float
-    cost: Cost = Cost()
 
 
 @frozen(kw_only=True)

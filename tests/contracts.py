@@ -23,7 +23,7 @@ def packages(folder: str) -> list[str]:
     return sorted(path.parent.name for path in (PLUGINS / folder).glob("*/__init__.py"))
 
 
-LIBRARIES = ["hgms_graphs", "hgms_images", "hgms_llm"]
+LIBRARIES = ["hgms_adam", "hgms_graphs", "hgms_images", "hgms_llm"]
 """What several components share."""
 
 PROGRAMS = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
+from hgms_core import Candidates, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
 from hgms_testing import check_component, checks_of, tasks
 from hgms_testing.generators import proposed
 
@@ -67,9 +68,17 @@ class Runs:
         ends = [self.run(problem, theta, start, key, i) for i in range(self.count)]
         calls = self.count * self.steps
         cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
-        return Candidates(x=stack([x for x, _ in ends]), losses=torch.stack([loss for _, loss in ends]), cost=cost)
+        replay = partial(self._replay, problem, start, key)
+        return Candidates(
+            x=stack([x for x, _ in ends]), losses=torch.stack([loss for _, loss in ends]), cost=cost, replay=replay
+        )
 
-    def replay(
+    def _replay(
+        self, problem: Problem, start: State, key: Key, index: Tensor, theta: Tree, last: int | None
+    ) -> tuple[Tree, Cost]:
+        return self.again(problem, theta, start, key, index, last)
+
+    def again(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
         with torch.enable_grad():
@@ -97,19 +106,19 @@ class Ascends(Runs):
 
 
 class OtherDraws(Runs):
-    def replay(
+    def again(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        return super().replay(problem, theta, start, key.fold("again"), index, last)
+        return super().again(problem, theta, start, key.fold("again"), index, last)
 
 
 class HalfTheDerivative(Runs):
     """Lets only half of the derivative through."""
 
-    def replay(
+    def again(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        whole, cost = super().replay(problem, theta, start, key, index, last)
+        whole, cost = super().again(problem, theta, start, key, index, last)
         with torch.enable_grad():
             return {name: leaf.detach() + 0.5 * (leaf - leaf.detach()) for name, leaf in whole.items()}, cost
 
@@ -123,20 +132,20 @@ class StaysAtTheta(Runs):
     """Replays at the θ it proposed at, as a graph that is kept does."""
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        def again(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
+        def replay(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
             leaves = {name: leaf + (elsewhere[name] - elsewhere[name].detach()) for name, leaf in theta.items()}
-            return self.replay(problem, leaves, start, key, index, last)
+            return self.again(problem, leaves, start, key, index, last)
 
-        return evolve(super().propose(problem, theta, start, key), replay=again)
+        return evolve(super().propose(problem, theta, start, key), replay=replay)
 
 
 class SkipsSteps(Runs):
     """Runs only the steps that it differentiates."""
 
-    def replay(
+    def again(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        return Runs.replay(evolve(self, steps=self.steps if last is None else last), problem, theta, start, key, index, None)
+        return Runs.again(evolve(self, steps=self.steps if last is None else last), problem, theta, start, key, index, None)
 
 
 def counted(share: float) -> Any:
@@ -183,11 +192,6 @@ class NoRule:
         ]
         rows = problem.lower_data.count(None)
         return Candidates(x=stack(moved), cost=Cost(lower_gradients=1, rows=rows))
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        raise ConfigError("no trajectory to differentiate; use implicit")
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return {"x": candidates.at(index)}
@@ -573,8 +577,8 @@ def test_a_generator_that_cannot_be_replayed_may_say_so() -> None:
     class Refuses(Runs):
         __doc__ = DOC
 
-        def replay(self, *_: Any) -> Any:
-            raise ConfigError("no trajectory to differentiate; use implicit")
+        def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+            return evolve(super().propose(problem, theta, start, key), replay=None)
 
     for check in checks_of(Refuses()):
         if check.name.startswith("replay"):

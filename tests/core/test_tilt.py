@@ -116,8 +116,9 @@ def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninter
     seen, generator = tilted(problem, 0.5), method.method.generator
     start = generator.init(seen, Key(0))
     found = generator.propose(seen, problem.theta0, start, Key(1))
+    assert found.replay is not None
     for member in range(2):
-        replayed, _ = generator.replay(seen, problem.theta0, start, Key(1), torch.tensor(member), None)
+        replayed, _ = found.replay(torch.tensor(member), problem.theta0, None)
         assert_same(replayed, {name: leaf[member] for name, leaf in found.x.items()}, rtol=1e-12)
     state = method.init(problem, 0)
     for step in range(4):

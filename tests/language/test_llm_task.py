@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +96,7 @@ def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> l
         start = state["start"]
         candidates = generator.propose(problem, problem.theta0, start, key.fold("propose"))
         chosen = BestOfN().select(problem, problem.theta0, candidates, key.fold("select")).index
-        branch = Branch(
-            x=candidates.at(chosen),
-            replay=lambda theta, last: generator.replay(problem, theta, start, key.fold("propose"), chosen, last),  # noqa: B023
-            last_step=partial(generator.last_step, problem, problem.theta0, start, key.fold("propose"), chosen),
-            next_step=partial(generator.next_step, problem, problem.theta0, start, index=chosen, x=candidates.at(chosen)),
-        )
+        branch = candidates.branch(chosen)
         estimate, _ = estimator.estimate(problem, problem.theta0, branch, key.fold("differentiate"), {})
         found.append(estimate.value["logits"])
     return found

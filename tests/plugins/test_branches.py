@@ -14,7 +14,7 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
 from hgms_branches import Branches
-from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, State, Tree
+from hgms_core import Candidates, ConfigError, Cost, Key, Pipeline, Problem, State, Tree
 from hgms_hypergradients import Unrolled
 from hgms_outer import Adam
 from hgms_selectors import First
@@ -216,6 +216,13 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
+def replayed(branches: Branches, problem: Problem, start: State, index: Tensor, theta: Tree) -> tuple[Tree, Cost]:
+    """The candidate that ``branches`` proposes at THETA, run again at another θ."""
+    candidates = branches.propose(problem, THETA, start, KEY)
+    assert candidates.replay is not None
+    return candidates.replay(index, theta, None)
+
+
 def second_start(branches: Branches) -> State:
     """A start with history: what is carried after one outer step."""
     state = branches.init(PROBLEM, KEY)
@@ -238,11 +245,12 @@ def test_stacked_looped_and_chunked_agree(case: str) -> None:
 @pytest.mark.parametrize("member", [0, 2])
 def test_a_replayed_branch_is_the_proposed_one(case: str, member: int) -> None:
     start = second_start(CASES[case])
-    proposed = propose(CASES[case], start=start).at(member)
+    proposed = propose(CASES[case], start=start)
+    assert proposed.replay is not None
     for last in (None, 2, 100):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-        replayed, cost = CASES[case].replay(PROBLEM, theta, start, KEY, torch.tensor(member), last)
-        assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed, rtol=1e-10, atol=1e-13)
+        replayed, cost = proposed.replay(torch.tensor(member), theta, last)
+        assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed.at(member), rtol=1e-10, atol=1e-13)
         assert all(leaf.requires_grad for leaf in replayed.values())
         assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
 
@@ -273,7 +281,9 @@ def test_a_kept_graph_is_the_replay_also_for_several_branches(name: str) -> None
         kept = evolve(plain, keep_graph=True)
         one, other = propose(plain), propose(kept)
         assert_same((one.x, one.aux, one.losses), (other.x, other.aux, other.losses), rtol=1e-10, atol=1e-13)
-        assert (other.replay is None) == (count > 1)
+        for candidates, calls in ((one, 4), (other, 4 if count > 1 else 0)):
+            assert candidates.replay is not None
+            assert candidates.replay(torch.tensor(0), THETA, None)[1].lower_gradients == calls
 
 
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
@@ -288,20 +298,23 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
         before = seen["g"]
         end, cost = held.replay(index, theta, None)
         assert seen["g"] - before == cost.lower_gradients == calls
-        expected, run_again = plain.replay(PROBLEM, theta, start, KEY, index, None)
+        expected, run_again = replayed(plain, PROBLEM, start, index, theta)
         assert_same(end, expected, rtol=1e-12)
         assert (cost.products, cost.cross_products) == (run_again.products, run_again.cross_products)
     at = {name: leaf.clone() for name, leaf in THETA.items()}
     held = evolve(plain, keep_graph=True).propose(PROBLEM, at, start, KEY)
     at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
     assert held.replay is not None
-    assert_same(held.replay(index, at, None)[0], plain.replay(PROBLEM, at, start, KEY, index, None)[0])
+    assert_same(held.replay(index, at, None)[0], replayed(plain, PROBLEM, start, index, at)[0])
 
 
 @every_case
 def test_a_replay_where_nothing_requires_a_gradient_is_a_run_forward(case: str) -> None:
     start, (problem, seen) = second_start(CASES[case]), counted(PROBLEM)
-    end, cost = CASES[case].replay(problem, THETA, start, KEY, torch.tensor(1), None)
+    proposed = CASES[case].propose(problem, THETA, start, KEY)
+    assert proposed.replay is not None
+    seen.clear()
+    end, cost = proposed.replay(torch.tensor(1), THETA, None)
     assert_same(end, propose(CASES[case], start=start).at(1), rtol=1e-10, atol=1e-13)
     assert not any(leaf.requires_grad for leaf in end.values())
     assert cost.calls == cost.lower_gradients == seen["g"] == 5

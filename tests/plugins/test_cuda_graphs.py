@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import F64, network_problem, normal, spd
+from hgms_branches.update import gradient_on
 from torch import Tensor
 from waiting import NoWaiting, Waits
 
 from hgms_branches import Branches
-from hgms_branches.update import gradient_on
 from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, groups, repeat
 from hgms_graphs import graphs
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded

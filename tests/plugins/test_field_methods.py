@@ -113,7 +113,7 @@ def test_fresh_batches_are_one_a_product(strategy: Any) -> None:
     from hgms_core import Branch
 
     key, lr = Key(5), 0.4
-    branch = Branch(x=PROBLEM.x0, replay=None)  # type: ignore[arg-type]
+    branch = Branch(x=PROBLEM.x0)
     estimator = Implicit(solver=Neumann(lr=lr, steps=4), batch_size=6, batches="fresh", strategy=strategy)
     found, _ = estimator.estimate(PROBLEM, PROBLEM.theta0, branch, key, estimator.init(PROBLEM))
     # Four terms are four steps of v ← v + lr(b − H v) from 0; the first product is with H of batch 1 after the first step, and
@@ -137,7 +137,7 @@ def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batch
     from hgms_core import Branch
 
     problem, seen = counted(PROBLEM)
-    branch = Branch(x=PROBLEM.x0, replay=None)  # type: ignore[arg-type]
+    branch = Branch(x=PROBLEM.x0)
     estimator = Implicit(solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy)
     cost = estimator.estimate(problem, PROBLEM.theta0, branch, Key(5), estimator.init(problem))[0].cost
     passes = 2 if strategy == "difference" else 1

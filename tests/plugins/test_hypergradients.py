@@ -72,11 +72,8 @@ class Replayable:
         return found.at(index)
 
     def branch(self, index: int) -> Branch:
-        def replay(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            found: tuple[Tree, Cost] = self.generator.replay(self.problem, theta, self.start, KEY, torch.tensor(index), last)
-            return found
-
-        return Branch(x=self.propose(self.problem.theta0, index), replay=replay)
+        candidates: Candidates = self.generator.propose(self.problem, self.problem.theta0, self.start, KEY)
+        return candidates.branch(torch.tensor(index))
 
 
 PATHS: dict[str, Any] = {
@@ -119,7 +116,9 @@ def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> No
 
         frozen = Problem(theta0=THETA, x0=PROBLEM.x0, g=g, f=PROBLEM.f, lower_data=PROBLEM.lower_data)
         leaves = {name: leaf.detach() for name, leaf in theta.items()}
-        end, _ = generator.replay(frozen, leaves, run.start, KEY, torch.tensor(1), generator.steps)
+        candidates = generator.propose(frozen, THETA, run.start, KEY)
+        calls = 0
+        end, _ = candidates.replay(torch.tensor(1), leaves, generator.steps)
         return PROBLEM.f(theta, {name: leaf.detach() for name, leaf in end.items()}, VALIDATION)
 
     found, _ = Unrolled(last=last).estimate(PROBLEM, THETA, run.branch(1), KEY, {})
@@ -326,10 +325,8 @@ def test_one_step_more_on_a_fresh_batch_is_double_backward(problem: Problem, der
     generator = Branches(count=3, steps=2, lr=0.3, momentum=0.9, batch_size=6, noise=0.1, lr_spread=(0.5, 2.0))
     start = generator.init(problem, KEY)
     candidates = generator.propose(problem, problem.theta0, start, KEY)
-    x, chosen = candidates.at(2), torch.tensor(2)
-    branch = Branch(
-        x=x, replay=never, next_step=lambda key: generator.next_step(problem, problem.theta0, start, key, chosen, x)
-    )
+    x = candidates.at(2)
+    branch = evolve(candidates.branch(torch.tensor(2)), replay=never)
     found, state = ThroughStep(derivative=derivative).estimate(problem, problem.theta0, branch, KEY, {})
 
     data, above = problem.lower_data, problem.upper_data["differentiate"].whole

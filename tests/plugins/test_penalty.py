@@ -678,7 +678,7 @@ def test_a_run_read_back_from_disk_goes_on_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_penalty_step_is_not_replayed(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"generator '{name}' is no trajectory.*\n  use hypergradient 'carried'"):
+    with pytest.raises(ConfigError, match=r"candidates are no trajectory.*\n  use hypergradient 'carried'"):
         advance(method(GENERATORS[name], hypergradient=Unrolled()), network_problem(), 1)
     advance(method(GENERATORS[name], hypergradient=Implicit(solver=Identity())), network_problem(), 1)
 

@@ -126,8 +126,10 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
     generator = Soba(lr=0.3, batch_size=6)
     start = generator.init(PROBLEM, KEY)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.theta0.items()}
-    x, cost = generator.replay(PROBLEM, leaves, start, KEY, torch.tensor(0), None)
-    proposed = generator.propose(PROBLEM, PROBLEM.theta0, start, KEY).at(0)
+    candidates = generator.propose(PROBLEM, PROBLEM.theta0, start, KEY)
+    proposed, replay = candidates.at(0), candidates.replay
+    assert replay is not None
+    x, cost = replay(torch.tensor(0), leaves, None)
     assert_same({name: leaf.detach() for name, leaf in x.items()}, proposed, rtol=1e-14)
     found = torch.autograd.grad(x["w"].sum(), leaves["scale"])[0]
 
@@ -138,7 +140,7 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
     ahead, behind = (value(PROBLEM.theta0["scale"] + sign * 1e-5) for sign in (1, -1))
     assert float(found) == pytest.approx(float(ahead - behind) / 2e-5, rel=1e-6)
     assert cost.lower_gradients == cost.cross_products == 1
-    forward, cost = generator.replay(PROBLEM, PROBLEM.theta0, start, KEY, torch.tensor(0), None)
+    forward, cost = replay(torch.tensor(0), PROBLEM.theta0, None)
     assert_same(forward, proposed, rtol=1e-14)
     assert (cost.calls, cost.rows) == (1, 6)
     unrolled = pipeline(generator, First(), Unrolled(), Sgd())

@@ -62,16 +62,12 @@ def test_candidates_are_the_iterates_of_torch_optim(name: str, keep_graph: bool,
     assert not any(leaf.requires_grad for leaf in found.x.values())
 
 
-def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, last: int | None, proposed: bool) -> Tree:
+def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, last: int | None) -> Tree:
     """∂/∂θ of a fixed linear function of candidate ``index``."""
-    start = trajectory.init(problem, KEY)
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-    if proposed:
-        found = trajectory.propose(problem, theta, start, KEY)
-        assert found.replay is not None
-        x, _ = found.replay(torch.tensor(index), leaves, last)
-    else:
-        x, _ = trajectory.replay(problem, leaves, start, KEY, torch.tensor(index), last)
+    candidates = trajectory.propose(problem, theta, trajectory.init(problem, KEY), KEY)
+    assert candidates.replay is not None
+    x, _ = candidates.replay(torch.tensor(index), leaves, last)
     weights = {name: normal(*leaf.shape, seed=40 + i) for i, (name, leaf) in enumerate(x.items())}
     value = torch.stack([(weights[name] * leaf).sum() for name, leaf in x.items()]).sum()
     grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
@@ -80,11 +76,11 @@ def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, las
 
 @every_optimizer
 @pytest.mark.parametrize("index", [0, 2])
-@pytest.mark.parametrize("proposed", [False, True])
-def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(name: str, index: int, proposed: bool) -> None:
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(name: str, index: int, keep_graph: bool) -> None:
     problem = with_learned_start(PROBLEM)
-    trajectory = Trajectory(steps=4, batch_size=6, clip=0.5, keep_graph=proposed, **OPTIMIZERS[name][0])
-    found = slope(trajectory, problem, problem.theta0, index, None, proposed)
+    trajectory = Trajectory(steps=4, batch_size=6, clip=0.5, keep_graph=keep_graph, **OPTIMIZERS[name][0])
+    found = slope(trajectory, problem, problem.theta0, index, None)
     start = trajectory.init(problem, KEY)
     plain = evolve(trajectory, keep_graph=False)
 
@@ -105,10 +101,12 @@ def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(na
 
 @pytest.mark.parametrize("last", [1, 2, 9])
 def test_the_kept_graph_and_the_replay_are_one_derivative(last: int) -> None:
-    trajectory = Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=True)
     for index in (1, 3):
         for through in (None, last):
-            kept, replayed = (slope(trajectory, PROBLEM, PROBLEM.theta0, index, through, how) for how in (True, False))
+            kept, replayed = (
+                slope(Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=keep), PROBLEM, PROBLEM.theta0, index, through)
+                for keep in (True, False)
+            )
             assert_same(kept, replayed, rtol=1e-11, atol=1e-14)
 
 
@@ -126,7 +124,9 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Trajectory(steps=4, lr=0.3, batch_size=6)
     start, problem = plain.init(PROBLEM, KEY), with_learned_start(PROBLEM)
     held = evolve(plain, keep_graph=True).propose(problem, problem.theta0, start, KEY)
+    again = plain.propose(problem, problem.theta0, start, KEY).replay
     assert held.replay is not None
+    assert again is not None
     for name in ("scale", "start.w"):
         theta = {key: leaf.detach().requires_grad_() for key, leaf in problem.theta0.items()}
         assert held.replay(torch.tensor(2), theta, None)[1].lower_gradients == 0
@@ -134,7 +134,7 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
         theta = {**problem.theta0, name: problem.theta0[name] + 0.3}
         (end, cost), (expected, _) = (
             held.replay(torch.tensor(2), theta, None),
-            plain.replay(problem, theta, start, KEY, torch.tensor(2), None),
+            again(torch.tensor(2), theta, None),
         )
         assert_same(end, expected, rtol=1e-13)
         assert cost.calls == cost.lower_gradients == 3
@@ -165,7 +165,8 @@ def test_thinning_keeps_the_end() -> None:
     kept, whole = (each.propose(PROBLEM, PROBLEM.theta0, each.init(PROBLEM, KEY), KEY) for each in (thin, full))
     for row, step in enumerate((2, 4, 5)):
         assert_same(kept.at(row), whole.at(step - 1))
-    x, _ = thin.replay(PROBLEM, PROBLEM.theta0, thin.init(PROBLEM, KEY), KEY, torch.tensor(2), None)
+    assert kept.replay is not None
+    x, _ = kept.replay(torch.tensor(2), PROBLEM.theta0, None)
     assert_same({name: leaf.detach() for name, leaf in x.items()}, kept.at(2), rtol=1e-13, atol=1e-15)
 
 

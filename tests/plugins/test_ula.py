@@ -126,13 +126,15 @@ def test_stacked_looped_and_chunked_agree(case: str) -> None:
 @pytest.mark.parametrize("member", [0, 2])
 def test_a_replayed_chain_is_the_proposed_one(case: str, member: int) -> None:
     start = second_start(CASES[case])
-    proposed = propose(CASES[case], start=start).at(member)
+    candidates = propose(CASES[case], start=start)
+    proposed, replay = candidates.at(member), candidates.replay
+    assert replay is not None
     for last in (None, 2):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-        replayed, cost = CASES[case].replay(PROBLEM, theta, start, KEY, torch.tensor(member), last)
+        replayed, cost = replay(torch.tensor(member), theta, last)
         assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed, rtol=1e-11, atol=1e-13)
         assert (cost.lower_gradients, cost.products) == (6, last or 6)
-    forward, cost = CASES[case].replay(PROBLEM, THETA, start, KEY, torch.tensor(member), None)
+    forward, cost = replay(torch.tensor(member), THETA, None)
     assert_same(forward, proposed, rtol=1e-11, atol=1e-13)
     assert cost.calls == cost.lower_gradients == 6
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 import torch
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, gradient, hookimpl, stack
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient, hookimpl, stack
 
 
 @attrs.frozen(kw_only=True)
@@ -44,11 +44,6 @@ class Mine:
         found = stack(ends)
         calls = self.count * self.steps
         return Candidates(x=found, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None)))
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: torch.Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        raise ConfigError("'mine' keeps no trajectory; use the hypergradient 'implicit'")
 
     def carry(self, start: State, candidates: Candidates, index: torch.Tensor, key: Key, problem: Problem) -> State:
         return {"x": candidates.at(index)}

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_branches.update import (
-    Hyper,
-    advance,
-    differentiated,
-    gradient_on,
-    holds_values_of,
-    iterates,
-    stood_in,
-    unrolled,
-)
+from hgms_branches.path import Path, Replay, on_kept_graph
+from hgms_branches.rates import check_spread, factors, for_group, scheduled
+from hgms_branches.starts import add_noise_, row_numbers, starts
+from hgms_branches.steps import Rule, advance, recorded_gradient
 from hgms_core import (
     Candidates,
     ConfigError,
     Cost,
-    Group,
     Key,
     LastStep,
     Mode,
@@ -31,25 +23,18 @@ from hgms_core import (
     State,
     Tree,
     choice,
+    decay_rate,
+    decay_rates,
     detach,
     groups,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
     repeat,
+    share,
+    whole,
 )
-from hgms_graphs import Recording, recorded
-
-positive: Any = validators.gt(0)
-whole: Any = [validators.instance_of(int), validators.gt(0)]
-not_negative: Any = validators.ge(0)
-
-
-def _spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
-    if value is not None and not 0 < value[0] <= value[1]:
-        raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
-
-
-def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 @final
@@ -96,8 +81,8 @@ class Branches:
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
     >>> branches = Branches(count=3, steps=50, lr=0.1, noise=1.0)
     >>> start = branches.init(problem, Key(0))
-    >>> found = branches.propose(problem, problem.theta0, start, Key(0))
-    >>> found.x["x"].shape, bool((found.x["x"].abs() < 1e-3).all())
+    >>> candidates = branches.propose(problem, problem.theta0, start, Key(0))
+    >>> candidates.x["x"].shape, bool((candidates.x["x"].abs() < 1e-3).all())
     (torch.Size([3, 1]), True)
 
     Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment appendix.
@@ -109,88 +94,137 @@ class Branches:
     steps: int = field(default=20, validator=whole)
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
-    momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
+    momentum: float = field(default=0.0, validator=decay_rate)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    batch_size: int | None = field(default=None, validator=validators.optional(whole))
+    batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["independent", "shared"] = field(default="independent", validator=choice("independent", "shared"))
     noise: float = field(default=0.0, validator=not_negative)
     noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=choice("absolute", "relative"))
-    lr_spread: tuple[float, float] | None = field(default=None, validator=_spread)
-    decay_spread: tuple[float, float] | None = field(default=None, validator=_spread)
-    clip: float | None = field(default=None, validator=validators.optional(positive))
+    lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
+    decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
+    clip: float | None = field(default=None, validator=optional_positive)
     schedule: Literal["constant", "cosine", "cosine-restarts"] = field(
         default="constant", validator=choice("constant", "cosine", "cosine-restarts")
     )
-    floor: float = field(default=0.0, validator=[not_negative, validators.le(1)])
+    floor: float = field(default=0.0, validator=share)
     period: int = field(default=20, validator=whole)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
         default="selected", validator=choice("selected", "base", "per-branch", "restart")
     )
-    restart_every: int | None = field(default=None, validator=validators.optional(positive))
+    restart_every: int | None = field(default=None, validator=optional_positive)
     moments: Literal["carry", "fresh"] = field(default="carry", validator=choice("carry", "fresh"))
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
-    chunk: int | None = field(default=None, validator=validators.optional(whole))
+    chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     cuda_graphs: bool = False
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
-        return {"x": x, "moments": self._no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
+        return {"x": x, "moments": Rule.of(self).no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        def path(index: int | Tensor) -> Path:
+            # A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for.
+            return self._path(problem, start, key, 0 if self.count == 1 else int(index))
+
+        def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return path(index).replay(theta, last)
+
+        def last_step(index: Tensor) -> LastStep:
+            self._check_linear()
+            return path(index).last_step(theta)
+
+        def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
+            self._check_linear()
+            rate = self._rates(start)[-1][0 if self.lr_spread is None else int(index)]
+            batch, rows = problem.lower_data.sample(key, self.batch_size)
+            return LastStep(x=x, batch=batch, rows=rows, rate=rate)
+
         if self.keep_graph and self.count == 1:
-            return self._with_graph(problem, theta, start, key)
+            x, moments, losses, replay = self._with_graph(path(0), theta, run_again)
+        else:
+            (x, moments, losses), replay = self._forward(problem, detach(theta), start, key), run_again
+        calls = self.count * self.steps
+        cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
+        return Candidates(x=x, aux=moments, losses=losses, cost=cost, replay=replay, last_step=last_step, next_step=next_step)
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        outer_steps = start["lower_steps"] // self.steps + 1
+        restart = self.carry_rule == "restart" or (self.restart_every is not None and outer_steps % self.restart_every == 0)
+        x, moments = candidates.x, candidates.aux
+        if restart:
+            x = repeat(problem.initial(key), 1)
+        elif self.carry_rule != "per-branch":
+            row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
+            x, moments = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, moments))
+        fresh = restart or self.moments == "fresh"
+        return {
+            "x": x,
+            "moments": Rule.of(self).no_moments(x) if fresh else moments,
+            "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
+            "lower_steps": start["lower_steps"] + self.steps,
+        }
+
+    def _forward(self, problem: Problem, theta: Tree, start: State, key: Key) -> tuple[Tree, Tree, Tensor]:
+        """The ends of all branches, their moments and the last losses, without a graph."""
         x, moments, index = self._begin(problem, start, key, list(range(self.count)))
-        rates, decays = self._rates(start["lower_steps"]), self._factors(self.decay_spread)
-        rows = problem.lower_data.count(self.batch_size)
-        last = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        first = next(iter(x.values()))
+        losses = torch.empty(self.count, dtype=first.dtype, device=first.device)
         own_batch = self.batches == "independent" and index is not None
-        theta = detach(theta)
+        rates, decays = self._rates(start), [self.weight_decay * f for f in factors(self.decay_spread, self.count)]
+        rows = problem.lower_data.count(self.batch_size)
         for group in groups(problem.g, x, own_batch=own_batch, rows=rows, mode=self.mode, chunk=self.chunk):
-            last[group.part] = advance(
-                self.hyper(start),
+            own = group.rows_of(index) if own_batch else index
+            losses[group.part] = advance(
+                Rule.of(self, start["optimizer_steps"]),
                 group,
                 theta,
                 {name: leaf[group.part] for name, leaf in moments.items()},
                 problem.lower_data,
-                group.rows_of(index) if own_batch else index,
-                [self._for_group(group, rate) for rate in rates],
-                self._for_group(group, [self.weight_decay * factor for factor in decays]),
-                self._recorded(problem, theta, group, group.rows_of(index) if own_batch else index),
+                own,
+                [for_group(group, step) for step in rates],
+                for_group(group, decays),
+                recorded_gradient(problem, self, theta, group, own) if self.cuda_graphs else None,
             )
-        calls = self.count * self.steps
-        return Candidates(x=x, aux=moments, losses=last, cost=Cost(lower_gradients=calls, rows=calls * rows))
+        return x, moments, losses
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        within = differentiated(theta, last, self.steps)
-        rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
-        cost = Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
-        return unrolled(*self._run(problem, theta, start, key, self._number(index)), within), cost
+    def _with_graph(self, path: Path, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
+        """The same for one branch, with the graph that its replay then goes back through."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        *_, ((end, *kept), loss) = path.states(leaves, self.steps)
+        x = {name: leaf.detach()[None] for name, leaf in end.items()}
+        moments = {
+            f"{kind}.{name}": moment[name].detach()[None] for kind, moment in zip("mv", kept, strict=False) for name in x
+        }
+        return x, moments, loss[None], on_kept_graph([end], [self.steps], leaves, path.rows, run_again)
 
-    def last_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor) -> LastStep:
-        """The last step of branch ``index``: the K − 1 steps before it are run again, without a graph."""
-        self._check_linear()
-        hyper, _, _, x, moments, drawn, rates, decay = self._run(problem, theta, start, key, self._number(index))
-        rows = problem.lower_data.count(self.batch_size)
-        before = self.steps - 1
-        if before:
-            group = Group(0, x, problem.g)
-            advance(hyper, group, detach(theta), moments, problem.lower_data, drawn, list(rates[:before]), decay)
-        batch = problem.lower_data.batch(None if drawn is None else drawn[before])
-        cost = Cost(lower_gradients=before, rows=before * rows)
-        return LastStep(x=x, batch=batch, rows=rows, rate=rates[before], cost=cost)
+    def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
+        x, moments, index = self._begin(problem, start, key, [member])
+        return Path(
+            rule=Rule.of(self, start["optimizer_steps"]),
+            problem=problem,
+            x={name: leaf[0] for name, leaf in x.items()},
+            moments={name: leaf[0] for name, leaf in moments.items()},
+            index=index[0] if index is not None and self.batches == "independent" else index,
+            rates=[step[member] for step in self._rates(start)],
+            decay=self.weight_decay * factors(self.decay_spread, self.count)[member],
+            rows=problem.lower_data.count(self.batch_size),
+        )
 
-    def next_step(self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, x: Tree) -> LastStep:
-        """One plain step more from ``x``, at the rate of the last one, on a batch of the same size drawn by ``key``."""
-        self._check_linear()
-        rate = self._rates(start["lower_steps"])[-1][0 if self.lr_spread is None else self._number(index)]
-        data = problem.lower_data
-        drawn = data.draw(key, self.batch_size, 1)
-        return LastStep(x=x, batch=data.batch(None if drawn is None else drawn[0]), rows=data.count(self.batch_size), rate=rate)
+    def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
+        """Starts, moments and row numbers of some branches: a function of the arguments alone, so one can be run again."""
+        x, moments = starts(start, self.count, members)
+        add_noise_(x, members, self.noise, self.noise_scale == "relative", key)
+        shared = self.batches == "shared"
+        return x, moments, row_numbers(problem.lower_data, key, members, shared, self.batch_size, self.steps)
+
+    def _rates(self, start: State) -> list[list[float]]:
+        """Learning rate of every branch at each of the K steps."""
+        spread = factors(self.lr_spread, self.count)
+        shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])
+        return [[self.lr * factor * step for factor in spread] for step in shape]
 
     def _check_linear(self) -> None:
         if self.optimizer != "sgd" or self.clip is not None:
@@ -199,131 +233,3 @@ class Branches:
                 f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
                 "  change these, or use the hypergradient 'unrolled' with last = 1"
             )
-
-    def _with_graph(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        end, loss = list(iterates(*self._run(problem, leaves, start, key, 0), self.steps))[-1]
-        rows = problem.lower_data.count(self.batch_size)
-        same = holds_values_of(leaves)
-
-        def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            if last is not None or not same(theta):  # the kept graph goes all the way, and is that of one θ
-                return self.replay(problem, theta, start, key, index, last)
-            back = differentiated(theta, None, self.steps)
-            return stood_in(end[0], leaves, theta), Cost(products=back, cross_products=back, rows=2 * back * rows)
-
-        x = {name: leaf.detach().unsqueeze(0) for name, leaf in end[0].items()}
-        aux = {f"{kind}.{name}": moment[name].detach()[None] for kind, moment in zip("mv", end[1:], strict=False) for name in x}
-        cost = Cost(lower_gradients=self.steps, rows=self.steps * rows)
-        return Candidates(x=x, aux=aux, losses=loss[None], cost=cost, replay=again)
-
-    def _run(
-        self, problem: Problem, theta: Tree, start: State, key: Key, chosen: int
-    ) -> tuple[Hyper, Problem, Tree, Tree, Tree, Tensor | None, list[float], float]:
-        """One branch from its start, as arguments of :func:`unrolled`."""
-        x, moments, drawn = self._begin(problem, start, key, [chosen])
-        if drawn is not None and self.batches == "independent":
-            drawn = drawn[0]
-        return (
-            self.hyper(start),
-            problem,
-            theta,
-            {name: leaf[0] for name, leaf in x.items()},
-            {name: leaf[0] for name, leaf in moments.items()},
-            drawn,
-            [rate[chosen] for rate in self._rates(start["lower_steps"])],
-            self.weight_decay * self._factors(self.decay_spread)[chosen],
-        )
-
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        outer_steps = start["lower_steps"] // self.steps + 1
-        restart = self.carry_rule == "restart" or (self.restart_every is not None and outer_steps % self.restart_every == 0)
-        if restart:
-            x, moments = repeat(problem.initial(key), 1), {}
-        elif self.carry_rule == "per-branch":
-            x, moments = candidates.x, candidates.aux
-        else:
-            row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
-            x = {name: leaf.index_select(0, row) for name, leaf in candidates.x.items()}
-            moments = {name: leaf.index_select(0, row) for name, leaf in candidates.aux.items()}
-        fresh = restart or self.moments == "fresh"
-        return {
-            "x": x,
-            "moments": self._no_moments(x) if fresh else moments,
-            "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
-            "lower_steps": start["lower_steps"] + self.steps,
-        }
-
-    def _recorded(self, problem: Problem, theta: Tree, group: Group, index: Tensor | None) -> Recording | None:
-        if not self.cuda_graphs:
-            return None
-        step, device = gradient_on(group.loss, problem.lower_data), next(iter(group.x.values())).device
-        first = None if index is None else index[..., 0, :]
-        place = (group.part.start, group.part.stop) if isinstance(group.part, slice) else "one"
-        return recorded(problem, (self, place), device, lambda: Recording(step, theta, group.x, first))
-
-    def _number(self, index: Tensor) -> int:
-        """A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for."""
-        return 0 if self.count == 1 else int(index)
-
-    def hyper(self, start: State) -> Hyper:
-        return Hyper(self.optimizer, self.momentum, self.betas, self.eps, self.clip, start["optimizer_steps"])
-
-    def _no_moments(self, x: Tree) -> Tree:
-        kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
-        return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
-
-    def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
-        """Starts, moments and batch numbers of some branches: a function of the arguments alone, so one can be replayed."""
-        rows = start["x"]
-        carried = next(iter(rows.values())).shape[0]
-        if carried not in (1, self.count):
-            raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {self.count}")
-
-        def own_copies(tree: Tree) -> Tree:
-            # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
-            if carried == 1:
-                return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
-            return {name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()}
-
-        x, moments = own_copies(rows), own_copies(start["moments"])
-        if self.noise:
-            for row, member in enumerate(members):
-                if member == 0:
-                    continue  # branch 0 is the noise-free parent
-                device = next(iter(x.values())).device
-                generator = key.fold("noise", member).generator(device)
-                for leaf in x.values():
-                    scale = leaf[row].square().mean().sqrt() if self.noise_scale == "relative" else 1.0
-                    drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
-                    leaf[row] += self.noise * scale * drawn
-        data = problem.lower_data
-        if self.batches == "shared":
-            return x, moments, data.draw(key.fold("batches"), self.batch_size, self.steps)
-        own = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
-        return x, moments, None if own[0] is None else torch.stack([each for each in own if each is not None])
-
-    def _factors(self, spread: tuple[float, float] | None) -> list[float]:
-        if spread is None or self.count == 1:
-            return [1.0] * self.count
-        low, high = spread
-        return [low * (high / low) ** (i / (self.count - 1)) for i in range(self.count)]
-
-    def _rates(self, lower_steps: int) -> list[list[float]]:
-        """Learning rate of every branch at each of the K steps."""
-        factors = self._factors(self.lr_spread)
-        return [[self.lr * factor * self._shape(lower_steps, step) for factor in factors] for step in range(self.steps)]
-
-    def _shape(self, lower_steps: int, step: int) -> float:
-        if self.schedule == "constant":
-            return 1.0
-        turn = step / self.steps if self.schedule == "cosine" else ((lower_steps + step) % self.period) / self.period
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * turn))
-
-    def _for_group(self, group: Group, values: list[float]) -> float | Tensor:
-        """One number where all members agree (the usual case, and the faster one), else a tensor with one per member."""
-        mine = values[group.part] if isinstance(group.part, slice) else [values[group.part]]
-        if all(value == mine[0] for value in mine):
-            return mine[0]
-        leaf = next(iter(group.x.values()))
-        return torch.tensor(mine, dtype=leaf.dtype).to(leaf.device, non_blocking=True)

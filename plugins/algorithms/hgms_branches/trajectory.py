@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_branches.update import Hyper, advance, differentiated, holds_values_of, iterates, stood_in, unrolled
-from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat
-
-positive: Any = validators.gt(0)
-whole: Any = [validators.instance_of(int), validators.gt(0)]
-not_negative: Any = validators.ge(0)
-
-
-def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
+from hgms_branches.path import Path, Replay, on_kept_graph
+from hgms_branches.steps import Rule, advance
+from hgms_core import (
+    Candidates,
+    Cost,
+    Group,
+    Key,
+    Problem,
+    State,
+    Tree,
+    choice,
+    decay_rate,
+    decay_rates,
+    detach,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    repeat,
+    whole,
+)
 
 
 @final
@@ -63,12 +73,12 @@ class Trajectory:
     every: int = field(default=1, validator=whole)
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
-    momentum: float = field(default=0.0, validator=[not_negative, validators.lt(1)])
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
+    momentum: float = field(default=0.0, validator=decay_rate)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    clip: float | None = field(default=None, validator=validators.optional(positive))
-    batch_size: int | None = field(default=None, validator=validators.optional(whole))
+    clip: float | None = field(default=None, validator=optional_positive)
+    batch_size: int | None = field(default=None, validator=optional_whole)
     carry_rule: Literal["selected", "last", "restart"] = field(
         default="selected", validator=choice("selected", "last", "restart")
     )
@@ -78,93 +88,70 @@ class Trajectory:
         return {"x": dict(problem.x0)}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        rows = problem.lower_data.count(self.batch_size)
-        cost = Cost(lower_gradients=self.steps, rows=self.steps * rows)
         index = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
-        if self.keep_graph:
-            return self._with_graph(problem, theta, start, key, index, cost)
-        first = self._first(problem, theta, start)
-        theta, point = detach(theta), {name: leaf.detach().clone() for name, leaf in first.items()}
-        x, moments = repeat(point, len(self._kept)), self._no_moments(point)
-        losses = torch.empty(len(self._kept), dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
-        done = 0
-        for row, step in enumerate(self._kept):
-            rates: list[float | Tensor] = [self.lr] * (step - done)
-            drawn = None if index is None else index[done:step]
-            losses[row] = advance(
-                self._hyper(done),
-                Group(0, point, problem.g),
-                theta,
-                moments,
-                problem.lower_data,
-                drawn,
-                rates,
-                self.weight_decay,
-            )
-            for name, leaf in point.items():
-                x[name][row] = leaf
-            done = step
-        return Candidates(x=x, losses=losses, cost=cost)
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        steps = self._kept[int(index)]
-        within = differentiated(theta, last, steps)
-        drawn = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
-        x = self._first(problem, theta, start)
-        rates = [self.lr] * steps
-        end = unrolled(self._hyper(0), problem, theta, x, self._no_moments(x), drawn, rates, self.weight_decay, within)
-        rows = problem.lower_data.count(self.batch_size) * (steps + 2 * within)
-        return end, Cost(lower_gradients=steps, products=within, cross_products=within, rows=rows)
+        def path(theta: Tree, steps: int) -> Path:
+            return self._path(problem, theta, start, index, steps)
+
+        def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return path(theta, self._kept[int(index)]).replay(theta, last)
+
+        if self.keep_graph:
+            leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+            x, losses, replay = self._with_graph(path(leaves, self.steps), leaves, run_again)
+        else:
+            (x, losses), replay = self._forward(path(detach(theta), self.steps), detach(theta)), run_again
+        rows = problem.lower_data.count(self.batch_size)
+        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=self.steps, rows=self.steps * rows), replay=replay)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         if self.carry_rule == "restart":
             return {"x": dict(problem.initial(key))}
         return {"x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)}
 
-    def _with_graph(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor | None, cost: Cost
-    ) -> Candidates:
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        first = self._first(problem, leaves, start)
-        run = iterates(
-            self._hyper(0),
-            problem,
-            leaves,
-            first,
-            self._no_moments(first),
-            index,
-            [self.lr] * self.steps,
-            self.weight_decay,
-            self.steps,
-        )
-        seen = [(state[0], loss) for step, (state, loss) in enumerate(run, start=1) if step in self._kept]
-        rows = problem.lower_data.count(self.batch_size)
-        same = holds_values_of(leaves)
+    def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor]:
+        """The candidates and the loss before the last step of each, without a graph."""
+        point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
+        x, first = repeat(point, len(self._kept)), next(iter(point.values()))
+        losses, done = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0
+        for row, step in enumerate(self._kept):
+            losses[row] = advance(
+                Rule.of(self, done),
+                Group(0, point, path.problem.g),
+                theta,
+                path.moments,
+                path.problem.lower_data,
+                None if path.index is None else path.index[done:step],
+                path.rates[done:step],
+                self.weight_decay,
+            )
+            for name, leaf in point.items():
+                x[name][row] = leaf
+            done = step
+        return x, losses
 
-        def again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            if last is not None or not same(theta):  # the kept graph goes all the way, and is that of one θ
-                return self.replay(problem, theta, start, key, index, last)
-            chosen = int(index)
-            back = differentiated(theta, None, self._kept[chosen])
-            end = stood_in(seen[chosen][0], leaves, theta)
-            return end, Cost(products=back, cross_products=back, rows=2 * back * rows)
-
-        x = {name: torch.stack([point[name].detach() for point, _ in seen]) for name in first}
-        return Candidates(x=x, losses=torch.stack([loss for _, loss in seen]), cost=cost, replay=again)
+    def _with_graph(self, path: Path, leaves: Tree, run_again: Replay) -> tuple[Tree, Tensor, Replay]:
+        """The same, with the graph that a replay then goes back through."""
+        run = enumerate(path.states(leaves, self.steps), start=1)
+        points = [(state[0], loss) for step, (state, loss) in run if step in self._kept]
+        x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
+        replay = on_kept_graph([point for point, _ in points], self._kept, leaves, path.rows, run_again)
+        return x, torch.stack([loss for _, loss in points]), replay
 
     @property
     def _kept(self) -> list[int]:
         """After which steps a candidate is taken."""
         return [*range(self.every, self.steps, self.every), self.steps]
 
-    def _first(self, problem: Problem, theta: Tree, start: State) -> Tree:
-        return dict(start["x"]) if problem.start is None else problem.start(theta)
-
-    def _hyper(self, done: int) -> Hyper:
-        return Hyper(self.optimizer, self.momentum, self.betas, self.eps, self.clip, done)
-
-    def _no_moments(self, x: Tree) -> Tree:
-        kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
-        return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
+    def _path(self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int) -> Path:
+        x = dict(start["x"]) if problem.start is None else problem.start(theta)
+        return Path(
+            rule=Rule.of(self),
+            problem=problem,
+            x=x,
+            moments=Rule.of(self).no_moments(x),
+            index=index,
+            rates=[self.lr] * steps,
+            decay=self.weight_decay,
+            rows=problem.lower_data.count(self.batch_size),
+        )

@@ -28,7 +28,7 @@ class Carried:
     >>> import torch
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)},
     ...                   g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> branch = Branch(x=problem.x0, replay=None, aux={"theta.t": torch.tensor([2.0]), "upper_loss": torch.tensor(0.5)})
+    >>> branch = Branch(x=problem.x0, aux={"theta.t": torch.tensor([2.0]), "upper_loss": torch.tensor(0.5)})
     >>> Carried().estimate(problem, problem.theta0, branch, Key(0), {})[0].value
     {'t': tensor([2.])}
 

@@ -23,7 +23,7 @@ class Fixed:
 
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)},
     ...                   g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: (2 * x["x"]).sum())
-    >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0, replay=None), Key(0), {})[0].value["t"]
+    >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["t"]
     tensor([0.])
 
     Source: the trivial estimator; named so that fixed weights run under the same budget, records and stopping as the rest.

@@ -51,7 +51,7 @@ class Implicit:
     ...     def solve(self, matvec, b, x0=None):
     ...         from hgms_core import CallableSolver
     ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
-    >>> branch = Branch(x=problem.x0, replay=None)
+    >>> branch = Branch(x=problem.x0)
     >>> estimate, _ = Implicit(solver=Half()).estimate(problem, problem.theta0, branch, Key(0), {"v": None})
     >>> estimate.value["t"]                                  # x*(θ) = θ, F = θ², F' = 2θ
     tensor([6.])

@@ -48,7 +48,7 @@ class OneStep:
     >>> import torch
     >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
-    >>> estimate, _ = OneStep(lr=0.5).estimate(problem, problem.theta0, Branch(x=problem.x0, replay=None), Key(0), {})
+    >>> estimate, _ = OneStep(lr=0.5).estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})
     >>> estimate.value["t"]                       # η = 1/L: one step solves this lower level
     tensor([6.])
 

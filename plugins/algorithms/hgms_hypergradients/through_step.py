@@ -63,7 +63,7 @@ class ThroughStep:
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
     >>> def next_step(key):                       # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2
     ...     return LastStep(x=problem.x0, batch={}, rows=1, rate=0.25)
-    >>> branch = Branch(x=problem.x0, replay=None, next_step=next_step)
+    >>> branch = Branch(x=problem.x0, next_step=next_step)
     >>> h = ThroughStep(derivative="exact").estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]
     >>> h                                         # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
     tensor([2.])

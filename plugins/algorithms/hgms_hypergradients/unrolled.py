@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen, validators
 
-from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, detach
+from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -24,6 +24,8 @@ class Unrolled:
     Arguments:
         last: how many of the last steps to differentiate through; None for all (full unrolling).
         upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
+
+    Errors: ConfigError from a generator without a path (``Candidates.replay`` is None).
 
     Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated through, 1 upper gradient.
 
@@ -50,6 +52,12 @@ class Unrolled:
         return {}
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+        if branch.replay is None:
+            raise ConfigError(
+                "hypergradient 'unrolled' goes back through a branch's steps; this generator's candidates are no trajectory "
+                "to differentiate\n  use hypergradient 'carried' where the generator brings its upper gradient along "
+                "('implicit', 'one-step' and 'fixed' work too, at their own cost)"
+            )
         batch, rows = upper_batch(problem, key, self.upper_batch_size)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         x, cost = branch.replay(leaves, self.last)

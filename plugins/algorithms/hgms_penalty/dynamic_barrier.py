@@ -34,7 +34,7 @@ class DynamicBarrier:
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+    Errors: ConfigError where all N candidates would be the same.
 
     Cost: N (T + 1) lower gradients (that at y serves q and the first of the T steps, that at y^T is in θ alone), N upper
     gradients. Memory: N lower states and a few gradients.
@@ -98,11 +98,6 @@ class DynamicBarrier:
 
         rows = data.count(self.batch_size) * (self.steps + 1) + shared.upper_rows(problem, self.upper_batch_size)
         return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows))
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        shared.refuse_replay(self.name)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)

@@ -40,7 +40,7 @@ class GradientNorm:
         batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch (None: all).
         count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+    Errors: ConfigError where all N candidates would be the same.
 
     Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with mini-batches 2 of each but the
     last. Memory: N lower states (2N with momentum) and the graph of one gradient (of two with mini-batches).
@@ -105,11 +105,6 @@ class GradientNorm:
         rows = 3 * passes * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
         cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
         return shared.branches(start, key, self, step, cost)
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        shared.refuse_replay(self.name)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)

@@ -10,13 +10,9 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, norm
+from hgms_adam import adam_
+from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, clone, decay_rates, norm
 from hgms_penalty import shared
-
-
-def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 @final
@@ -53,8 +49,7 @@ class Minimax:
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count, noise, carry_rule: N pairs (w, u) on batches of their own, as in ``value-gap``.
 
-    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be the same, and from
-    ``replay``: there is no path to differentiate.
+    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be the same.
 
     Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less with ``blocks``).
 
@@ -75,7 +70,7 @@ class Minimax:
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
     lr: float = field(default=0.01, validator=shared.positive)
     lr_u: float | None = field(default=None, validator=validators.optional(shared.positive))
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=shared.positive)
     weight_decay: float = field(default=0.0, validator=shared.not_negative)
     alpha: float = field(default=10.0, validator=shared.positive)
@@ -150,11 +145,6 @@ class Minimax:
         rows = 2 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
         return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=rows))
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        shared.refuse_replay(self.name)
-
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)
 
@@ -182,18 +172,14 @@ class Minimax:
             x = {name: leaf * (1 - abs(rate) * self.weight_decay) for name, leaf in x.items()}
         if self.optimizer == "sgd":
             return shared.descended(x, slope, rate), {}
-        if before is None:
-            before = {kind: {name: torch.zeros_like(leaf) for name, leaf in x.items()} for kind in "mv"}
-        grads = list(slope.values())
-        first = list(torch._foreach_lerp([before["m"][name] for name in x], grads, 1 - self.betas[0]))
-        second = list(torch._foreach_mul([before["v"][name] for name in x], self.betas[1]))
-        torch._foreach_addcmul_(second, grads, grads, 1 - self.betas[1])
-        root = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(root, (1 - self.betas[1] ** count) ** 0.5)
-        torch._foreach_add_(root, self.eps)
-        moved = torch._foreach_addcdiv(list(x.values()), first, root, -rate / (1 - self.betas[0] ** count))
-        moments = {"m": dict(zip(x, first, strict=True)), "v": dict(zip(x, second, strict=True))}
-        return dict(zip(x, moved, strict=True)), moments
+        x = clone(x)
+        moments = {
+            kind: {name: torch.zeros_like(leaf) if before is None else before[kind][name].clone() for name, leaf in x.items()}
+            for kind in "mv"
+        }
+        trees = (x, slope, moments["m"], moments["v"])
+        adam_(*(list(tree.values()) for tree in trees), count=count, rate=rate, betas=self.betas, eps=self.eps)
+        return x, moments
 
 
 def _layers(x: Tree) -> dict[str, str]:

@@ -8,7 +8,7 @@ dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from attrs import validators
@@ -107,13 +107,6 @@ def carry(start: State, candidates: Candidates, index: Tensor, method: Any) -> S
         row = index.reshape(1)
         x, aux = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, aux))
     return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
-
-
-def refuse_replay(name: str) -> NoReturn:
-    raise ConfigError(
-        f"generator {name!r} is no trajectory to differentiate: its upper gradient comes from the pass that moves its lower "
-        "variables\n  use hypergradient 'carried' with it ('implicit', 'one-step' and 'fixed' work too, at their own cost)"
-    )
 
 
 def upper_batch(problem: Problem, key: Key, batch_size: int | None) -> Tree:

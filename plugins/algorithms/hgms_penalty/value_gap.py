@@ -40,7 +40,7 @@ class ValueGap:
         noise: standard deviation of what sets pairs apart that start from one state, but for branch 0: with ``per-branch``
             once, at the start of the run (y and ω alike); with ``selected`` at every step (y alone).
 
-    Errors: ConfigError where all N candidates would be the same, and from ``replay``: there is no path to differentiate.
+    Errors: ConfigError where all N candidates would be the same.
 
     Cost: N (T + 2) lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower states, 3N with momentum.
 
@@ -103,11 +103,6 @@ class ValueGap:
 
         rows = data.count(self.batch_size) * (self.steps + 2) + shared.upper_rows(problem, self.upper_batch_size)
         return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows))
-
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        shared.refuse_replay(self.name)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)

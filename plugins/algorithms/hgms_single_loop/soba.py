@@ -99,11 +99,14 @@ class Soba:
         rows, upper_rows = self._rows(problem)
         cost = Cost(lower_gradients=1, upper_gradients=1, products=1, cross_products=1, rows=3 * rows + upper_rows)
         stacked = {name: leaf[None] for name, leaf in zip(x, moved, strict=True)}
-        return Candidates(x=stacked, aux=aux, losses=loss.detach()[None], cost=cost)
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
+        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return self._replay(problem, theta, start, key, last)
+
+        return Candidates(x=stacked, aux=aux, losses=loss.detach()[None], cost=cost, replay=replay)
+
+    def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None) -> tuple[Tree, Cost]:
+        """The step of x again, as a differentiable function of ``theta``."""
         below, _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
         rate = self.lr / (start["step"] + 1) ** self.decay

@@ -72,7 +72,7 @@ class Ula:
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
-        last = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        losses = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
         theta = detach(theta)
         for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
             leaves = list(group.x.values())
@@ -86,14 +86,19 @@ class Ula:
                 torch._foreach_add_(leaves, grads, alpha=-self.lr)
                 del grads  # so that the next gradient can take its memory
                 noise.add_to(chains, step, self._scale)
-            last[group.part] = loss
-        calls = self.count * self.steps
-        return Candidates(x=x, losses=last, cost=Cost(lower_gradients=calls, rows=calls * rows))
+            losses[group.part] = loss
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
+        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return self._replay(problem, theta, start, key, 0 if self.count == 1 else int(index), last)
+
+        calls = self.count * self.steps
+        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay)
+
+    def _replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, member: int, last: int | None
     ) -> tuple[Tree, Cost]:
-        chosen = [0 if self.count == 1 else int(index)]
+        """One chain again, as a differentiable function of ``theta`` through its ``last`` steps."""
+        chosen = [member]
         generators = self._generators(start, key, chosen)
         x, drawn = self._begin(problem, start, key, chosen, generators)
         noise = _Noise(generators, self.steps)

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, Ravel, State, Tree
+from hgms_core import Candidates, Cost, Key, Problem, Ravel, State, Tree
 from hgms_testing import kit, oracle, problems
 from hgms_testing.kit import Fault, demand, demand_equal, fail, has, normal, numbers, shapes, shown, with_fields
 
@@ -45,12 +45,9 @@ class Proposal:
         return dict(self.generator.carry(self.start, self.candidates, numbers(selected, torch.int64), key, self.problem))
 
     def replay(self, i: int, theta: Tree, last: int | None = None) -> tuple[Tree, Cost]:
-        """Candidate ``i`` again, at any θ, and what that costs; ConfigError where its generator has no way back."""
-        which = numbers(i, torch.int64)
-        if self.candidates.replay is not None:
-            return self.candidates.replay(which, theta, last)
-        end, cost = self.generator.replay(self.problem, theta, self.start, KEY, which, last)
-        return dict(end), cost
+        """Candidate ``i`` again, at any θ, and what that costs; for generators with a way back."""
+        assert self.candidates.replay is not None
+        return self.candidates.replay(numbers(i, torch.int64), theta, last)
 
 
 def proposed(generator: Any, problem: Problem, start: State | None = None, key: Key = KEY) -> Proposal:
@@ -119,12 +116,11 @@ def check_oracle_counts(generator: Any) -> None:
         tally.clear()
         proposal = proposed(variant, problem, start)
         oracle.demand_honest(proposal.candidates.cost, tally)
+        if proposal.candidates.replay is None:
+            continue
         for theta in (problem.theta0, {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}):
             tally.clear()
-            try:
-                end, cost = proposal.replay(proposal.candidates.count - 1, theta)
-            except ConfigError:
-                break
+            end, cost = proposal.replay(proposal.candidates.count - 1, theta)
             leaves = [leaf for leaf in theta.values() if leaf.requires_grad]
             if leaves:
                 total = torch.cat([leaf.reshape(-1) for leaf in end.values()]).sum()
@@ -161,19 +157,18 @@ def check_descends(generator: Any) -> None:
 
 
 def check_replay(generator: Any) -> None:
-    """`replay` gives every candidate again, from the same start and key, through however many steps it is differentiated; at
-    another θ it gives what `propose` gives there. A ConfigError that says what else to use is fine."""
+    """`Candidates.replay`, where it is not None, gives every candidate again, through however many steps it is differentiated;
+    at another θ it gives what `propose` gives there."""
     problem = problems.ridge().problem
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         proposal = proposed(variant, problem)
+        if proposal.candidates.replay is None:
+            continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), " at another θ")):
             wanted = variant.propose(problem, theta, proposal.start, KEY) if where else proposal.candidates
             for i in range(wanted.count):
                 for last in (None, 0, 1) if i == wanted.count - 1 else (None,):
-                    try:
-                        again = proposal.replay(i, theta, last)[0]
-                    except ConfigError:
-                        return
+                    again, _ = proposal.replay(i, theta, last)
                     through = "" if last is None else f" (last = {last})"
                     demand_equal(wanted.at(i), again, f"candidate {i} replayed{where}{through}:", rtol=1e-10)
 
@@ -188,10 +183,8 @@ def check_replay_gradient(generator: Any) -> None:
     problem = problems.ridge().problem
     for variant in (generator, *_with_graph(generator)):
         proposal = proposed(variant, problem)
-        try:
-            proposal.replay(0, problem.theta0)
-        except ConfigError:
-            return
+        if proposal.candidates.replay is None:
+            continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), "at another θ ")):
             slope, quotient = _slopes(proposal, theta)
             demand(

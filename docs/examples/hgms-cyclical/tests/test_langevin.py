@@ -129,7 +129,7 @@ def test_a_candidate_is_differentiated_through_the_cycles_before_it():
     for index in range(3):
         for last, through in ((None, 4 * (index + 1)), (3, 3), (99, 4 * (index + 1))):
             theta = {"t": problem.theta0["t"].clone().requires_grad_()}
-            x, cost = chain.replay(problem, theta, start, KEY, torch.tensor(index), last)
+            x, cost = chain.propose(problem, problem.theta0, start, KEY).replay(torch.tensor(index), theta, last)
             (slope,) = torch.autograd.grad(x["x"], theta["t"])
             wanted = 1 - math.prod(1 - rate for rate in (rates * 3)[: 4 * (index + 1)][-through:])
             assert float(slope) == pytest.approx(wanted, rel=1e-12)

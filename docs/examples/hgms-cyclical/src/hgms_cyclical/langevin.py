@@ -98,13 +98,15 @@ class CyclicalLangevin:
                 losses[cycle - 1] = loss
                 for name, leaf in point.items():
                     x[name][cycle - 1] = leaf
-        rows = problem.lower_data.count(self.batch_size)
-        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=steps, rows=steps * rows))
 
-    def replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
-    ) -> tuple[Tree, Cost]:
-        steps = (int(index) + 1) * self.cycle_steps
+        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return self._replay(problem, theta, start, key, int(index), last)
+
+        rows = problem.lower_data.count(self.batch_size)
+        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=steps, rows=steps * rows), replay=replay)
+
+    def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, index: int, last: int | None) -> tuple[Tree, Cost]:
+        steps = (index + 1) * self.cycle_steps
         within = steps if last is None else min(last, steps)
         if not any(leaf.requires_grad for leaf in theta.values()):
             within = 0  # a run forward, and nothing to go back through

@@ -1,0 +1,78 @@
+"""Adam's bias-corrected update, once in place and once as a differentiable function; operation for operation the same::
+
+    m ← β₁m + (1 − β₁)g,    v ← β₂v + (1 − β₂)g²,    x ← x − η m̂ / (√v̂ + ε),    m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
+
+Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it only scales x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms_core import Tree
+
+
+def adam_(
+    leaves: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    *,
+    count: int,
+    rate: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
+
+    ``count`` is t, this step included. ``rate`` is a number, or ``[N]`` for leaves that stack N members.
+
+    >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
+    >>> adam_(x, [torch.tensor([3.0, -0.1])], m, v, count=1, rate=0.5, betas=(0.9, 0.999), eps=1e-8)
+    >>> x[0]
+    tensor([-0.5000,  0.5000])
+    """
+    torch._foreach_lerp_(first, grads, 1 - betas[0])
+    torch._foreach_mul_(second, betas[1])
+    torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
+    root = torch._foreach_sqrt(second)
+    torch._foreach_div_(root, (1 - betas[1] ** count) ** 0.5)
+    torch._foreach_add_(root, eps)
+    scale = rate / (1 - betas[0] ** count)
+    if isinstance(scale, Tensor):
+        for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
+            leaf.sub_(scale.reshape(-1, *[1] * (leaf.dim() - 1)) * direction)
+    else:
+        torch._foreach_addcdiv_(leaves, first, root, -scale)
+
+
+def adam(
+    x: Tree, grads: Tree, first: Tree, second: Tree, *, count: int, rate: float, betas: tuple[float, float], eps: float
+) -> tuple[Tree, Tree, Tree]:
+    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v at v = 0 is taken as 0."""
+    first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
+    second = {name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1]) for name in x}
+    correction, scale = (1 - betas[1] ** count) ** 0.5, rate / (1 - betas[0] ** count)
+    root = {name: _Root.apply(second[name]) / correction + eps for name in x}
+    return {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x}, first, second
+
+
+class _Root(torch.autograd.Function):
+    """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a gradient stays where it is)."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        root = v.sqrt()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return (grad / (2 * root)).masked_fill(~(root > 0), 0)
+
+
+__all__ = ["adam", "adam_"]

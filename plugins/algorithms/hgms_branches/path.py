@@ -1,0 +1,139 @@
+"""One run again, as a differentiable function of θ: the way back through a branch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hgms_adam import adam
+from hgms_branches.steps import Rule, advance
+from hgms_core import Cost, Group, LastStep, Problem, Tree, detach, twice_differentiable_attention
+
+Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
+"""What :class:`hgms_core.Candidates` holds as ``replay``: (index, θ, last) to the candidate, and its cost."""
+
+
+@frozen(eq=False)
+class Path:
+    """A run of one step for each rate: where it starts, its moments, and the numbers of the rows of each step (None: all)."""
+
+    rule: Rule
+    problem: Problem
+    x: Tree
+    moments: Tree
+    index: Tensor | None
+    rates: list[float]
+    decay: float
+    rows: int
+
+    def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
+        """After each step [x, m, v], as far as there are moments, and the loss before it.
+
+        The ``last`` steps are differentiable in ``theta``, those before keep no graph. Memory: ``last`` graphs of a gradient.
+        """
+        names, still, moments = list(self.x), detach(theta), self.moments
+        state = [self.x]
+        state += [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
+        for step, rate in enumerate(self.rates):
+            graph = step >= len(self.rates) - last
+            batch = self.problem.lower_data.batch(None if self.index is None else self.index[step])
+            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in state[0].values()]
+            with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
+                value = self.problem.g(theta if graph else still, dict(zip(names, leaves, strict=True)), batch)
+                slopes = torch.autograd.grad(value, leaves, create_graph=graph, materialize_grads=True)
+            with torch.set_grad_enabled(graph):
+                state = self._step(dict(zip(names, leaves, strict=True)), self._clipped(slopes, names), state[1:], step, rate)
+            yield state, value.detach()
+
+    def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+        """The end of the run, and the cost of going there and back."""
+        steps, graphs, end = len(self.rates), differentiated(theta, last, len(self.rates)), self.x
+        for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
+            pass
+        rows = self.rows * (steps + 2 * graphs)
+        return end, Cost(lower_gradients=steps, products=graphs, cross_products=graphs, rows=rows)
+
+    def last_step(self, theta: Tree) -> LastStep:
+        """How the last step is taken: those before it are run in place, without a graph."""
+        before, data = len(self.rates) - 1, self.problem.lower_data
+        if before:
+            group = Group(0, self.x, self.problem.g)
+            advance(self.rule, group, detach(theta), self.moments, data, self.index, self.rates[:before], self.decay)
+        batch = data.batch(None if self.index is None else self.index[before])
+        cost = Cost(lower_gradients=before, rows=before * self.rows)
+        return LastStep(x=self.x, batch=batch, rows=self.rows, rate=self.rates[before], cost=cost)
+
+    def _clipped(self, slopes: tuple[Tensor, ...], names: list[str]) -> Tree:
+        grads = dict(zip(names, slopes, strict=True))
+        if (bound := self.rule.clip) is None:
+            return grads
+        norm = torch.cat([slope.reshape(-1) for slope in slopes]).norm()
+        # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
+        return {name: grad * (bound / norm.clamp_min(bound)) for name, grad in grads.items()}
+
+    def _step(self, x: Tree, grads: Tree, moments: list[Tree], step: int, rate: float) -> list[Tree]:
+        """Operation for operation as in :func:`advance`, so that a branch that is run again rounds as it did the first time."""
+        rule = self.rule
+        if self.decay:
+            kept = 1 - rate * self.decay
+            x = {name: leaf * kept for name, leaf in x.items()}
+        if rule.optimizer == "adamw":
+            return [*adam(x, grads, *moments, count=rule.done + step + 1, rate=rate, betas=rule.betas, eps=rule.eps)]
+        if not rule.momentum:
+            return [{name: x[name] - rate * grads[name] for name in x}]
+        first = {name: rule.momentum * moments[0][name] + grads[name] for name in x}
+        return [{name: x[name] - rate * first[name] for name in x}, first]
+
+
+def differentiated(theta: Tree, last: int | None, steps: int) -> int:
+    """How many of the last steps a replay goes back through: none where no leaf of θ requires a gradient."""
+    if not any(leaf.requires_grad for leaf in theta.values()):
+        return 0
+    return steps if last is None else min(last, steps)
+
+
+def on_kept_graph(ends: list[Tree], steps: list[int], leaves: Tree, rows: int, run_again: Replay) -> Replay:
+    """The replay of candidates ``ends`` whose graphs through ``steps`` steps from ``leaves`` are still there.
+
+    A kept graph goes all the way, and is that of one θ: elsewhere the candidate is ``run_again``.
+    """
+    versions = [leaf._version for leaf in leaves.values()]
+
+    def same(theta: Tree) -> bool:
+        if versions != [leaf._version for leaf in leaves.values()]:
+            return False  # changed in place since, so nobody knows what they held
+        # Of the same memory nothing is read.
+        return all(theta[name].is_set_to(leaf) or torch.equal(theta[name], leaf) for name, leaf in leaves.items())
+
+    def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+        if last is not None or not same(theta):
+            return run_again(index, theta, last)
+        chosen = 0 if len(ends) == 1 else int(index)
+        outputs = _Standing.apply(list(ends[chosen].values()), list(leaves.values()), *(theta[name] for name in leaves))
+        graphs = differentiated(theta, None, steps[chosen])
+        end = dict(zip(ends[chosen], cast("tuple[Tensor, ...]", outputs), strict=True))
+        return end, Cost(products=graphs, cross_products=graphs, rows=2 * graphs * rows)
+
+    return replay
+
+
+class _Standing(torch.autograd.Function):
+    """The outputs of a graph that exists already, as a function of other leaves that stand for its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: list[Tensor], inputs: list[Tensor], *stand_ins: Tensor) -> tuple[Tensor, ...]:
+        ctx.graph = (outputs, inputs)
+        return tuple(output.detach() for output in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, inputs = ctx.graph
+        # Kept, so that whoever goes back twice (two losses of one state) finds it still there.
+        return None, None, *torch.autograd.grad(outputs, inputs, grads, retain_graph=True, materialize_grads=True)
