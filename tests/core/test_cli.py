@@ -497,7 +497,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             outer_steps_range=None,
             oracle_calls=count,
             seconds=count,
-            peak_memory=Interval.of([]),
+            peak_memory_bytes=Interval.of([]),
         )
         rows = [row, evolve(row, method="uniform", difference=None)]
         found = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows)

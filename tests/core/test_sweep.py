@@ -12,7 +12,7 @@ import torch
 
 from hgms_compare.compare import Comparison, compare
 from hgms_core import ConfigError, MissingExtra
-from hgms_results.stored import scan, scan_sweeps
+from hgms_results import scan, scan_sweeps
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

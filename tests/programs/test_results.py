@@ -15,7 +15,7 @@ from made_runs import CONFIG, write_run
 
 from hgms_cli.terminal import printable
 from hgms_core.errors import CheckpointError, ConfigError
-from hgms_results.stored import read_run, scan, scan_sweeps, short_names
+from hgms_results import read_run, scan, scan_sweeps, short_names
 from hgms_run import RunFolder, difference
 
 

@@ -57,16 +57,16 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
             pass  # the plain reader says which line, or copes with a type that is not expected
         else:
             return [list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)] or [[] for _ in wanted]
-    found: list[list[Any]] = [[] for _ in wanted]
+    columns: list[list[Any]] = [[] for _ in wanted]
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
             values = [row.get(name) for name in wanted]
         except (ValueError, AttributeError, RecursionError):
             raise CheckpointError(f"line {number} of {path.name} is not valid JSON") from None
-        for column, value in zip(found, values, strict=True):
+        for column, value in zip(columns, values, strict=True):
             column.append(value)
-    return found
+    return columns
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,6 +109,3 @@ def _worst(value: Any) -> float:
         elif isinstance(item, int | float) and -sys.float_info.max <= item <= sys.float_info.max:
             known.append(float(item))
     return max(known, default=float("nan"))
-
-
-__all__ = ["last_seconds", "read_columns"]

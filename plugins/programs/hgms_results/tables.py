@@ -2,7 +2,7 @@
 
 All methods of one seed see the same data, split and start, so differences are taken seed by seed and their intervals are those
 of paired samples, at the levels of Holm's rule over all pairs of methods (:func:`hgms_results.statistics.compared`).
-:func:`table` takes runs from memory or from disk; :func:`hgms_compare.compare.compare` carries them out too.
+:func:`table` takes runs from memory or from disk.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 from attrs import field, frozen
 
 from hgms_results.statistics import Interval, compared, spell
@@ -36,15 +37,16 @@ class Point:
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
-        stored = run if isinstance(run, StoredRun) else None
         summary, metrics = run.summary, run.summary.get("metrics") or {}
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
-            metrics={name: math.nan if value is None else float(value) for name, value in metrics.items()},
+            metrics={
+                name: math.nan if value is None else float(value) for name, value in (summary.get("metrics") or {}).items()
+            },
             outer_steps=int(summary.get("outer_steps") or 0),
             oracle_calls=int(summary.get("oracle_calls") or 0),
             seconds=run.seconds,
-            peak_memory=float((stored.resources.get("peak_memory_bytes") if stored else None) or math.nan),
+            peak_memory=float((run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None) or math.nan),
             method=run.method_name if isinstance(run, StoredRun) else run.info.method,
             untrained=str(summary.get("untrained") or ""),
         )
@@ -66,34 +68,24 @@ class Row:
     outer_steps_range: tuple[int, int] | None
     oracle_calls: Interval
     seconds: Interval
-    peak_memory: Interval
+    peak_memory_bytes: Interval
     undefined: int = 0
     failed: int = 0
     winner: bool = False
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "metrics": {name: _spelt(interval) for name, interval in self.metrics.items()},
-            "difference": _spelt(self.difference),
-            "outer_steps": _spelt(self.outer_steps),
-            "outer_steps_range": list(self.outer_steps_range) if self.outer_steps_range else None,
-            "oracle_calls": _spelt(self.oracle_calls),
-            "seconds": _spelt(self.seconds),
-            "peak_memory_bytes": _spelt(self.peak_memory),
-            "undefined": self.undefined,
-            "failed": self.failed,
-            "winner": self.winner,
-            "notes": list(self.notes),
-        }
+        return {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(Row)}
 
 
-def _spelt(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None or interval.count == 0:
-        return None
-    half = interval.half_width
-    return {"mean": interval.mean, "half_width": None if math.isnan(half) else half, "n": interval.count}
+def _plain(value: Any) -> Any:
+    """A field of a row as JSON has it; an interval over no values is null."""
+    if isinstance(value, Interval):
+        half = None if math.isnan(value.half_width) else value.half_width
+        return {"mean": value.mean, "half_width": half, "n": value.count} if value.count else None
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 @frozen(kw_only=True)
@@ -112,49 +104,36 @@ class Table:
         return next((row.method for row in self.rows if row.winner), None)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "reference": self.reference,
-            "winner": self.winner,
-            "methods": [row.as_dict() for row in self.rows],
-        }
+        table = {name: getattr(self, name) for name in ("task", "metric", "higher_is_better", "reference", "winner")}
+        return {**table, "methods": [row.as_dict() for row in self.rows]}
 
     @property
     def columns(self) -> list[dict[str, str]]:
         """The rows as text, for a terminal. A metric called a share or an accuracy is shown in percent."""
-        factor, unit = (100.0, " (%)") if is_share(self.metric) else (1.0, "")
-        name = self.metric.replace("_", " ") + unit + (" ↑" if self.higher_is_better else " ↓")
+        share = is_share(self.metric)
+        name = self.metric.replace("_", " ") + " (%)" * share + (" ↑" if self.higher_is_better else " ↓")
         shown = []
         for row in self.rows:
             value = row.metrics.get(self.metric, Interval.of([]))
-            notes = list(row.notes)
-            if row.undefined:
-                notes.insert(0, f"{row.undefined} NaN")
-            if row.failed:
-                notes.insert(0, f"{row.failed} failed")
-            against = "" if row.difference is None else _text(row.difference, factor, sign=True)
-            steps = _text(row.outer_steps, 1.0, bare=True)
+            counted = [f"{count} {what}" for count, what in ((row.failed, "failed"), (row.undefined, "NaN")) if count]
+            steps = _text(row.outer_steps)
             if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
                 steps += " ({}–{})".format(*row.outer_steps_range)
-            partial = value.count and (row.undefined or row.failed)
-            columns = {
-                "method": row.method + (" ★" if row.winner else ""),
-                name: _text(value, factor) + (f" (n = {value.count})" if partial else ""),
-            }
+            partial = f" (n = {value.count})" if value.count and counted else ""
+            columns = {"method": row.method + (" ★" if row.winner else ""), name: _spelt(value, share) + partial}
             if self.reference is not None and len(self.rows) > 1:
-                columns[f"− {self.reference}"] = against
+                difference = "" if row.difference is None else _spelt(row.difference, share, signed=True)
+                columns[f"− {self.reference}"] = difference
             columns |= {
                 "outer steps": steps,
-                "oracle calls": _text(row.oracle_calls, 1.0, bare=True),
-                "seconds": _text(row.seconds, 1.0, bare=True),
-                "peak MiB": _text(row.peak_memory, 2**-20, bare=True),
-                "note": "; ".join(notes),
+                "oracle calls": _text(row.oracle_calls),
+                "seconds": _text(row.seconds),
+                "peak MiB": _text(row.peak_memory_bytes.scaled(2**-20)),
+                "note": "; ".join([*counted, *row.notes]),
             }
             shown.append(columns)
-        bare = [name for name, empty in (("peak MiB", "–"), ("note", "")) if all(row[name] == empty for row in shown)]
-        return [{name: text for name, text in row.items() if name not in bare} for row in shown]
+        empty = [name for name, mark in (("peak MiB", "–"), ("note", "")) if all(row[name] == mark for row in shown)]
+        return [{name: text for name, text in row.items() if name not in empty} for row in shown]
 
 
 def is_share(metric: str) -> bool:
@@ -162,13 +141,14 @@ def is_share(metric: str) -> bool:
     return "accuracy" in metric or metric.endswith(("_share", "f1"))
 
 
-def _text(interval: Interval, factor: float, *, sign: bool = False, bare: bool = False) -> str:
-    if interval.count == 0 or math.isnan(interval.mean):
-        return "–"
-    if not bare:
-        return spell(interval, share=factor == 100.0, signed=sign)
-    mean = interval.mean * factor
-    return f"{mean:.0f}" if 1000 <= abs(mean) < 1e15 else f"{mean:.4g}"
+def _spelt(interval: Interval, share: bool, *, signed: bool = False) -> str:
+    return "–" if interval.count == 0 or math.isnan(interval.mean) else spell(interval, share=share, signed=signed)
+
+
+def _text(interval: Interval) -> str:
+    """The mean alone."""
+    mean = interval.mean
+    return "–" if math.isnan(mean) else f"{mean:.0f}" if 1000 <= abs(mean) < 1e15 else f"{mean:.4g}"
 
 
 def table(
@@ -189,41 +169,41 @@ def table(
     without any value is not one that others have to beat. Losses of a method whose x was not trained to the end (``untrained``
     in its summary) are shown and take no part in differences and verdicts.
     """
-    points = {label: [run if isinstance(run, Point) else Point.of(run) for run in each] for label, each in runs.items()}
+    points = {label: [run if isinstance(run, Point) else Point.of(run) for run in group] for label, group in runs.items()}
     failed, notes = failed or {}, notes or {}
     finite = {
-        label: {one.seed: one.metrics[metric] for one in each if math.isfinite(one.metrics.get(metric, math.nan))}
-        for label, each in points.items()
+        label: {point.seed: point.metrics[metric] for point in group if math.isfinite(point.metrics.get(metric, math.nan))}
+        for label, group in points.items()
     }
-    aside = {label: next((one.untrained for one in each if one.untrained), "") for label, each in points.items()}
-    values = {label: {} if aside[label] else each for label, each in finite.items()}
-    whole = {label for label, each in points.items() if each and len(values[label]) == len(each) and not failed.get(label)}
+    untrained = {label: next((point.untrained for point in group if point.untrained), "") for label, group in points.items()}
+    values = {label: {} if untrained[label] else by_seed for label, by_seed in finite.items()}
+    whole = {label for label, group in points.items() if group and len(values[label]) == len(group) and not failed.get(label)}
     pairs = compared(values)
-    winner = _winner(pairs, [label for label, each in values.items() if each], whole, higher_is_better)
-    idle = next((label for label, each in points.items() if each and each[0].method == DEFAULT_REFERENCE), None)
+    winner = _winner(pairs, [label for label, by_seed in values.items() if by_seed], whole, higher_is_better)
+    default = next((label for label, group in points.items() if group and group[0].method == DEFAULT_REFERENCE), None)
     rows = []
-    for label, each in points.items():
-        names = list(dict.fromkeys(name for one in each for name in one.metrics))
-        said = list(notes.get(label, ()))
-        if aside[label]:
-            said.append(f"no verdict: {aside[label]}")
-        if idle is not None and label != idle:
-            said += _against_default(pairs[label, idle], higher_is_better)
-        steps = [one.outer_steps for one in each]
+    for label, group in points.items():
+        names = dict.fromkeys(name for point in group for name in point.metrics)
+        remarks = list(notes.get(label, ()))
+        if untrained[label]:
+            remarks.append(f"no verdict: {untrained[label]}")
+        if default is not None and label != default:
+            remarks += _against_default(pairs[label, default], higher_is_better)
+        steps = [point.outer_steps for point in group]
         rows.append(
             Row(
                 method=label,
-                metrics={name: _defined(one.metrics.get(name, math.nan) for one in each) for name in names},
+                metrics={name: _defined(point.metrics.get(name, math.nan) for point in group) for name in names},
                 difference=pairs.get((label, reference), Interval.of([])) if reference and label != reference else None,
                 outer_steps=Interval.of(steps),
                 outer_steps_range=(min(steps), max(steps)) if steps else None,
-                oracle_calls=Interval.of([one.oracle_calls for one in each]),
-                seconds=_defined(one.seconds for one in each),
-                peak_memory=_defined(one.peak_memory for one in each),
-                undefined=len(each) - len(finite[label]),
+                oracle_calls=Interval.of([point.oracle_calls for point in group]),
+                seconds=_defined(point.seconds for point in group),
+                peak_memory_bytes=_defined(point.peak_memory for point in group),
+                undefined=len(group) - len(finite[label]),
                 failed=failed.get(label, 0),
                 winner=label == winner,
-                notes=tuple(said),
+                notes=tuple(remarks),
             )
         )
     return Table(task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs)
@@ -250,6 +230,3 @@ def _against_default(difference: Interval, higher: bool) -> list[str]:
     return [
         f"worse than {DEFAULT_REFERENCE}" if difference.excludes_zero else f"behind {DEFAULT_REFERENCE}, within the interval"
     ]
-
-
-__all__ = ["DEFAULT_REFERENCE", "Point", "Row", "Table", "is_share", "table"]
