@@ -145,7 +145,7 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[Path]:
 
 def _identity(run: StoredRun) -> tuple[str, int]:
     table = {key: value for key, value in run.config.items() if key != "seed"}
-    settings = {key: value for key, value in run.settings.items() if key != "out" and value != "none"}
+    settings = {key: value for key, value in run.settings.items() if key not in ("out", "track") and value != "none"}
     return json.dumps([{**table, "run": settings}, run.task_version], sort_keys=True, default=str), run.seed
 
 

@@ -40,9 +40,7 @@ class Point:
         summary, metrics = run.summary, run.summary.get("metrics") or {}
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
-            metrics={
-                name: math.nan if value is None else float(value) for name, value in (summary.get("metrics") or {}).items()
-            },
+            metrics={name: math.nan if value is None else float(value) for name, value in metrics.items()},
             outer_steps=int(summary.get("outer_steps") or 0),
             oracle_calls=int(summary.get("oracle_calls") or 0),
             seconds=run.seconds,
