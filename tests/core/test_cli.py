@@ -537,3 +537,33 @@ def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
     )
     assert done.stderr == "[]\n"
     assert [row["name"] for row in json.loads(done.stdout)] == ["pipeline"]
+
+
+def test_an_installed_program_takes_the_place_of_ours(site: Site) -> None:
+    site.module(
+        "tidy_report",
+        """
+        import click
+        from hgms_core import hookimpl
+
+        @hookimpl
+        def hgms_register_commands(cli):
+            @cli.command("report")
+            @click.argument("folder")
+            def report(folder):
+                "A report of another kind."
+                click.echo(f"tidy: {folder}")
+        """,
+    )
+    site.install("hgms-tidy", {}, programs={"report": "tidy_report"}, version="1.2")
+    assert call("report", "runs").stdout == "tidy: runs\n"
+    assert "A report of another kind." in call("--help").stdout
+    assert ".svg" in call("plot", "--help").stdout, "the other commands stay"
+    (row,) = [row for row in json_of("plugins") if row["distribution"] == "hgms-tidy"]
+    assert (row["name"], row["status"], row["hooks"]) == ("tidy_report", "loaded", ["hgms_register_commands"])
+    site.module("tidy_report", "import does_not_exist_anywhere\n")
+    del sys.modules["tidy_report"]
+    broken = call("report", "--help")
+    assert "plugin 'tidy_report' (hgms-tidy 1.2) failed to load" in broken.stderr
+    assert "A report of another kind." not in broken.stdout, "ours is there where it fails"
+    assert broken.exit_code == 0

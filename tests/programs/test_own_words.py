@@ -1,0 +1,106 @@
+"""The core and the programs know no plugin by name: of its components, their fields and metrics none stands there as a string.
+
+A string is a package's own word where the package, or the core, has an identifier of that name. Left out are hgms_mix and the
+demo, which are about certain components, and docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from hgms_core import Composition
+from hgms_core.registry import Registry
+from hgms_run import type_hints
+
+pytestmark = pytest.mark.plugins
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "hgms_core"
+PACKAGES = [CORE, *(path for path in (ROOT / "plugins/programs").iterdir() if path.name not in ("hgms_mix", "hgms_demo"))]
+
+RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
+"""Columns of every record, which a task may also measure."""
+
+ALLOWED = {
+    "hgms_core": {"template": "a package's old module"},
+    "hgms_compare": {"tpe": "a sampler of sweeps"},
+    "hgms_new": {"template": "a folder"},
+    "hgms_report": {"power": "a scale of an axis", "sampler": "a key of a stored sweep", "skip": "plotly's word"},
+    "hgms_results": {"uniform": "the default reference"},
+    "hgms_run": {
+        **dict.fromkeys(("answer", "keep", "learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
+        **dict.fromkeys(("batch_size", "checkpointing", "micro_batch", "quantize"), "until components say what is lighter"),
+        "runs": "the default folder",
+        "scipy": "a library, whose version is recorded",
+    },
+    "hgms_testing": {
+        "branches": "the part that the kit takes first",
+        "penalty": "a variable of the kit's own problems",
+        "projection": "a check",
+    },
+}
+
+
+@functools.cache
+def words_of_plugins() -> set[str]:
+    """Names of components, of their fields, and of tasks' metrics."""
+    words = set()
+    for component in Registry.load().components():
+        if component.plugin.name != "core":
+            words |= {component.name, *getattr(component.target, "metrics", ())}
+            words |= set() if isinstance(component.target, Composition) else fields_of(component.target)
+    return words - RECORDED
+
+
+def fields_of(cls: type) -> set[str]:
+    """The fields of a component, and of the settings in them."""
+    names = set()
+    for name, hint in type_hints(cls).items():
+        inner = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type) and attrs.has(part)]
+        names |= {name}.union(*map(fields_of, inner))
+    return names
+
+
+def trees(package: Path) -> Iterator[tuple[Path, ast.AST]]:
+    for path in sorted(package.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def identifiers(package: Path) -> set[str]:
+    """Every name that the package gives to a variable, an attribute, a parameter, a class or a function."""
+    keys = ("id", "attr", "arg", "name", "asname")
+    return {
+        word
+        for _, tree in trees(package)
+        for node in ast.walk(tree)
+        for word in (getattr(node, key, None) for key in keys)
+        if isinstance(word, str)
+    }
+
+
+def strings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """The text constants that are not docstrings."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_no_string_is_the_name_of_a_plugin_s_thing(package: Path) -> None:
+    foreign = words_of_plugins() - identifiers(package) - identifiers(CORE) - ALLOWED.get(package.name, {}).keys()
+    seen = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for path, tree in trees(package)
+        for node in strings(tree)
+        if str(node.value).removeprefix("metric.") in foreign
+    ]
+    assert seen == []
