@@ -14,7 +14,6 @@ from hgms_branches import Branches
 from hgms_core import ConfigError, Key, Method, Pipeline, Problem, Record, State, hypergradient
 from hgms_core.records import Outcome, to_numbers
 from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
-from hgms_methods import StartingAt
 from hgms_outer import Adam, ProjectedGradient, Projection, Sgd
 from hgms_selectors import BestOfN, First
 from hgms_solvers import CG
@@ -248,23 +247,11 @@ def test_result_before_the_first_step_is_the_start() -> None:
     assert_same(method.result(method.init(PROBLEM, 0)), (PROBLEM.theta0, PROBLEM.x0))
 
 
-def test_a_reference_starts_theta_there() -> None:
-    state = StartingAt(method=pipeline(), reference="even").init(PROBLEM, 0)
-    assert_same(state["theta"], PROBLEM.references["even"])
-
-
 def test_projection_is_the_problems_own_after_the_optimisers() -> None:
     problem = evolve(PROBLEM, project=lambda t: {**t, "scale": t["scale"].clamp(max=0.1)})
     state, _ = run(pipeline(outer=ProjectedGradient(projection=Projection(kind="box", low=-0.2, high=0.2))), problem, 1)
     assert state["theta"]["scale"] == 0.1
     assert float(state["theta"]["weights"].abs().max()) <= 0.2
-
-
-def test_an_unknown_reference_names_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"no reference upper variable 'clean' \(it has: even\)"):
-        StartingAt(method=pipeline(), reference="clean").init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match="it has: none"):
-        StartingAt(method=pipeline(), reference="clean").init(evolve(PROBLEM, references={}), 0)
 
 
 def test_held_out_stopping_needs_rows_for_it() -> None:

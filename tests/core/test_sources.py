@@ -16,11 +16,9 @@ from helpers import F64, assert_same, run_files
 from source_problems import convex_sources
 
 from hgms_branches import Branches
-from hgms_core import ConfigError, Data, Key, Pipeline, Problem, State, Tree
+from hgms_core import Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
 from hgms_hypergradients import Fixed
-from hgms_methods import StartingAt
-from hgms_methods.tilted import tilted
 from hgms_outer import Sgd
 from hgms_run import Interrupted, RunFolder, RunSettings, run
 from hgms_selectors import First
@@ -102,7 +100,6 @@ def test_draws_are_the_keys_alone() -> None:
 # --- whole batches made when asked for ---------------------------------------------------------------------------------
 
 PROBLEM = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
-LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
 
 
 def lazily(data: Data, made: list[int]) -> Data:
@@ -122,34 +119,6 @@ def test_a_whole_batch_is_made_when_it_is_asked_for() -> None:
     assert_same(data.batch(None), PROBLEM.lower_data.whole)
     assert made == [30]
     assert Data.none().batch(None) == {}
-
-
-@pytest.mark.parametrize("below", [False, True])
-@pytest.mark.parametrize("above", [False, True])
-def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(below: bool, above: bool) -> None:
-    made: list[int] = []
-    problem = PROBLEM
-    if below:
-        problem = evolve(problem, lower_data=lazily(problem.lower_data, made))
-    if above:
-        upper = problem.upper_data
-        problem = evolve(problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], made)})
-    seen = tilted(problem, 0.25)
-    assert made == []
-    found = seen.g(LOGITS, PROBLEM.x0, seen.lower_data.batch(None))
-    expected = PROBLEM.g(LOGITS, PROBLEM.x0, PROBLEM.lower_data.whole)
-    expected = expected + 0.25 * PROBLEM.f(LOGITS, PROBLEM.x0, PROBLEM.upper_data["differentiate"].whole)
-    assert_same(found, expected, rtol=1e-14)
-    assert made == [30] * below + [20] * above
-    assert seen.lower_data.count(None) == 50
-    assert seen.lower_data.strata == PROBLEM.lower_data.strata
-
-
-def test_a_tilted_loss_without_data_of_its_own_still_sees_the_validation_rows() -> None:
-    problem = evolve(PROBLEM, g=lambda t, x, b: x["x"].sum(), lower_data=Data.none())
-    seen = tilted(problem, 0.5)
-    expected = PROBLEM.x0["x"].sum() + 0.5 * PROBLEM.f(LOGITS, PROBLEM.x0, PROBLEM.upper_data["differentiate"].whole)
-    assert_same(seen.g(LOGITS, PROBLEM.x0, seen.lower_data.batch(None)), expected, rtol=1e-14)
 
 
 # --- weights and counters in the records -------------------------------------------------------------------------------
@@ -268,44 +237,6 @@ def test_a_run_broken_off_just_before_it_is_finished_ends_the_same(tmp_path: Pat
         )
     run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH, resume=True)
     assert run_files(whole.path) == run_files(broken.path)
-
-
-# --- θ from a mixture --------------------------------------------------------------------------------------------------
-
-
-@frozen(kw_only=True)
-class Still:
-    """A part of a pipeline that does nothing."""
-
-    name = "still"
-
-    def init(self, *_: Any) -> State:
-        return {}
-
-
-def starting_at(mixture: dict[str, float] | None) -> StartingAt:
-    still: Any = Still()
-    return StartingAt(method=Pipeline(generator=still, selector=still, hypergradient=still, outer=still), mixture=mixture)
-
-
-def test_a_mixture_is_where_theta_starts() -> None:
-    theta = starting_at({"c": 3.0, "a": 1.0}).init(PROBLEM, 0)["theta"]
-    assert PROBLEM.sources is not None
-    torch.testing.assert_close(PROBLEM.sources.weights(theta), torch.tensor([0.25, 0.0, 0.75], dtype=F64), rtol=0, atol=1e-9)
-    beside = evolve(PROBLEM, theta0={**PROBLEM.theta0, "scale": torch.ones(1, dtype=F64)})
-    assert_same(starting_at({"c": 3.0, "a": 1.0}).init(beside, 0)["theta"], {**theta, "scale": torch.ones(1, dtype=F64)})
-    assert_same(starting_at(None).init(PROBLEM, 0)["theta"], PROBLEM.theta0)
-    assert starting_at({"c": 1.0}).needs == {"sources"}
-    assert starting_at(None).needs == frozenset()
-
-
-def test_a_mixture_of_a_problem_without_sources_or_of_unknown_ones_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`mixture` gives weights to data sources, and this problem has none"):
-        starting_at({"a": 1.0}).init(evolve(PROBLEM, sources=None), 0)
-    with pytest.raises(ConfigError, match="'bees'"):
-        starting_at({"a": 0.5, "bees": 0.5}).init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match="or none at all"):
-        starting_at({}).init(PROBLEM, 0)
 
 
 # --- what is said of a run whose lower level did not learn -----------------------------------------------------------------

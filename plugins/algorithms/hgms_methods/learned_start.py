@@ -22,7 +22,7 @@ def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any)
 @final
 @frozen(kw_only=True)
 class LearnedStart:
-    """Runs ``method`` on the problem that has the lower level's start z among its upper variables::
+    """A pipeline that learns where its lower level starts: z joins the upper variables::
 
         min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  which begins at x0
 

@@ -14,7 +14,7 @@ from hgms_methods.inner import around_a_pipeline
 @final
 @frozen(kw_only=True)
 class StartingAt:
-    """Runs ``method`` from another θ than the problem's θ0.
+    """A pipeline that starts from another θ than the task's own: one of its references, or a mixture of its sources.
 
     With a method that leaves θ where it is (hypergradient ``fixed``) that θ is trained at, and nothing is learned:
     ``oracle-clean``, ``fixed``. In a configuration its fields stand among those of the pipeline inside:

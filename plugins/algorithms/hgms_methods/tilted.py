@@ -17,7 +17,7 @@ UPPER = "upper."
 @final
 @frozen(kw_only=True)
 class Tilted:
-    """Runs ``method`` on the problem whose lower loss is g + εf, f on validation rows of the role ``differentiate``.
+    """A pipeline whose lower level minimises g + εf, f on validation rows of the role `differentiate`.
 
     So candidates are drawn from the minimisers of g that validation favours, and the hypergradient is that of the tilted
     problem. In a configuration its field stands among those of the pipeline inside: ``tilt = 1.0``.

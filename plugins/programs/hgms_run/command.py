@@ -20,12 +20,13 @@ from hgms_core import (
     ConfigError,
     HgmsError,
     Method,
+    Pipeline,
     UnknownComponent,
     missing_traits,
     unknown,
     wanted_traits,
 )
-from hgms_core.registry import Component, Registry, kind_called
+from hgms_core.registry import Component, Registry, inside, kind_called
 from hgms_run import convert
 from hgms_run.config import UNCOMPARED, RunConfig, load
 from hgms_run.files import read_file
@@ -48,7 +49,7 @@ def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
     *kind, name = words
     found = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
-    description = _description(found)
+    description = _description(found, registry)
     if as_json:
         print_json(description)
         return
@@ -79,14 +80,21 @@ def _component(registry: Registry, name: str) -> Component:
     return hits[0]
 
 
-def _description(found: Component) -> dict[str, Any]:
-
+def _description(found: Component, registry: Registry) -> dict[str, Any]:
     row = found.row() | {"class": found.where}
     target = found.target
     if isinstance(target, Composition):
         on = {trait: convert.plain(target.with_overrides({}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
         return row | {"doc": doc, "parts": convert.plain(target.parts), "on": on}
+    fields = _fields(target)
+    if target is Pipeline:  # in whose table those of wrappers may stand
+        wrapped = [field for wrapper in registry.wrappers for field in _fields(wrapper) if field["name"] != inside(wrapper)]
+        fields += [field | {"required": False, "default": convert.AT_REST.get(field["name"])} for field in wrapped]
+    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
+
+
+def _fields(target: type) -> list[dict[str, Any]]:
     hints = convert.type_hints(target)
     fields = []
     for key, one in convert.init_fields(target).items():
@@ -100,7 +108,7 @@ def _description(found: Component) -> dict[str, Any]:
             except HgmsError:
                 default = f"{value!r}, from Python only"
         fields.append({"name": key, "type": convert.spell(hints[one.name]), "required": required, "default": default})
-    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
+    return fields
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from hgms_core import Composition, ConfigError, PluginError, closest, unknown
-from hgms_core.registry import KINDS, Kind, Registry, faults_of, kinds_of, nearness
+from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside, kinds_of, nearness
 from hgms_run import PROTOCOLS, Invalid, converter_for, type_hints
 from hgms_testing.kit import Check
 
@@ -33,7 +33,8 @@ def kind_of(cls: type) -> Kind:
 
 def instance_of(cls: Any, check: Check | None = None, registry: Registry | None = None) -> Any:
     """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
-    composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them."""
+    composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them. Of a wrapper: a composition
+    that is made of it."""
     if isinstance(cls, Composition):
         traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
@@ -42,6 +43,12 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
             raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
+    if inside(cls) is not None:
+        registry = registry or Registry.load()
+        every = [component.target for component in registry.components("method")]
+        recipes = [target for target in every if isinstance(target, Composition) and target.of is cls]
+        if recipes:
+            return instance_of(recipes[0], check, registry)
     hints = type_hints(cls)
     required = [field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
     parts = {}
@@ -75,7 +82,7 @@ def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, st
     return declared
 
 
-FIRST = {"generator": "branches", "hypergradient": "implicit"}
+FIRST = {"generator": "branches", "hypergradient": "implicit", "method": "pipeline"}
 """The parts that go with most others; where they are not installed any other is taken."""
 
 

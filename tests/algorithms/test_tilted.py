@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from helpers import F64, assert_same, network_problem
+from source_problems import convex_sources
 
 from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
@@ -222,3 +224,47 @@ def test_a_negative_tilt_is_refused() -> None:
     }
     with pytest.raises((ValueError, ConfigError), match="tilt"):
         tilting(-1.0, **parts)
+
+
+# --- with batches made when asked for ------------------------------------------------------------------------------------
+
+SOURCES = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
+LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
+
+
+def lazily(data: Data, gathered: list[int]) -> Data:
+    """The same rows, gathered only when asked for."""
+
+    def rows(index: torch.Tensor) -> Tree:
+        gathered.append(index.numel())
+        return data.rows(index)
+
+    return Data(data.size, {}, rows, strata=data.strata)
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(below: bool, above: bool) -> None:
+    gathered: list[int] = []
+    problem = SOURCES
+    if below:
+        problem = evolve(problem, lower_data=lazily(problem.lower_data, gathered))
+    if above:
+        upper = problem.upper_data
+        problem = evolve(problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], gathered)})
+    seen = tilted(problem, 0.25)
+    assert gathered == []
+    found = seen.g(LOGITS, SOURCES.x0, seen.lower_data.batch(None))
+    expected = SOURCES.g(LOGITS, SOURCES.x0, SOURCES.lower_data.whole)
+    expected = expected + 0.25 * SOURCES.f(LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole)
+    assert_same(found, expected, rtol=1e-14)
+    assert gathered == [30] * below + [20] * above
+    assert seen.lower_data.count(None) == 50
+    assert seen.lower_data.strata == SOURCES.lower_data.strata
+
+
+def test_a_tilted_loss_without_data_of_its_own_still_sees_the_validation_rows() -> None:
+    problem = evolve(SOURCES, g=lambda t, x, b: x["x"].sum(), lower_data=Data.none())
+    seen = tilted(problem, 0.5)
+    expected = SOURCES.x0["x"].sum() + 0.5 * SOURCES.f(LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole)
+    assert_same(seen.g(LOGITS, SOURCES.x0, seen.lower_data.batch(None)), expected, rtol=1e-14)

@@ -1,0 +1,84 @@
+"""Methods of other papers that are parts of a pipeline: the path of one run, or its implicit function."""
+
+from __future__ import annotations
+
+from hgms_core import Composition
+from hgms_methods.learned_start import LearnedStart
+
+IAPTT_GM = Composition(
+    name="iaptt-gm",
+    summary="IAPTT-GM: unrolls one run up to its worst iterate, and learns where the run starts.",
+    source="Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455).",
+    of=LearnedStart,
+    parts={
+        "generator": {"name": "trajectory", "steps": 20, "lr": 3e-2, "batch_size": 256, "keep_graph": True},
+        "selector": {"name": "worst"},
+        "hypergradient": {"name": "unrolled"},
+        "outer": {"name": "split", "upper": {"name": "adam", "lr": 0.1}, "start": {"name": "sgd", "lr": 3e-2}},
+        "learn_start": True,
+        "answer": "last",
+    },
+    testing={"generator": {"lr": 0.3}},
+)
+
+FIXED_POINT = Composition(
+    name="fixed-point",
+    summary="One warm-started SGD run, then as many fixed-point steps on the linear system.",
+    source="Grazzi, Franceschi, Pontil, Salzo, ICML 2020 (arXiv 2006.16218).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 20, "lr": 0.1, "batch_size": 256},
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "implicit", "batch_size": 2500,
+            "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 20},
+        },
+        "outer": {"name": "adam", "lr": 0.1},
+    },
+)  # fmt: skip
+
+AMIGO = Composition(
+    name="amigo",
+    summary="Few SGD steps on the lower level and few on the linear system, both from where they last ended.",
+    source="Arbel, Mairal, ICLR 2022 (arXiv 2111.14580).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 10, "lr": 0.1, "batch_size": 256},
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh", "warm_start": True,
+            "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 10},
+        },
+        "outer": {"name": "adam", "lr": 0.1},
+    },
+)  # fmt: skip
+
+STOCBIO = Composition(
+    name="stocbio",
+    summary="Warm-started SGD and a Neumann series, each of whose products has a batch of its own.",
+    source="Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 10, "lr": 0.1, "batch_size": 256},
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh",
+            "solver": {"name": "neumann", "lr": 0.1, "steps": 10},
+        },
+        "outer": {"name": "adam", "lr": 0.1},
+    },
+)  # fmt: skip
+
+DARTS = Composition(
+    name="darts",
+    summary="One lower step, then the derivative of one more by a finite difference: first order, no Hessian.",
+    source="Liu, Simonyan, Yang, ICLR 2019 (arXiv 1806.09055), second-order approximation.",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 1, "lr": 2.5e-2, "momentum": 0.9, "batch_size": 256},
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "one-step", "lr": 2.5e-2, "derivative": "difference", "batch_size": 256, "upper_batch_size": 256,
+        },
+        "outer": {"name": "adam", "lr": 0.1, "betas": [0.5, 0.999]},
+    },
+    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
+)  # fmt: skip
+
+METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS)
