@@ -26,23 +26,19 @@ class Pipeline:
 
     One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ.
     ``keep = "best"`` returns the state with the lowest upper loss on the validation rows of the role ``stop`` (held-out
-    stopping, one more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate instead of
-    the selected one as x (the end of a trajectory, where selecting only truncates it). Another problem or another first θ is a
-    wrapper's, a method that holds this one.
+    stopping, one more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate as x (the end
+    of a trajectory, where selecting only truncates it). Another problem or another first θ is the business of a wrapper.
 
-    The first step refuses losses that draw random numbers (:class:`ConfigError`), and losses neither of which depends on θ.
+    Errors: ConfigError in the first step for losses that draw random numbers, and where neither loss depends on θ.
 
-    >>> import torch
-    >>> from hgms_core import Pipeline, Problem
     >>> from hgms_branches import Branches
-    >>> from hgms_solvers import CG
-    >>> from hgms_hypergradients import Implicit
+    >>> from hgms_hypergradients import Unrolled
     >>> from hgms_outer import Sgd
     >>> from hgms_selectors import BestOfN
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
     >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),
-    ...                   hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.2))
+    ...                   hypergradient=Unrolled(), outer=Sgd(lr=0.2))
     >>> state = method.init(problem, seed=0)
     >>> for _ in range(30):
     ...     state, record = method.step(problem, state)
@@ -63,24 +59,16 @@ class Pipeline:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the pipeline itself asks of a task; its parts ask for themselves (:mod:`hgms_core.traits`)."""
         return frozenset({"stop-rows"} if self.keep == "best" else ())
 
     def init(self, problem: Problem, seed: int) -> State:
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
-        theta, key = problem.theta0, Key(seed)
+        start, hypergradient = self.generator.init(problem, Key(seed).fold("init")), self.hypergradient.init(problem)
         return {
-            "seed": seed,
-            "step": 0,
-            "theta": dict(theta),
-            "x": dict(problem.x0),
-            "start": self.generator.init(problem, key.fold("init")),
-            "hypergradient": self.hypergradient.init(problem),
-            "outer": self.outer.init(theta),
-            "cost": Cost().numbers(),
-            "best": None,
-        }
+            "seed": seed, "step": 0, "theta": dict(problem.theta0), "x": dict(problem.x0), "start": start,
+            "hypergradient": hypergradient, "outer": self.outer.init(problem.theta0), "cost": Cost().numbers(), "best": None,
+        }  # fmt: skip
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
@@ -93,17 +81,15 @@ class Pipeline:
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         branch = candidates.branch(selection.index)
-        x = branch.x
-        estimate, memory = self.hypergradient.estimate(
-            problem, theta, branch, key.fold("differentiate"), state["hypergradient"]
-        )
+        estimating = key.fold("differentiate")
+        estimate, memory = self.hypergradient.estimate(problem, theta, branch, estimating, state["hypergradient"])
         spent = candidates.cost + estimate.cost
         if drawn is not None:  # once, at the start: what is wrong with the losses themselves
             if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
                 for loss in _on_a_few_rows(problem, key):
-                    check_repeats(loss, theta, x)
+                    check_repeats(loss, theta, branch.x)
             if theta and spent.upper_gradients and not any(bool(leaf.any()) for leaf in estimate.value.values()):
-                check_used(_on_a_few_rows(problem, key), theta, x)
+                check_used(_on_a_few_rows(problem, key), theta, branch.x)
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
@@ -123,9 +109,7 @@ class Pipeline:
             "iterations": estimate.iterations,
             "curvature": estimate.curvature,
         }
-        best = state["best"]
-        if self.answer == "last":
-            x = candidates.at(candidates.count - 1)
+        best, x = state["best"], branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
         if self.keep == "best":
             best, stop_loss, rows = self._better(problem, theta, x, best)
             record["stop_loss"] = stop_loss
@@ -134,17 +118,11 @@ class Pipeline:
         counts = cost.numbers()
         record.update({f"cost_{name}": value for name, value in counts.items()})
         record["oracle_calls"] = cost.calls
+        start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
         return {
-            **state,
-            "step": state["step"] + 1,
-            "theta": updated,
-            "x": x,
-            "start": self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem),
-            "hypergradient": memory,
-            "outer": outer,
-            "cost": counts,
-            "best": best,
-        }, record
+            **state, "step": state["step"] + 1, "theta": updated, "x": x, "start": start, "hypergradient": memory,
+            "outer": outer, "cost": counts, "best": best,
+        }, record  # fmt: skip
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
@@ -160,11 +138,8 @@ class Pipeline:
 
 
 def _on_a_few_rows(problem: Problem, key: Key) -> list[Callable[[Tree, Tree], torch.Tensor]]:
-    losses: list[Callable[[Tree, Tree], torch.Tensor]] = []
-    for loss, data in ((problem.f, problem.upper_data["differentiate"]), (problem.g, problem.lower_data)):
-        index = data.draw(key.fold("few"), 8, 1)
-        losses.append(functools.partial(_on, loss, data.batch(None if index is None else index[0])))
-    return losses
+    pairs = (problem.f, problem.upper_data["differentiate"]), (problem.g, problem.lower_data)
+    return [functools.partial(_on, loss, data.sample(key.fold("few"), 8)[0]) for loss, data in pairs]
 
 
 def _on(loss: Loss, batch: Batch, theta: Tree, x: Tree) -> torch.Tensor:
@@ -179,12 +154,11 @@ def _difference(a: Tree, b: Tree) -> Tree:
 class Composition:
     """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in a TOML file.
 
-    So a composition needs no import of the plugins its parts come from. Whoever uses it may override any part's fields, or a
-    whole part by another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline:
-    a wrapper, whose fields stand among the pipeline's, or any other.
-    ``on`` holds other defaults for tasks with a trait (:mod:`hgms_core.traits`), laid over the parts: what fits a hundred small
-    networks a second does not fit one language model. ``testing`` is laid over them where the conformance kit asks, on problems
-    of size 1; ``testing_failures`` holds the reason for each check that its definition does not pass, as a class's does.
+    So it needs no import of the plugins its parts come from, and whoever uses it may override any field, or a whole part by
+    another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline, such as a
+    wrapper, whose fields stand among the pipeline's. ``on`` holds other defaults for tasks with a trait, laid over the parts.
+    ``testing`` is laid over them where the conformance kit asks, on problems of size 1; ``testing_failures`` holds the reason
+    for each check that its definition does not pass.
 
     >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
     ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
@@ -221,14 +195,10 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in over.items():
         below = merged.get(key)
-        named = isinstance(below, Mapping) and "name" in below
-        table = {"name": value} if named and isinstance(value, str) and value != "none" else value
-        if (
-            isinstance(below, Mapping)
-            and isinstance(table, Mapping)
-            and table.get("name", below.get("name")) == below.get("name")
-        ):
-            merged[key] = overlay(below, table)
-        else:
-            merged[key] = dict(table) if isinstance(table, Mapping) else table
+        if isinstance(below, Mapping):
+            if "name" in below and isinstance(value, str) and value != "none":
+                value = {"name": value}
+            if isinstance(value, Mapping) and value.get("name", below.get("name")) == below.get("name"):
+                value = overlay(below, value)
+        merged[key] = dict(value) if isinstance(value, Mapping) else value
     return merged

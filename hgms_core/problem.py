@@ -35,10 +35,9 @@ class Data:
     result; ``whole`` the batch of all ``size`` rows, left empty where it is better made when it is asked for (by
     ``batch(None)``, from all numbers). ``Data.none()`` is for a loss without data.
 
-    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds as many
-    rows of each as of any other, up to one, whichever got the odd ones being drawn anew each time; a batch smaller than the
-    number of groups holds one row each of some of them. A group's rows are drawn by its name, not by where it stands, and
-    within one call none comes twice before all of the group have come.
+    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds equally many
+    rows of each, up to one; which groups get the odd rows is drawn anew for each batch. A group's rows are drawn by its name,
+    not by where it stands, and within one call none comes twice before all of the group have come.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -97,19 +96,19 @@ class Data:
         return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
 
     def _stratified(self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]) -> Tensor:
-        each, odd = divmod(batch_size, len(strata))
+        even, odd = divmod(batch_size, len(strata))
         # By name, so that the same rows are drawn in whichever order the groups stand.
         names, generator = sorted(name for name, _ in strata), key.fold("odd").generator()
         luck = [torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else [] for _ in range(steps)]
         chosen = [[names[i] for i in sorted(step)] for step in luck]
         own, first = {}, 0
         for name, size in strata:
-            counts = [each + (name in step) for step in chosen]
+            counts = [even + (name in step) for step in chosen]
             numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[0, : sum(counts)]
             own[name] = torch.split(first + numbers, counts)
             first += size
         batches = [
-            [*(own[name][step][:each] for name, _ in strata), *(own[name][step][each:] for name in more)]
+            [*(own[name][step][:even] for name, _ in strata), *(own[name][step][even:] for name in more)]
             for step, more in enumerate(chosen)
         ]
         return torch.stack([torch.cat(parts) for parts in batches])
@@ -198,10 +197,6 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     return parts
 
 
-def _mean_of_examples(sources: Sources) -> Loss:
-    return lambda theta, x, batch: sources.examples(x, batch).mean(-1)
-
-
 @frozen(kw_only=True, eq=False)
 class Sources:
     """The named data sources whose losses g mixes::
@@ -224,7 +219,7 @@ class Sources:
     theta: Callable[[Mapping[str, float]], Tree]
     losses: Callable[[Tree, Batch], Tensor]
     examples: Callable[[Tree, Batch], Tensor]
-    pooled: Loss = Factory(_mean_of_examples, takes_self=True)
+    pooled: Loss = Factory(lambda self: lambda theta, x, batch: self.examples(x, batch).mean(-1), takes_self=True)
     parts: tuple[str, ...] = ("validation",)
 
 
