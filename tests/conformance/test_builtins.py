@@ -20,9 +20,9 @@ from hgms_testing.check import check as hgms_check
 pytestmark = pytest.mark.plugins
 
 COMPONENTS = Registry.load().components()
-CLASSES = [each for each in COMPONENTS if not isinstance(each.target, Composition)]
+CLASSES = [component for component in COMPONENTS if not isinstance(component.target, Composition)]
 # `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
-COMPOSITIONS = [each.name for each in COMPONENTS if isinstance(each.target, Composition)]
+COMPOSITIONS = [component.name for component in COMPONENTS if isinstance(component.target, Composition)]
 METHODS = [name for name in COMPOSITIONS if name != "fixed"]
 EXPECTED = {
     "generator": {"branches", "trajectory", "ula", "soba", "value-gap", "gradient-norm", "minimax", "dynamic-barrier"},
@@ -74,29 +74,32 @@ EXPECTED = {
 
 def test_everything_promised_is_registered() -> None:
     for kind, names in EXPECTED.items():
-        assert names <= {each.name for each in COMPONENTS if each.kind.name == kind}
+        assert names <= {component.name for component in COMPONENTS if component.kind.name == kind}
 
 
-@parametrize_with_checks([instance_of(each.target) for each in CLASSES])
+@parametrize_with_checks([instance_of(listed.target) for listed in CLASSES])
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 
 
-@pytest.mark.parametrize("component", CLASSES, ids=lambda each: f"{each.kind.name}-{each.name}")
+@pytest.mark.parametrize("component", CLASSES, ids=lambda component: f"{component.kind.name}-{component.name}")
 def test_hgms_check_asks_the_same(component: registry.Component, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every class passes ``hgms check`` as it stands: same instance, same checks, same excuses as above."""
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(Check, "fault", lambda check, one: asked.update({check.name: one}) or "")
+    looked_at: dict[str, Any] = {}
+    monkeypatch.setattr(Check, "fault", lambda check, item: looked_at.update({check.name: item}) or "")
     assert isinstance(component.target, type)
     results = {result.check for result in hgms_check(component.target, component.kind)}
     instance = instance_of(component.target)
     assert results == {"construction"} | {check.name for check in checks_of(instance, component.kind)}
-    assert all(each is component.target or each == instance for each in asked.values())
+    assert all(item is component.target or item == instance for item in looked_at.values())
 
 
 def test_no_excuse_is_given_twice_or_in_vain() -> None:
     """An excuse is for what a definition cannot do; whatever solves, chooses or differentiates has none."""
-    excused = {f"{each.kind.name} {each.name}": set(getattr(each.target, "testing_failures", ())) for each in CLASSES}
+    excused = {
+        f"{component.kind.name} {component.name}": set(getattr(component.target, "testing_failures", ()))
+        for component in CLASSES
+    }
     one_step = {"closed-form-ridge", "central-difference"}
     assert {name: checks for name, checks in excused.items() if checks} == {
         "solver identity": {"dense-solve"},
@@ -122,9 +125,9 @@ def test_composition_conforms(name: str, check: Check) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_composition_round_trips_and_steps(name: str) -> None:
-    found = Registry.load().get("method", name).target
-    assert isinstance(found, Composition)
-    generator = {"generator": {"steps": 2}} if "steps" in found.parts.get("generator", ()) else {}
+    composition = Registry.load().get("method", name).target
+    assert isinstance(composition, Composition)
+    generator = {"generator": {"steps": 2}} if "steps" in composition.parts.get("generator", ()) else {}
     table = {
         "task": {
             "name": "hyper-cleaning",
@@ -152,11 +155,11 @@ def test_composition_round_trips_and_steps(name: str) -> None:
 
 @pytest.mark.parametrize("task", sorted(EXPECTED["task"]))
 def test_task_is_what_the_protocol_says(task: str) -> None:
-    made = RunConfig.from_dict({"task": task, "method": "hg-implicit", "budget": "1 steps"}).task
-    problem, same, other = (made.problem(seed, torch.device("cpu"), torch.float64) for seed in (0, 0, 1))
-    assert set(problem.evaluate(problem.theta0, problem.x0)) == set(made.metrics)
+    built = RunConfig.from_dict({"task": task, "method": "hg-implicit", "budget": "1 steps"}).task
+    problem, same, other = (built.problem(seed, torch.device("cpu"), torch.float64) for seed in (0, 0, 1))
+    assert set(problem.evaluate(problem.theta0, problem.x0)) == set(built.metrics)
     batch = problem.lower_data.whole
-    values = [float(each.g(each.theta0, each.x0, each.lower_data.whole)) for each in (problem, same)]
+    values = [float(drawn.g(drawn.theta0, drawn.x0, drawn.lower_data.whole)) for drawn in (problem, same)]
     assert values[0] == values[1]
     assert problem.g(problem.theta0, problem.x0, batch).dtype == torch.float64
     for role in ("differentiate", "select", "stop"):
@@ -167,9 +170,9 @@ def test_task_is_what_the_protocol_says(task: str) -> None:
 
 
 def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
-    said = CliRunner().invoke(main, ["check", "hgms_identity:Identity"])
-    assert said.exit_code == 0, said.output
-    assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in said.output
-    assert said.output.endswith("all 30 checks passed, but 1 that the class says it is not to pass\n")
+    result = CliRunner().invoke(main, ["check", "hgms_identity:Identity"])
+    assert result.exit_code == 0, result.output
+    assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in result.output
+    assert result.output.endswith("all 30 checks passed, but 1 that the class says it is not to pass\n")
     rows = json.loads(CliRunner().invoke(main, ["check", "hgms_identity:Identity", "--json"]).stdout)["results"]
     assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}

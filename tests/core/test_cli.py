@@ -323,8 +323,9 @@ def test_an_unknown_command(fake: Site) -> None:
 
 
 def test_check_passes_a_good_class(fake: Site) -> None:
-    done = call("check", "test_testing_solvers:MinimalResidual")
-    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "test_testing_solvers:MinimalResidual: a linear solver")
+    solver = f"{Path(__file__).parents[1] / 'programs' / 'test_testing_solvers.py'}:MinimalResidual"
+    done = call("check", solver)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{solver}: a linear solver")
     assert re.fullmatch(r"all \d+ checks passed", done.stdout.splitlines()[-1])
 
 

@@ -27,15 +27,15 @@ data = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is no
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
-    with Verifier(seconds=3) as one:
-        yield one
+    with Verifier(seconds=3) as process:
+        yield process
 
 
 # --- extraction --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "content"),
     [
         (r"\boxed{1}. No: \boxed{2}", "2"),
         (r"\boxed{\frac{a}{\sqrt{b}}} done", r"\frac{a}{\sqrt{b}}"),
@@ -51,8 +51,8 @@ def verifier() -> Iterator[Verifier]:
         ("", None),
     ],
 )
-def test_the_last_balanced_box(response: str, found: str | None) -> None:
-    assert boxed(response) == found
+def test_the_last_balanced_box(response: str, content: str | None) -> None:
+    assert boxed(response) == content
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_worker_that_dies_or_hangs_is_replaced(name: str, monkeypatch: pytest.
 
 
 def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda k=k: found.append(verifier.verdict(str(k), "3"))) for k in (2, 3, 4)]
+    verdicts: list[str] = []
+    threads = [threading.Thread(target=lambda k=k: verdicts.append(verifier.verdict(str(k), "3"))) for k in (2, 3, 4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == ["right", "wrong", "wrong"]
+    assert sorted(verdicts) == ["right", "wrong", "wrong"]
 
 
 def test_without_math_verify_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

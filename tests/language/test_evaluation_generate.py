@@ -53,7 +53,7 @@ SMALL = {
 }
 
 
-def made(kind: str = "llama", seed: int = 0) -> tuple[Any, Any]:
+def small_model(kind: str = "llama", seed: int = 0) -> tuple[Any, Any]:
     # Gemma 2's attention takes its softmax in float32, where a float64 mask is −∞, and a row of padding alone NaN
     dtype = "float32" if kind == "gemma2" else "float64"
     config = {"model_type": kind, **SMALL[kind], "initializer_range": 0.4}
@@ -64,7 +64,7 @@ def made(kind: str = "llama", seed: int = 0) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def llama() -> tuple[Any, Any]:
-    return made()
+    return small_model()
 
 
 def prompts(tokenizer: Any) -> list[list[int]]:
@@ -73,11 +73,11 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 
 def answer(
-    model: Any, tokenizer: Any, asked: list[list[int]], report: Callable[[str], None] = print, **changes: Any
+    model: Any, tokenizer: Any, tokens: list[list[int]], report: Callable[[str], None] = print, **changes: Any
 ) -> list[Any]:
     options: dict[str, Any] = {"stops": [257], "max_new_tokens": 12, "cap": 100, "batch_size": 4, **changes}
-    found = dict(pair for batch in replies(model, tokenizer, asked, report=report, **options) for pair in batch)
-    return [found[place] for place in range(len(asked))]
+    answers = dict(pair for batch in replies(model, tokenizer, tokens, report=report, **options) for pair in batch)
+    return [answers[place] for place in range(len(tokens))]
 
 
 def by_hand(model: Any, prompt: list[int], count: int, stops: tuple[int, ...] = (257,)) -> list[int]:
@@ -93,37 +93,39 @@ def by_hand(model: Any, prompt: list[int], count: int, stops: tuple[int, ...] = 
 
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
-    model, tokenizer = made(kind)
-    asked = prompts(tokenizer)
-    expected = [by_hand(model, prompt, 12) for prompt in asked]
+    model, tokenizer = small_model(kind)
+    questions = prompts(tokenizer)
+    expected = [by_hand(model, prompt, 12) for prompt in questions]
     assert len({tuple(tokens) for tokens in expected}) >= 5  # answers that differ
     for size in (1, 3, 7):
-        found = answer(model, tokenizer, asked, batch_size=size)
-        assert [one.text for one in found] == [tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected]
-        assert [one.prompt_tokens for one in found] == [len(prompt) for prompt in asked]
+        answers = answer(model, tokenizer, questions, batch_size=size)
+        assert [reply.text for reply in answers] == [tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected]
+        assert [reply.prompt_tokens for reply in answers] == [len(prompt) for prompt in questions]
 
 
 def test_an_answer_ends_at_a_stop_token_and_not_otherwise(llama: tuple[Any, Any]) -> None:
     model, tokenizer = llama
-    asked = prompts(tokenizer)
-    free = [by_hand(model, prompt, 12, stops=()) for prompt in asked]
+    questions = prompts(tokenizer)
+    free = [by_hand(model, prompt, 12, stops=()) for prompt in questions]
     stop = free[1][4]
-    found = answer(model, tokenizer, asked, stops=[stop])
-    for one, tokens in zip(found, free, strict=True):
+    answers = answer(model, tokenizer, questions, stops=[stop])
+    for reply, tokens in zip(answers, free, strict=True):
         ended = stop in tokens
         kept = tokens[: tokens.index(stop)] if ended else tokens
-        assert one.finished == ended
-        assert one.new_tokens == len(kept) + ended
-        assert one.text == tokenizer.decode(kept, skip_special_tokens=True).strip()
-    assert {one.finished for one in found} == {True, False}
+        assert reply.finished == ended
+        assert reply.new_tokens == len(kept) + ended
+        assert reply.text == tokenizer.decode(kept, skip_special_tokens=True).strip()
+    assert {reply.finished for reply in answers} == {True, False}
 
 
 def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
     model, tokenizer = llama
-    asked = prompts(tokenizer)
-    cut = answer(model, tokenizer, asked, cap=10)
-    assert [one.truncated for one in cut] == [len(prompt) > 10 for prompt in asked]
-    assert [one.text for one in cut] == [one.text for one in answer(model, tokenizer, [prompt[-10:] for prompt in asked])]
+    tokens = prompts(tokenizer)
+    cut = answer(model, tokenizer, tokens, cap=10)
+    assert [reply.truncated for reply in cut] == [len(prompt) > 10 for prompt in tokens]
+    assert [reply.text for reply in cut] == [
+        reply.text for reply in answer(model, tokenizer, [prompt[-10:] for prompt in tokens])
+    ]
     assert prompt_cap(model, 1024, 12) == 500
     with pytest.raises(ConfigError, match=r"max_new_tokens = 512, but the model has 512 positions"):
         prompt_cap(model, 1024, 512)
@@ -131,17 +133,17 @@ def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("adapter", [False, True])
 def test_the_models_own_generation_settings_take_no_part_and_stay(adapter: bool) -> None:
-    inner, tokenizer = made()
+    inner, tokenizer = small_model()
     model = inner
     if adapter:
         peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
         model = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"])).double()
-    asked = prompts(tokenizer)
-    plain = answer(model, tokenizer, asked)
+    tokens = prompts(tokenizer)
+    plain = answer(model, tokenizer, tokens)
     own = transformers.GenerationConfig(do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3)
     inner.generation_config = own
     model.train()
-    assert answer(model, tokenizer, asked) == plain
+    assert answer(model, tokenizer, tokens) == plain
     assert inner.generation_config is own
     assert model.generation_config is own
     assert model.training
@@ -149,7 +151,7 @@ def test_the_models_own_generation_settings_take_no_part_and_stay(adapter: bool)
 
 def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = llama
-    asked, plain = prompts(tokenizer), answer(*llama, prompts(tokenizer))
+    tokens, plain = prompts(tokenizer), answer(*llama, prompts(tokenizer))
     generate, sizes, most = model.generate, [], 2
 
     def small(**inputs: Any) -> Any:
@@ -159,22 +161,22 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], mo
         return generate(**inputs)
 
     monkeypatch.setattr(model, "generate", small)
-    said: list[str] = []
-    assert answer(model, tokenizer, asked, said.append, batch_size=5) == plain
+    reports: list[str] = []
+    assert answer(model, tokenizer, tokens, reports.append, batch_size=5) == plain
     assert sizes == [5, 2, 2, 2, 1]
-    assert said == ["out of memory with 5 prompts at once: going on with 2 (evaluate.batch_size)"]
+    assert reports == ["out of memory with 5 prompts at once: going on with 2 (evaluate.batch_size)"]
     most = 0
     with pytest.raises(
         HgmsError, match=r"out of memory with one prompt of 40 tokens and 12 new ones\n  lower evaluate\.max_prompt"
     ):
-        answer(model, tokenizer, asked)
+        answer(model, tokenizer, tokens)
 
 
 def test_the_fingerprint_tells_models_apart(llama: tuple[Any, Any]) -> None:
     model, _ = llama
     first = fingerprint(model)
-    assert fingerprint(made()[0]) == first
-    assert fingerprint(made(seed=1)[0]) != first
+    assert fingerprint(small_model()[0]) == first
+    assert fingerprint(small_model(seed=1)[0]) != first
 
 
 # --- the stage ---------------------------------------------------------------------------------------------------------------
@@ -184,8 +186,8 @@ CATEGORIES = ("writing", "math")
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
-    with Verifier() as one:
-        yield one
+    with Verifier() as process:
+        yield process
 
 
 @pytest.fixture(autouse=True)
@@ -226,9 +228,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_answers_scores_and_counts(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
-    said: list[str] = []
+    reports: list[str] = []
     folder = tmp_path / "out"
-    results = stage.run(*llama, folder, said.append)
+    results = stage.run(*llama, folder, reports.append)
     assert results == json.loads((folder / "results.json").read_text())
     gsm8k, math, talks = (results[name] for name in stage.benchmarks)
     assert (gsm8k["n"], gsm8k["paper_n"], math["n"], math["paper_n"]) == (9, 1319, 4, 4989)
@@ -241,7 +243,7 @@ def test_a_run_answers_scores_and_counts(stage: Evaluate, llama: tuple[Any, Any]
     assert sorted(record["id"] for record in answers) == list(range(9))
     assert [record["prompt_tokens"] for record in answers] == sorted((r["prompt_tokens"] for r in answers), reverse=True)
     assert [record["id"] for record in read(folder / "gsm8k.scores.jsonl")] == list(range(9))
-    assert "gsm8k: 9 of 9 answered" in said
+    assert "gsm8k: 9 of 9 answered" in reports
 
 
 def test_the_prompt_is_the_question_and_the_instruction(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
@@ -328,15 +330,15 @@ def test_a_missing_key_is_said_before_anything_is_generated(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [({"instruction": ""}, "instruction"), ({"max_new_tokens": 9}, "max_new_tokens"), ({"template": "alpaca"}, "template")],
 )
 def test_answers_made_otherwise_are_not_taken(
-    changes: dict[str, Any], told: str, stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+    changes: dict[str, Any], message: str, stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
 ) -> None:
     stage.run(*llama, tmp_path / "out")
     before = (tmp_path / "out" / "gsm8k.answers.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=rf"answers to gsm8k made with another {told}\n"):
+    with pytest.raises(CheckpointError, match=rf"answers to gsm8k made with another {message}\n"):
         attrs.evolve(stage, **changes).run(*llama, tmp_path / "out")
     assert (tmp_path / "out" / "gsm8k.answers.jsonl").read_bytes() == before
 
@@ -348,10 +350,10 @@ def test_another_models_answers_are_not_taken_and_a_higher_limit_goes_on(
     assert only.run(*llama, tmp_path / "out")["gsm8k"]["n"] == 2
     assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, tmp_path / "out")["gsm8k"]["n"] == 5
     with pytest.raises(CheckpointError, match="made with another model"):
-        only.run(*made(seed=1), tmp_path / "out")
+        only.run(*small_model(seed=1), tmp_path / "out")
     other = attrs.evolve(stage, benchmarks=("math",))
     with pytest.raises(CheckpointError, match=r"holds answers of another model \(gsm8k\)"):
-        other.run(*made(seed=1), tmp_path / "out")
+        other.run(*small_model(seed=1), tmp_path / "out")
     assert set(other.run(*llama, tmp_path / "out")) == {"math"}
     assert set(json.loads((tmp_path / "out" / "results.json").read_text())) == {"gsm8k", "math"}
 
@@ -369,14 +371,14 @@ def test_missing_and_malformed_benchmarks_are_named(
 ) -> None:
     only = attrs.evolve(stage, benchmarks=("gsm8k",))
     path = Path(stage.paths["gsm8k"])
-    for text, told in [
+    for text, message in [
         ('{"question": "?", "answer": "#### 1"}\n{"question": 5}\n', "line 2: no text in the field 'question'"),
         ('{"question": "?", "answer": "#### 1"}\n\n{"question"\n', "line 3: Expecting"),
         ('{"question": "?", "answer": "one"}\n', "line 1: the answer has no number after '####'"),
         ("\n", "gsm8k.jsonl: no questions"),
     ]:
         path.write_text(text)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             only.run(*llama, tmp_path / "out")
     path.unlink()
     with pytest.raises(DataError, match="gsm8k: there is no"):
@@ -402,7 +404,7 @@ def test_the_table_is_read_like_any_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ({"benchmarks": ("gsm8k", "aime")}, "unknown benchmark 'aime'"),
         ({"benchmarks": ("math", "math")}, "names one twice"),
@@ -411,8 +413,8 @@ def test_the_table_is_read_like_any_configuration() -> None:
         ({"engine": "tgi"}, "'engine' must be in"),
     ],
 )
-def test_wrong_settings_are_refused(table: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_wrong_settings_are_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Evaluate(**table)
 
 
@@ -427,7 +429,7 @@ def test_the_files_vllm_is_given_are_the_model_with_its_adapter(
     stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
-    model, tokenizer = made()
+    model, tokenizer = small_model()
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     adapted.double()
     usual = attrs.evolve(stage, benchmarks=("gsm8k",)).run(adapted, tokenizer, tmp_path / "usual")
@@ -440,18 +442,19 @@ def test_the_files_vllm_is_given_are_the_model_with_its_adapter(
             self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
 
         def generate(self, prompts: list[dict[str, Any]], greedy: Any) -> list[Any]:
-            found = [
-                by_hand(self.model, one["prompt_token_ids"], greedy.max_tokens, tuple(greedy.stop_token_ids)) for one in prompts
+            answers = [
+                by_hand(self.model, prompt["prompt_token_ids"], greedy.max_tokens, tuple(greedy.stop_token_ids))
+                for prompt in prompts
             ]
-            ended = [tokens[-1] in greedy.stop_token_ids for tokens in found]
+            ended = [tokens[-1] in greedy.stop_token_ids for tokens in answers]
             return [
                 types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=t, finish_reason="stop" if e else "length")])
-                for t, e in zip(found, ended, strict=True)
+                for t, e in zip(answers, ended, strict=True)
             ]
 
     vllm = types.ModuleType("vllm")
     vllm.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
-    vllm.__dict__.update(LLM=LLM, SamplingParams=lambda **given: types.SimpleNamespace(**given))
+    vllm.__dict__.update(LLM=LLM, SamplingParams=lambda **options: types.SimpleNamespace(**options))
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     before = fingerprint(adapted)
     other = attrs.evolve(stage, benchmarks=("gsm8k",), engine="vllm")

@@ -73,10 +73,10 @@ def test_the_papers_table_of_uncertainties(accuracies: tuple[float, ...], count:
 def test_the_ends_of_wilsons_interval_solve_its_equation(counts: tuple[int, int], level: float) -> None:
     correct, n = counts
     z = {0.8: 1.2815515655446004, 0.95: 1.959963984540054, 0.99: 2.5758293035489004}[level]
-    found, share = wilson(correct, n, level), correct / n
-    for end in (found.low, found.high):
+    interval, share = wilson(correct, n, level), correct / n
+    for end in (interval.low, interval.high):
         assert (share - end) ** 2 == pytest.approx(z * z * end * (1 - end) / n, abs=1e-9)
-    assert 0 <= found.low <= share + 1e-12 <= found.high + 2e-12 <= 1 + 2e-12
+    assert 0 <= interval.low <= share + 1e-12 <= interval.high + 2e-12 <= 1 + 2e-12
 
 
 def test_no_questions_have_no_interval() -> None:
@@ -89,13 +89,13 @@ def test_no_questions_have_no_interval() -> None:
 def test_the_bootstrap_is_the_percentile_one_over_questions() -> None:
     generator = random.Random(0)
     scores = [generator.choice([3, 5.5, 7, 8, 9, 10]) for _ in range(80)]
-    found = bootstrap(scores, resamples=10_000, seed=3)
+    interval = bootstrap(scores, resamples=10_000, seed=3)
     means = sorted(math.fsum(generator.choices(scores, k=80)) / 80 for _ in range(10_000))
-    assert found.low == pytest.approx(means[250], abs=0.03)
-    assert found.high == pytest.approx(means[9750], abs=0.03)
+    assert interval.low == pytest.approx(means[250], abs=0.03)
+    assert interval.high == pytest.approx(means[9750], abs=0.03)
     # what a normal approximation gives, and the order of the paper's 0.30 to 0.50
     deviation = math.sqrt(math.fsum((score - math.fsum(scores) / 80) ** 2 for score in scores) / 80)
-    assert found.half_width == pytest.approx(1.96 * deviation / math.sqrt(80), rel=0.03)
+    assert interval.half_width == pytest.approx(1.96 * deviation / math.sqrt(80), rel=0.03)
 
 
 def test_the_bootstrap_repeats_with_its_seed_only() -> None:

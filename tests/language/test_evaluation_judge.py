@@ -119,8 +119,8 @@ def mark(body: dict[str, Any]) -> int:
     return 1 + sum(map(ord, body["messages"][1]["content"])) % 10
 
 
-def error(status: int, said: str = "no", code: str | None = None) -> Callable[..., Reply]:
-    body = json.dumps({"error": {"message": said, "type": "t", "code": code}}).encode()
+def error(status: int, message: str = "no", code: str | None = None) -> Callable[..., Reply]:
+    body = json.dumps({"error": {"message": message, "type": "t", "code": code}}).encode()
     return lambda *_: (status, {}, body)
 
 
@@ -133,10 +133,10 @@ def folder(tmp_path: Path) -> Path:
     bench, out = tmp_path / "bench", tmp_path / "out"
     bench.mkdir()
     out.mkdir()
-    asked = [{"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]} for k in range(COUNT)]
+    rows = [{"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]} for k in range(COUNT)]
     kinds = {"single-v1": "{question}|{answer}", "single-v1-multi-turn": "{question_1}|{answer_1}|{question_2}|{answer_2}"}
     kinds |= {"single-math-v1": "-", "single-math-v1-multi-turn": "-"}
-    write(bench / "question.jsonl", asked)
+    write(bench / "question.jsonl", rows)
     write(bench / "reference_answer_gpt-4.jsonl", [])
     write(bench / "judge_prompts.jsonl", [{"name": k, "system_prompt": "S", "prompt_template": t} for k, t in kinds.items()])
     write(out / "mt-bench.answers.jsonl", [answer(81 + k, turn) for k in range(COUNT) for turn in (1, 2)])
@@ -166,9 +166,9 @@ def stage(folder: Path, url: str, **changes: Any) -> Evaluate:
     return Evaluate(benchmarks=("mt-bench",), paths={"mt-bench": str(folder.parent / "bench")}, judge=judge)
 
 
-def kept(one: Evaluate, folder: Path) -> list[dict[str, Any]]:
-    assert one.judge is not None
-    return [json.loads(line) for line in ratings_path(one.judge, folder).read_text().splitlines()]
+def kept(evaluation: Evaluate, folder: Path) -> list[dict[str, Any]]:
+    assert evaluation.judge is not None
+    return [json.loads(line) for line in ratings_path(evaluation.judge, folder).read_text().splitlines()]
 
 
 # --- what is asked, and what a reply is worth --------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
     assert set(by_category) == {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
     for category, question in by_category.items():
         first, second = (messages(prompts, question, ["ANSWER {one}", "ANSWER {two}"][:turn], turn) for turn in (1, 2))
-        assert [one["role"] for one in first] == ["system", "user"]
+        assert [message["role"] for message in first] == ["system", "user"]
         assert "[Question]\n" + question.turns[0] in first[1]["content"]
         assert "[The Start of Assistant's Answer]\nANSWER {one}\n" in first[1]["content"]
         assert "ANSWER {two}" in second[1]["content"]
@@ -224,8 +224,8 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     monkeypatch.setenv("MY_KEY", "sk-secret-1")
     monkeypatch.setenv("HGMS_SEND_KEY", "127.0.0.1")
     endpoint = serve(good)
-    one = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
-    result = one.rate(folder)["mt-bench"]
+    evaluation = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
+    result = evaluation.rate(folder)["mt-bench"]
     assert {(body["path"], body["model"], body["temperature"], body["max_tokens"]) for body in endpoint.bodies} == {
         ("/v1/chat/completions", "test/judge", 0.5, 99)
     }
@@ -234,11 +234,11 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     users = {body["messages"][1]["content"] for body in endpoint.bodies}
     assert "q0|a81.1 {x}" in users
     assert "q0|a81.1 {x}|more 0|a81.2 {x}" in users
-    values = [record["rating"] for record in kept(one, folder)]
+    values = [record["rating"] for record in kept(evaluation, folder)]
     assert result["score"] == pytest.approx(statistics.mean(values))
     assert (result["rated"], result["failed"], result["n"], result["new_tokens"]) == (10, 0, COUNT, 30)
     assert result["if_failed"] == pytest.approx([result["score"]] * 2)
-    means = [statistics.mean(r["rating"] for r in kept(one, folder) if r["id"] == 81 + k) for k in range(COUNT)]
+    means = [statistics.mean(r["rating"] for r in kept(evaluation, folder) if r["id"] == 81 + k) for k in range(COUNT)]
     expected = bootstrap(means)
     assert (result["interval"]["low"], result["interval"]["high"]) == (expected.low, expected.high)
     assert (result["interval"]["resamples"], result["interval"]["seed"]) == (10_000, 0)
@@ -256,11 +256,11 @@ def test_timeouts_and_server_errors_are_sent_again(folder: Path, serve: Callable
         6: error(408),
     }
     endpoint = serve(lambda number, body: troubles.get(number, good)(number, body))
-    one = stage(folder, endpoint.url, timeout=0.5)
-    result = one.rate(folder)["mt-bench"]
+    evaluation = stage(folder, endpoint.url, timeout=0.5)
+    result = evaluation.rate(folder)["mt-bench"]
     assert (result["rated"], result["failed"]) == (10, 0)
     assert len(endpoint.bodies) == 10 + len(troubles)
-    assert {record["rating"] for record in kept(one, folder)} == {mark(body) for body in endpoint.bodies}
+    assert {record["rating"] for record in kept(evaluation, folder)} == {mark(body) for body in endpoint.bodies}
 
 
 def test_retry_after_holds_for_all_requests(folder: Path, serve: Callable[..., Endpoint]) -> None:
@@ -307,18 +307,18 @@ def test_malformed_replies_are_asked_for_again_then_counted(folder: Path, serve:
         return good(number, body)
 
     endpoint = serve(act)
-    one = stage(folder, endpoint.url, attempts=3)
-    result = one.rate(folder)["mt-bench"]
-    records = {(record["id"], record["turn"]): record for record in kept(one, folder)}
+    evaluation = stage(folder, endpoint.url, attempts=3)
+    result = evaluation.rate(folder)["mt-bench"]
+    records = {(record["id"], record["turn"]): record for record in kept(evaluation, folder)}
     assert (result["rated"], result["failed"]) == (6, 4)
     assert records[82, 1]["rating"] == 6.0
     assert records[82, 1]["attempts"] == 3
     assert "reason" not in records[82, 1]
-    told = {key: records[key, 1]["reason"] for key in (81, 83, 84, 85)}
-    assert told[81] == "no rating in the reply"
-    assert told[83].startswith("malformed")
-    assert told[84].startswith("refused: BadRequestError")
-    assert told[85].startswith("malformed")
+    reasons = {key: records[key, 1]["reason"] for key in (81, 83, 84, 85)}
+    assert reasons[81] == "no rating in the reply"
+    assert reasons[83].startswith("malformed")
+    assert reasons[84].startswith("refused: BadRequestError")
+    assert reasons[85].startswith("malformed")
     assert records[81, 1]["reply"] == "I would rather not say."
     # failures are neither averaged as some number nor dropped without a word
     values = [record["rating"] for record in records.values() if record["rating"] is not None]
@@ -339,9 +339,9 @@ def test_malformed_replies_are_asked_for_again_then_counted(folder: Path, serve:
 def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve: Callable[..., Endpoint]) -> None:
     down = True
     endpoint = serve(lambda number, body: error(503, "overloaded")() if down and number >= 3 else good(number, body))
-    one = stage(folder, endpoint.url, concurrency=1, retries=2)
+    evaluation = stage(folder, endpoint.url, concurrency=1, retries=2)
     with pytest.raises(HgmsError) as caught:
-        one.rate(folder)
+        evaluation.rate(folder)
     assert re.fullmatch(
         rf"the judge test/judge at {endpoint.url} does not answer: InternalServerError: .*overloaded.* \(3 tries\)\n"
         r"  is it there \(evaluate\.judge\.base_url\)\? evaluate\.judge\.timeout is [\d.]+ s a reply, retries 2\n"
@@ -349,11 +349,11 @@ def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve:
         str(caught.value),
     )
     assert len(endpoint.bodies) == 6
-    assert len(kept(one, folder)) == 3
-    path = ratings_path(one.judge, folder)  # type: ignore[arg-type]
+    assert len(kept(evaluation, folder)) == 3
+    path = ratings_path(evaluation.judge, folder)  # type: ignore[arg-type]
     path.write_text(path.read_text()[:-9])  # and the last line was only half written
     down = False
-    result = one.rate(folder)
+    result = evaluation.rate(folder)
     assert len(endpoint.bodies) == 6 + 8
     other = serve(good)
     uninterrupted = stage(folder, other.url).rate(folder)
@@ -362,7 +362,7 @@ def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve:
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "message"),
     [
         (error(401, "bad key"), r"refuses: AuthenticationError: .*bad key"),
         (error(404, "no such model"), r"refuses: NotFoundError: .*no such model"),
@@ -370,10 +370,10 @@ def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve:
     ],
 )
 def test_what_waiting_cannot_mend_is_not_tried_again(
-    act: Callable[..., Reply], told: str, folder: Path, serve: Callable[..., Endpoint]
+    act: Callable[..., Reply], message: str, folder: Path, serve: Callable[..., Endpoint]
 ) -> None:
     endpoint = serve(act)
-    with pytest.raises(HgmsError, match=told):
+    with pytest.raises(HgmsError, match=message):
         stage(folder, endpoint.url).rate(folder)
     assert len(endpoint.bodies) <= 2  # as many as are sent at once
 
@@ -382,8 +382,8 @@ def test_nobody_at_the_address(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"
-    with pytest.raises(HgmsError, match=told):
+    message = r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"
+    with pytest.raises(HgmsError, match=message):
         stage(folder, f"http://127.0.0.1:{port}/v1").rate(folder)
 
 
@@ -414,18 +414,18 @@ def test_a_file_alone_sends_no_variable_anywhere(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     endpoint = serve(good)
-    said: list[str] = []
-    stage(folder, endpoint.url).rate(folder, said.append)
+    reports: list[str] = []
+    stage(folder, endpoint.url).rate(folder, reports.append)
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer none"}
-    assert any("rates 10 of 10 turns (no key is sent)" in line for line in said)
+    assert any("rates 10 of 10 turns (no key is sent)" in line for line in reports)
     sent = len(endpoint.bodies)
-    asked = re.escape("the file asks to send the environment variable DATABASE_PASSWORD to ")
+    refusal = re.escape("the file asks to send the environment variable DATABASE_PASSWORD to ")
     for judge in (
         Judge(base_url=endpoint.url, model="other", api_key_env="DATABASE_PASSWORD"),
         Judge(base_url="http://api.openai.com/v1", api_key_env="DATABASE_PASSWORD"),
         Judge(api_key_env="DATABASE_PASSWORD"),
     ):
-        with pytest.raises(ConfigError, match=rf"{asked}{judge.host} @ .*\n.*add --send-key {judge.host} to the command"):
+        with pytest.raises(ConfigError, match=rf"{refusal}{judge.host} @ .*\n.*add --send-key {judge.host} to the command"):
             judge.require()
     with pytest.raises(ConfigError, match=r"add --send-key api\.openai\.com"):
         Judge(base_url="http://api.openai.com/v1").require()  # in the clear
@@ -480,17 +480,17 @@ def test_a_reply_that_trickles_is_given_up(folder: Path) -> None:
 )
 def test_replies_of_another_shape_are_malformed(body: bytes, folder: Path, serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(lambda number, _: (200, {}, body) if number == 0 else good(number, _))
-    one = stage(folder, endpoint.url, attempts=1, concurrency=1)
-    assert one.rate(folder)["mt-bench"]["failed"] == 1
-    [record] = [record for record in kept(one, folder) if record["rating"] is None]
+    evaluation = stage(folder, endpoint.url, attempts=1, concurrency=1)
+    assert evaluation.rate(folder)["mt-bench"]["failed"] == 1
+    [record] = [record for record in kept(evaluation, folder) if record["rating"] is None]
     assert record["reason"].startswith("malformed: ")
 
 
 def test_half_a_surrogate_pair_in_a_reply_is_kept_as_a_question_mark(folder: Path, serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(lambda *_: (200, {}, completion("X [[7]]").replace(b"X", b"\\ud800")))
-    one = stage(folder, endpoint.url)
-    one.rate(folder)
-    assert {(record["reply"], record["rating"]) for record in kept(one, folder)} == {("? [[7]]", 7.0)}
+    evaluation = stage(folder, endpoint.url)
+    evaluation.rate(folder)
+    assert {(record["reply"], record["rating"]) for record in kept(evaluation, folder)} == {("? [[7]]", 7.0)}
 
 
 @pytest.mark.parametrize("line", ["{}", '{"id": 81, "turn": 1}', "[" * 100_000])
@@ -502,29 +502,29 @@ def test_a_record_of_another_shape_is_named(line: str, folder: Path) -> None:
 
 
 def test_nothing_is_written_through_a_symbolic_link(folder: Path, serve: Callable[..., Endpoint], tmp_path: Path) -> None:
-    one = stage(folder, serve(good).url)
-    assert one.judge is not None
+    evaluation = stage(folder, serve(good).url)
+    assert evaluation.judge is not None
     mine = tmp_path / "mine.txt"
     mine.write_text("keep\nthis")
-    ratings_path(one.judge, folder).symlink_to(mine)
+    ratings_path(evaluation.judge, folder).symlink_to(mine)
     with pytest.raises(CheckpointError, match=r"it is a symbolic link|line 1"):
-        one.rate(folder)
+        evaluation.rate(folder)
     assert mine.read_text() == "keep\nthis"
 
 
 def test_a_changed_answer_is_rated_again(folder: Path, serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(good)
-    one = stage(folder, endpoint.url)
-    one.rate(folder)
+    evaluation = stage(folder, endpoint.url)
+    evaluation.rate(folder)
     path = folder / "mt-bench.answers.jsonl"
     path.write_text(path.read_text().replace("a83.2", "another"))
-    one.rate(folder)
+    evaluation.rate(folder)
     assert len(endpoint.bodies) == 11
     assert "another" in endpoint.bodies[-1]["messages"][1]["content"]
 
 
 def test_a_template_that_wants_something_else_is_named() -> None:
-    for template, told in {
+    for template, message in {
         "{answr}": r"{answr}\n  known fields: question, answer",
         "{question.nope}": "{question.nope}",
         "{question[0]}": r"{question\[0\]}",
@@ -534,7 +534,7 @@ def test_a_template_that_wants_something_else_is_named() -> None:
         "{question": "expected '}'",
     }.items():
         prompts = {"single-v1": attrs.evolve(judge_prompt(), template=template)}
-        with pytest.raises(ConfigError, match=rf"the judge prompt 'single-v1' cannot be filled: {told}"):
+        with pytest.raises(ConfigError, match=rf"the judge prompt 'single-v1' cannot be filled: {message}"):
             messages(prompts, Question(1, ("q",), category="stem"), ["a"], 1)
     prompts = {"single-v1": attrs.evolve(judge_prompt(), template="{{x}} {question}|{answer}")}
     assert messages(prompts, Question(1, ("{q}",), category="stem"), ["{a.b}"], 1)[1]["content"] == "{x} {q}|{a.b}"
@@ -558,10 +558,10 @@ def test_a_real_server_with_a_small_model(folder: Path, tmp_path: Path, serve: C
     saved = tmp_path / "judge"
     says_seven(saved)
     with served(saved) as url:
-        one = stage(folder, url, model=str(saved), timeout=60.0, max_tokens=12)
-        result = one.rate(folder)["mt-bench"]
+        evaluation = stage(folder, url, model=str(saved), timeout=60.0, max_tokens=12)
+        result = evaluation.rate(folder)["mt-bench"]
         assert (result["score"], result["rated"], result["failed"]) == (7.0, 10, 0)
-        assert {record["reply"] for record in kept(one, folder)} == {"[[7]]"}
+        assert {record["reply"] for record in kept(evaluation, folder)} == {"[[7]]"}
 
         def proxy(number: int, body: dict[str, Any]) -> Reply:
             troubles: dict[int, Reply] = {
@@ -578,8 +578,8 @@ def test_a_real_server_with_a_small_model(folder: Path, tmp_path: Path, serve: C
                 return 200, {}, bytes(reply.read())
 
         behind = serve(proxy)
-        one = stage(folder, behind.url, model=str(saved), timeout=4.0, max_tokens=12)
-        result = one.rate(folder)["mt-bench"]
+        evaluation = stage(folder, behind.url, model=str(saved), timeout=4.0, max_tokens=12)
+        result = evaluation.rate(folder)["mt-bench"]
         assert (result["score"], result["rated"], result["failed"]) == (7.0, 10, 0)
         assert len(behind.bodies) == 13
 
@@ -607,13 +607,13 @@ def says_seven(folder: Path) -> None:
         )
         model = transformers.LlamaForCausalLM(settings)
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        said = [*tokenizer("[[7]]")["input_ids"], tokenizer.eos_token_id]
+        reply = [*tokenizer("[[7]]")["input_ids"], tokenizer.eos_token_id]
         for _ in range(400):
-            asked = torch.randint(32, 127, (16, int(torch.randint(4, 60, ()))))
-            asked[:, -1] = ord(">")
-            tokens = torch.cat([asked, torch.tensor(said).expand(16, -1)], 1)
+            prompt = torch.randint(32, 127, (16, int(torch.randint(4, 60, ()))))
+            prompt[:, -1] = ord(">")
+            tokens = torch.cat([prompt, torch.tensor(reply).expand(16, -1)], 1)
             labels = tokens.clone()
-            labels[:, : asked.shape[1]] = -100
+            labels[:, : prompt.shape[1]] = -100
             loss = model(input_ids=tokens, labels=labels).loss
             optimizer.zero_grad()
             loss.backward()

@@ -260,7 +260,7 @@ def test_a_sound_solver(component: Any, check: Any) -> None:
 
 
 def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_read_more() -> None:
-    (check,) = (each for each in checks_of(ForgottenRidge()) if each.name == "ridge")
+    (check,) = (item for item in checks_of(ForgottenRidge()) if item.name == "ridge")
     with pytest.raises(CheckFailed) as caught:
         check(ForgottenRidge())
     first, expected, got, which, more = str(caught.value).splitlines()

@@ -47,9 +47,9 @@ class Lowest:
     def scores(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> torch.Tensor:
         data = problem.upper_data["select"]
         index = data.draw(key, self.batch_size, 1)
-        found = values(problem.f, theta, candidates.x, data.batch(None if index is None else index[0]), mode=self.mode)
+        losses = values(problem.f, theta, candidates.x, data.batch(None if index is None else index[0]), mode=self.mode)
         sound = torch.stack([leaf.reshape(candidates.count, -1).isfinite().all(1) for leaf in candidates.x.values()]).all(0)
-        return torch.where(sound, found, math.nan)
+        return torch.where(sound, losses, math.nan)
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores = self.scores(problem, theta, candidates, key)
@@ -66,10 +66,10 @@ class Softmax(Lowest):
     __doc__ = DOC
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        found = super().select(problem, theta, candidates, key)
-        uniform = torch.rand(len(found.scores), generator=key.fold("gumbel").generator(), dtype=torch.float64)
-        drawn = found.scores - (-uniform.log()).log().neg()
-        return evolve(found, index=torch.where(drawn.isfinite(), drawn, math.inf).argmin())
+        selection = super().select(problem, theta, candidates, key)
+        uniform = torch.rand(len(selection.scores), generator=key.fold("gumbel").generator(), dtype=torch.float64)
+        drawn = selection.scores - (-uniform.log()).log().neg()
+        return evolve(selection, index=torch.where(drawn.isfinite(), drawn, math.inf).argmin())
 
 
 class Thompson(Lowest):
@@ -78,8 +78,8 @@ class Thompson(Lowest):
     __doc__ = DOC
 
     def scores(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> torch.Tensor:
-        found = super().scores(problem, theta, candidates, key)
-        return found + torch.randn(candidates.count, generator=key.fold("noise").generator(), dtype=torch.float64).to(found)
+        scores = super().scores(problem, theta, candidates, key)
+        return scores + torch.randn(candidates.count, generator=key.fold("noise").generator(), dtype=torch.float64).to(scores)
 
 
 class Middle(Lowest):
@@ -88,10 +88,10 @@ class Middle(Lowest):
     __doc__ = DOC
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        found = super().select(problem, theta, candidates, key)
-        order = torch.where(found.scores.isfinite(), found.scores, math.inf).argsort(stable=True)
-        tied = found.scores == found.scores[order[max(int(found.finite) - 1, 0) // 2]]
-        return evolve(found, index=tied.to(torch.int64).argmax())
+        selection = super().select(problem, theta, candidates, key)
+        order = torch.where(selection.scores.isfinite(), selection.scores, math.inf).argsort(stable=True)
+        tied = selection.scores == selection.scores[order[max(int(selection.finite) - 1, 0) // 2]]
+        return evolve(selection, index=tied.to(torch.int64).argmax())
 
 
 def selector(change: Callable[[Selection, Candidates], Selection], cls: type = Lowest) -> Any:
@@ -127,21 +127,21 @@ class OwnRows(Lowest):
     """Scores every candidate on rows of its own."""
 
     def scores(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> torch.Tensor:
-        each = [
+        scores = [
             Lowest.scores(
                 self, problem, theta, Candidates(x={name: leaf[i : i + 1] for name, leaf in candidates.x.items()}), key.fold(i)
             )
             for i in range(candidates.count)
         ]
-        return torch.cat(each)
+        return torch.cat(scores)
 
 
 class StackedSum(Lowest):
     """Forgets, in the stacked form only, that candidates have scores of their own."""
 
     def scores(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> torch.Tensor:
-        found = super().scores(problem, theta, candidates, key)
-        return found + 0.1 * found.mean() if self.mode == "stacked" else found
+        scores = super().scores(problem, theta, candidates, key)
+        return scores + 0.1 * scores.mean() if self.mode == "stacked" else scores
 
 
 @frozen(kw_only=True)
@@ -161,10 +161,10 @@ class Exactly:
             columns = torch.stack([matvec(row) for row in torch.eye(len(b), dtype=b.dtype)], 1)
             return self.sign * torch.linalg.pinv(columns + self.ridge * torch.eye(len(b), dtype=b.dtype), rtol=1e-6) @ b
 
-        found = hypergradient(
+        estimate = hypergradient(
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, branch.x, solver=dense
         )
-        return found, {"calls": state["calls"] + 1}
+        return estimate, {"calls": state["calls"] + 1}
 
 
 def estimator(change: Callable[[Estimate], Estimate]) -> Any:
@@ -172,8 +172,8 @@ def estimator(change: Callable[[Estimate], Estimate]) -> Any:
         __doc__ = DOC
 
         def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-            found, state = super().estimate(problem, theta, branch, key, state)
-            return change(found), state
+            estimate, state = super().estimate(problem, theta, branch, key, state)
+            return change(estimate), state
 
     return Changed()
 
@@ -183,16 +183,16 @@ class NoMixedTerm(Exactly):
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         moved = evolve(branch, x={name: 0.5 * leaf for name, leaf in branch.x.items()})
-        found, state = super().estimate(problem, theta, moved, key, state)
-        return evolve(found, upper_loss=problem.f(theta, branch.x, problem.upper_data["differentiate"].batch(None))), state
+        estimate, state = super().estimate(problem, theta, moved, key, state)
+        return evolve(estimate, upper_loss=problem.f(theta, branch.x, problem.upper_data["differentiate"].batch(None))), state
 
 
 class Remembers(Exactly):
     """Keeps what cannot be written to a file."""
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        found, _ = super().estimate(problem, theta, branch, key, {"calls": 0})
-        return found, {"calls": 0, "branch": branch}
+        estimate, _ = super().estimate(problem, theta, branch, key, {"calls": 0})
+        return estimate, {"calls": 0, "branch": branch}
 
 
 @frozen(kw_only=True)

@@ -19,8 +19,8 @@ from hgms_testing import Check, CheckFailed, all_checks, checks_of_every_kind, k
 
 EVERY = "every"
 SOUND: dict[str, Any] = {
-    kind_of(type(each)).name: each
-    for each in (
+    kind_of(type(component)).name: component
+    for component in (
         of_solvers.MinimalResidual(),
         of_parts.Lowest(),
         of_parts.Exactly(),
@@ -51,11 +51,11 @@ def fault_of_the_sound_one(kind: str, name: str) -> str:
 
 
 def test_every_check_has_a_mutant_and_says_what_it_demands() -> None:
-    asked = [(kind, check.name) for kind, check in CHECKS]
+    checks = [(kind, check.name) for kind, check in CHECKS]
     # modules that misbehave while they are imported have a table and a test of their own
-    assert {(kind, name) for kind, name, *_ in MUTANTS} | {(EVERY, "import")} == set(asked)
-    assert set(SOUND) == {kind for kind, _ in asked}
-    assert len(asked) == len(set(asked)) > 60
+    assert {(kind, name) for kind, name, *_ in MUTANTS} | {(EVERY, "import")} == set(checks)
+    assert set(SOUND) == {kind for kind, _ in checks}
+    assert len(checks) == len(set(checks)) > 60
     assert all(check.demands.endswith(".") for _, check in CHECKS)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from attrs import define, evolve, field, frozen
-from fakes import Site
 from torch import Tensor
 
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
@@ -217,10 +216,11 @@ def named(name: str, component: Any) -> Check:
     return next(check for check in checks_of(component) if check.name == name)
 
 
-def test_what_importing_a_module_does_is_seen(site: Site) -> None:
+def test_what_importing_a_module_does_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
     components = []
     for number, (line, _) in enumerate(IMPORTS):
-        site.module(f"imported_{number}", MODULE.format(line=line))
+        (tmp_path / f"imported_{number}.py").write_text(MODULE.format(line=line))
         components.append(__import__(f"imported_{number}", fromlist=["Mine"]).Mine())
     state = torch.get_rng_state()
     torch.set_default_dtype(torch.float32)  # the modules were imported here too
@@ -232,18 +232,17 @@ def test_what_importing_a_module_does_is_seen(site: Site) -> None:
 
 
 @frozen(kw_only=True)
-class NoReplay:
+class NoCarry:
     __doc__ = DOC
-    name: ClassVar[str] = "no-replay"
+    name: ClassVar[str] = "no-carry"
 
     def init(self, problem: Any, key: Any) -> Any: ...
     def propose(self, problem: Any, theta: Any, start: Any, key: Any) -> Any: ...
-    def carry(self, start: Any, candidates: Any, index: Any, key: Any, problem: Any) -> Any: ...
 
 
 def test_a_missing_method_is_named() -> None:
-    came = named("registration", NoReplay()).fault(NoReplay())
-    assert came == "it misses the method replay(problem, theta, start, key, index, last)"
+    came = named("registration", NoCarry()).fault(NoCarry())
+    assert came == "it misses the method carry(start, candidates, index, key, problem)"
 
 
 def test_a_class_without_any_method_is_told_what_there_is() -> None:
@@ -284,10 +283,10 @@ def suite(folder: Path, failures: str) -> str:
 
 
 def test_ids_and_strict_expected_failures(tmp_path: Path) -> None:
-    told = suite(tmp_path, '{"batch": "one system at a time", "frozen": "no reason at all"}')
-    assert "XFAIL test_mine.py::test_conformance[exact-batch] - one system at a time" in told
-    assert "FAILED test_mine.py::test_conformance[exact-frozen]" in told
-    assert "[XPASS(strict)] no reason at all" in told
+    output = suite(tmp_path, '{"batch": "one system at a time", "frozen": "no reason at all"}')
+    assert "XFAIL test_mine.py::test_conformance[exact-batch] - one system at a time" in output
+    assert "FAILED test_mine.py::test_conformance[exact-frozen]" in output
+    assert "[XPASS(strict)] no reason at all" in output
 
 
 def test_the_names_of_expected_failures_are_checked() -> None:
@@ -353,19 +352,19 @@ def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         ({"bacth": "a slip"}, "testing_failures: unknown check 'bacth'; did you mean 'batch'?"),
         ({"batch": ""}, "testing_failures['batch'] is ''; write the reason that it is not to be passed"),
         ("batch", "testing_failures is 'batch'; write a table of check names and reasons"),
     ],
 )
-def test_what_it_says_is_checked(declared: Any, said: str) -> None:
+def test_what_it_says_is_checked(declared: Any, message: str) -> None:
     wrong = type("Wrong", (Exact,), {"testing_failures": declared, "__doc__": DOC})
     with pytest.raises(ConfigError) as caught:
         check_component(wrong())
-    assert said in str(caught.value)
-    assert [said in result.fault for result in hgms_check(wrong)][-1]
+    assert message in str(caught.value)
+    assert [message in result.fault for result in hgms_check(wrong)][-1]
 
 
 def test_a_slip_in_a_method_s_name_is_named() -> None:
@@ -385,19 +384,19 @@ def test_problems_are_made_where_asked(name: str) -> None:
         known = getattr(problems, name)()
         problem = getattr(known, "problem", known)
         rows = {role: data.batch(None) for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
-        found = tensors(snapshot([problem.theta0, problem.x0, rows, problem.references]))
+        leaves = tensors(snapshot([problem.theta0, problem.x0, rows, problem.references]))
         values = [problem.g(problem.theta0, problem.x0, rows["lower"]), problem.f(problem.theta0, problem.x0, rows["select"])]
-    assert {leaf.device.type for leaf in [*found.values(), *values]} == {"meta"}
+    assert {leaf.device.type for leaf in [*leaves.values(), *values]} == {"meta"}
     assert place().type == "cpu"
 
 
 def test_systems_and_candidates_are_made_where_asked() -> None:
     with inputs_on("meta"):
-        found = [solvers.matrix(0.5, 1.5), *tensors(snapshot(selectors.candidates())).values()]
-    assert {leaf.device.type for leaf in found} == {"meta"}
+        leaves = [solvers.matrix(0.5, 1.5), *tensors(snapshot(selectors.candidates())).values()]
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
 
 
 def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
-    [check] = [each for each in checks_of(Exact()) if each.name == "precision"]
+    [check] = [item for item in checks_of(Exact()) if item.name == "precision"]
     assert "is on cpu, the inputs on cuda" in check.fault(Exact())

@@ -96,8 +96,8 @@ class Runs:
 
 class WrongAxis(Runs):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        found = super().propose(problem, theta, start, key)
-        return evolve(found, x={name: leaf.movedim(0, -1) for name, leaf in found.x.items()})
+        candidates = super().propose(problem, theta, start, key)
+        return evolve(candidates, x={name: leaf.movedim(0, -1) for name, leaf in candidates.x.items()})
 
 
 class Ascends(Runs):
@@ -155,16 +155,18 @@ def counted(share: float) -> Any:
         __doc__ = DOC
 
         def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-            found = super().propose(problem, theta, start, key)
-            return evolve(found, cost=Cost(**{name: int(share * each) for name, each in found.cost.numbers().items()}))
+            candidates = super().propose(problem, theta, start, key)
+            return evolve(
+                candidates, cost=Cost(**{name: int(share * count) for name, count in candidates.cost.numbers().items()})
+            )
 
     return Declares()
 
 
 class NoLosses(Runs):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        found = super().propose(problem, theta, start, key)
-        return evolve(found, losses=torch.zeros(found.count, dtype=torch.float64))
+        candidates = super().propose(problem, theta, start, key)
+        return evolve(candidates, losses=torch.zeros(candidates.count, dtype=torch.float64))
 
 
 class OneKey(Runs):
@@ -211,8 +213,12 @@ class CarriesGenerator(Runs):
 
 class OneForAllStacked(Runs):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        found = super().propose(problem, theta, start, key)
-        return evolve(found, x={name: leaf + 0.1 for name, leaf in found.x.items()}) if self.mode == "stacked" else found
+        candidates = super().propose(problem, theta, start, key)
+        return (
+            evolve(candidates, x={name: leaf + 0.1 for name, leaf in candidates.x.items()})
+            if self.mode == "stacked"
+            else candidates
+        )
 
 
 class Alike(Runs):
@@ -273,16 +279,16 @@ def task(**changes: Any) -> Any:
         __doc__ = DOC
 
         def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-            made = super().problem(seed, device, dtype)
-            return evolve(made, **{name: change(made) for name, change in changes.items()})
+            problem = super().problem(seed, device, dtype)
+            return evolve(problem, **{name: change(problem) for name, change in changes.items()})
 
     return Changed()
 
 
 class Online(Line):
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        with socket.socket() as one:
-            one.connect(("127.0.0.1", 9))
+        with socket.socket() as connection:
+            connection.connect(("127.0.0.1", 9))
         return super().problem(seed, device, dtype)
 
 
@@ -335,12 +341,12 @@ class Walk:
         for _ in range(5):
             grads, _ = gradient(problem.g, theta, x, below)
             x = {name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
-        found = hypergradient(
+        estimate = hypergradient(
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
         )
-        theta = problem.project({name: leaf - self.lr * found.value[name] for name, leaf in theta.items()})
-        calls = state["calls"] + 5 + found.cost.calls
-        return {"theta": theta, "x": x, "calls": calls}, {"upper_loss": found.upper_loss, "oracle_calls": calls}
+        theta = problem.project({name: leaf - self.lr * estimate.value[name] for name, leaf in theta.items()})
+        calls = state["calls"] + 5 + estimate.cost.calls
+        return {"theta": theta, "x": x, "calls": calls}, {"upper_loss": estimate.upper_loss, "oracle_calls": calls}
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]
@@ -412,8 +418,8 @@ class OwnBatch(Walk):
         for row in draws:
             leaf = x["x"].detach().requires_grad_()
             losses = sources.losses({"x": leaf}, data.batch(row))
-            gradients.append(torch.stack([torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in losses]))
-        ends = [{"x": x["x"] - 0.01 * weights @ each} for each in gradients[:4]]
+            gradients.append(torch.stack([torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]))
+        ends = [{"x": x["x"] - 0.01 * weights @ slopes} for slopes in gradients[:4]]
         best = min(range(4), key=lambda i: float(problem.f(theta, ends[i], above)))
         (slope,), _ = gradient(problem.f, theta, ends[best], above)
         along = weights * (gradients[4 if self.fresh else best] @ slope)
@@ -569,7 +575,7 @@ def test_a_sound_component(sound: Any) -> None:
 
 def test_a_task_that_takes_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "SECONDS", 0.0)
-    (check,) = (each for each in checks_of(Line()) if each.name == "smoke")
+    (check,) = (item for item in checks_of(Line()) if item.name == "smoke")
     assert "make the settings that are checked smaller" in check.fault(Line())
 
 
