@@ -24,7 +24,7 @@ GROUP, PROGRAMS = "hgms", "hgms.programs"
 FIRST_PARTY = "hgms"
 
 
-@frozen(kw_only=True)
+@frozen
 class Entry:
     """An entry point of an installed distribution."""
 
@@ -40,29 +40,17 @@ def installed() -> dict[str, list[Entry]]:
     """The entry points of both groups in the order of their names; ours first among equals, so that a third party cannot take
     a built-in plugin's name."""
     every = importlib.metadata.entry_points()
-    points = {group: every.select(group=group) for group in (GROUP, PROGRAMS)}
-    # a distribution's metadata is parsed once, however many entry points it has
-    owners = {
-        id(dist): dist.metadata for dist in {id(p.dist): p.dist for p in (*points[GROUP], *points[PROGRAMS])}.values() if dist
-    }
-    return {
-        group: sorted((_entry(point, owners.get(id(point.dist))) for point in points[group]), key=_order) for group in points
-    }
-
-
-def _entry(point: importlib.metadata.EntryPoint, owner: Any) -> Entry:
-    return Entry(
-        name=point.name,
-        module=point.value,
-        distribution=owner["Name"] if owner else "(unknown)",
-        version=owner["Version"] if owner else "?",
-        extras=tuple(point.extras),
-        load=functools.partial(_loaded, point),
-    )
-
-
-def _order(entry: Entry) -> tuple[str, bool, str]:
-    return canonical(entry.name), entry.distribution != FIRST_PARTY, entry.distribution
+    owners: dict[int, Any] = {}  # a distribution's metadata is parsed once, however many entry points it has
+    entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
+    for group in entries:
+        for point in every.select(group=group):
+            if id(point.dist) not in owners:
+                owners[id(point.dist)] = point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
+            owner, load = owners[id(point.dist)], functools.partial(_loaded, point)
+            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], tuple(point.extras), load)
+            entries[group].append(entry)
+        entries[group].sort(key=lambda entry: (canonical(entry.name), entry.distribution != FIRST_PARTY, entry.distribution))
+    return entries
 
 
 def first_party() -> frozenset[str]:

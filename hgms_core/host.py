@@ -103,7 +103,6 @@ class Host:
 
     @functools.cached_property
     def installed(self) -> dict[str, list[Entry]]:
-        """Entry points by their group."""
         return installed()
 
     @functools.cached_property

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+import hgms_core
 from hgms_core import protocols
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
@@ -74,19 +75,12 @@ class Component:
         return f"{self.target.__module__}:{self.target.__qualname__}"
 
     def row(self) -> dict[str, Any]:
-        return _row(self.kind.name, self.name, self.plugin, self.summary, "available")
+        state = {"status": "available", "install": None}
+        return {"kind": self.kind.name, "name": self.name, **_owner(self.plugin), "summary": self.summary, **state}
 
 
-def _row(kind: str, name: str, plugin: PluginInfo, summary: str, status: str) -> dict[str, Any]:
-    owner = {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
-    install = None if status == "available" else plugin.install
-    return {"kind": kind, "name": name, **owner, "summary": summary, "status": status, "install": install}
-
-
-def _core() -> PluginInfo:
-    from hgms_core import __version__
-
-    return PluginInfo(name="core", module="hgms_core", distribution="hgms", version=__version__)
+def _owner(plugin: PluginInfo) -> dict[str, Any]:
+    return {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
 
 
 class Registry:
@@ -96,7 +90,8 @@ class Registry:
         self.host = host
         self._components: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
         self._clashes: dict[tuple[str, str], PluginError] = {}
-        self._add(Component(kind=KINDS["method"], name="pipeline", target=Pipeline, plugin=_core()))
+        core = PluginInfo(name="core", module="hgms_core", distribution=FIRST_PARTY, version=hgms_core.__version__)
+        self._add(Component(kind=KINDS["method"], name=Pipeline.name, target=Pipeline, plugin=core))
         self.wrappers: list[type] = []
         """Classes of methods whose fields may stand among those of the pipeline inside (:func:`inside`)."""
         for kind in KINDS.values():
@@ -126,8 +121,11 @@ class Registry:
     def rows(self, kind: str | None = None) -> list[dict[str, Any]]:
         """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
         rows = [component.row() for component in self.components(kind)]
-        absent = [info for info in self.host.failed() if info.status in ("missing-extra", "failed") and not info.program]
-        return rows + [_row("plugin", info.name, info, info.error or "", info.status) for info in absent]
+        for info in self.host.failed():
+            if info.status != "incomplete" and not info.program:
+                state = {"summary": info.error, "status": info.status, "install": info.install}
+                rows.append({"kind": "plugin", "name": info.name, **_owner(info), **state})
+        return rows
 
     def find(self, kind: str, name: str) -> Component | None:
         return None if (kind, name) in self._clashes else self._components[kind].get(name)
@@ -145,10 +143,8 @@ class Registry:
             return [line.strip() for line in str(self._clashes[kind, name]).splitlines()]
         lines = [line.strip() for line in unknown(KINDS[kind].label, name, self._components[kind]).splitlines()]
         for info in self.host.failed():
-            if info.status == "incomplete":
-                lines.append(f"note: plugin {info.name!r} ({info.owner}) is not whole: {info.error}")
-            else:
-                lines.append(f"note: plugin {info.name!r} ({info.owner}) did not load: {info.error}")
+            state = "is not whole" if info.status == "incomplete" else "did not load"
+            lines.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")
             lines.append(f"      -> {info.install}" if info.install else "      `hgms plugins -v` shows the traceback")
         return [*lines, f"`hgms list {kind}` says what each does"]
 
@@ -330,38 +326,26 @@ def _fields_beside(cls: type[Any], first: type) -> dict[str, attrs.Attribute[Any
 def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
     """The core calls with the protocol's parameters, by position or by name; more parameters need defaults."""
     method = getattr(target, name, None)
-    shown = f"{name}{_short(wanted)}"
+    expected = list(wanted.parameters.values())[1:]
+    defaults = {item.name: "" if item.default is item.empty else f"={item.default!r}" for item in expected}
+    protocol = f"{name}({', '.join(key + default for key, default in defaults.items())})"
     if not callable(method):
-        return [f"it misses the method {shown}"]
+        return [f"it misses the method {protocol}"]
     parameters = list(inspect.signature(method).parameters.values())
     if not isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod)):
         parameters = parameters[1:]
     names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.POSITIONAL_ONLY)]
-    variadic = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    expected = list(wanted.parameters.values())[1:]
-    if variadic and len(names) < len(expected):
+    if len(names) < len(expected) and any(item.kind is item.VAR_POSITIONAL for item in parameters):
         return []
-    if names[: len(expected)] != [item.name for item in expected]:
-        return [f"its method {name}({', '.join(map(str, names))}) should be {shown}"]
-    optional = {item.name for item in expected if item.default is not item.empty}
-    by_name = {item.name: item for item in parameters}
-    extra = [
+    if names[: len(expected)] != list(defaults):
+        return [f"its method {name}({', '.join(names)}) should be {protocol}"]
+    needed = [
         item.name
         for item in parameters
-        if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
-        and item.default is item.empty
-        and (item.name in optional or item.name not in {parameter.name for parameter in expected})
+        if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     ]
-    assert by_name.keys() >= optional
-    return [f"its method {name}: the parameter {item!r} needs a default (the protocol is {shown})" for item in extra]
-
-
-def _short(signature: inspect.Signature) -> str:
-    """A signature without self and annotations."""
-    shown = [
-        item.name if item.default is item.empty else f"{item.name}={item.default!r}" for item in signature.parameters.values()
-    ]
-    return f"({', '.join(shown[1:])})"
+    extra = [key for key in needed if defaults.get(key, "more")]
+    return [f"its method {name}: the parameter {key!r} needs a default (the protocol is {protocol})" for key in extra]
 
 
 def _called(target: object) -> str:

@@ -56,12 +56,14 @@ def watched() -> Iterator[Watch]:
         with (
             undone() as watch.changed,
             warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(_Noted(watch)),
+            contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             warnings.simplefilter("always", HookDeprecated)
             yield watch
     finally:
         watch.seconds = time.perf_counter() - started
+        watch.printed = printed.getvalue()
+        sys.stderr.write(watch.printed)
         for warning in caught:
             if issubclass(warning.category, HookDeprecated):
                 watch.deprecated.append(str(warning.message))
@@ -82,17 +84,6 @@ def undone() -> Iterator[list[str]]:
             if after != value:
                 restore(value)
                 changed.append(f"{name} from {_shown(value)} to {_shown(after)}")
-
-
-class _Noted(io.TextIOBase):
-    """Standard output that is shown on stderr, and noted."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-
-    def write(self, text: str) -> int:
-        self.watch.printed += text
-        return sys.stderr.write(text)
 
 
 class HookDeprecated(DeprecationWarning):

@@ -593,20 +593,6 @@ HOSTED = [
         observer("hgms_step_finished(record)", "import torch; torch.manual_seed(0)"),
         status="loaded",
     ),
-    *(
-        hosted(
-            f"observer that changes {what}",
-            observer("hgms_step_finished(record)", f"import os, torch; {call}"),
-            what,
-            "this was undone",
-            status="loaded",
-        )
-        for what, call in (
-            ("torch's default dtype", "torch.set_default_dtype(torch.float64)"),
-            ("torch's gradient mode", "torch.set_grad_enabled(False)"),
-            ("the working directory", "os.chdir('/')"),
-        )
-    ),
     hosted(
         "command that is taken",
         observer("hgms_register_commands(cli)", "cli.command('run')(lambda: print('mine'))"),

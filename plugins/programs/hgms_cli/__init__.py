@@ -18,16 +18,9 @@ from hgms_cli.terminal import (
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars",
-    "json_option",
-    "main",
-    "plugin_option",
-    "print_json",
-    "print_table",
-    "printable",
-    "track_option",
+    "Bars", "json_option", "main", "plugin_option", "print_json", "print_table", "printable", "track_option",
     "trust_option",
-]
+]  # fmt: skip
 
 
 @hookimpl
