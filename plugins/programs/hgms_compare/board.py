@@ -30,16 +30,17 @@ class Board:
     def __exit__(self, *error: object) -> None:
         self._view.__exit__(*error)
 
-    def began(self, title: str) -> None:
-        self._began[title] = time.monotonic()
-        self._view.bars.show(title, 0.0)
+    def began(self, cell: object) -> None:
+        """``cell`` is called by its text here and in what follows."""
+        self._began[str(cell)] = time.monotonic()
+        self._view.bars.show(str(cell), 0.0)
 
-    def step(self, title: str, share: float, record: Mapping[str, Any]) -> None:
-        self._view.step(title, record, share)
+    def step(self, cell: object, share: float, record: Mapping[str, Any]) -> None:
+        self._view.step(str(cell), record, share)
 
-    def ended(self, title: str, status: str, error: str | None) -> None:
+    def ended(self, cell: object, status: str, error: str | None) -> None:
+        title, why = str(cell), f": {error.splitlines()[0]}" if error else ""
         self._ended += 1
-        why = f": {error.splitlines()[0]}" if error else ""
         if self._view.bars.visible:
             self._view.bars.remove(title)
             self._show_all()

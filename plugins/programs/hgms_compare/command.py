@@ -1,12 +1,11 @@
-"""``hgms compare``: parses, calls, prints."""
+"""``hgms compare``: parse, call, print."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,13 +13,12 @@ from hgms_cli import json_option, plugin_option, print_json, print_table, printa
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
-    from hgms_compare.grid import Grid
     from hgms_core.registry import Registry
 
 
-def _words(_context: click.Context, _option: click.Parameter, value: Sequence[str]) -> list[str]:
+def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
     """Repeatable, and with commas."""
-    return [word.strip() for each in value for word in each.split(",") if word.strip()]
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
 
 def _seeds(_context: click.Context, _option: click.Parameter, value: str | None) -> int | list[int] | None:
@@ -32,50 +30,18 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
     try:
         if "," not in value and "-" not in value:
             return int(value)
-        found: list[int] = []
+        seeds: list[int] = []
         for part in value.split(","):
             first, dash, last = part.partition("-")
             numbers = range(int(first), int(last if dash else first) + 1)
             if not numbers:
                 raise ValueError
-            if len(found) + numbers.stop - numbers.start > MOST_SEEDS:
+            if len(seeds) + numbers.stop - numbers.start > MOST_SEEDS:
                 raise click.BadParameter(f"at most {MOST_SEEDS:,} seeds, not {value!r}")
-            found += numbers
+            seeds += numbers
     except ValueError:
         raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
-    return found
-
-
-def _rows(grid: Grid) -> list[dict[str, Any]]:
-    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them, then the cells."""
-    from hgms_compare import sweep
-    from hgms_compare.compare import state_of
-    from hgms_run import RunFolder
-
-    rows = []
-    for one in sweep.plan(grid):
-        for number, seed in itertools.product(range(one.settings.trials), one.settings.seeds):
-            folder = RunFolder(one.path(number, seed))
-            summary = folder.read_summary() or {}
-            state = str(summary.get("status", "begun" if folder.begun else "new"))
-            rows.append(
-                {"task": one.task, "method": one.method, "trial": number, "seed": seed, "state": state, "folder": folder.path}
-            )
-    cells = [
-        {"task": cell.task, "method": cell.method, "seed": cell.config.seed, "state": state_of(cell)[0], "folder": cell.path}
-        for cell in grid.cells()
-    ]
-    return [*rows, *({**cell, "trial": None} for cell in cells)] if rows else cells
-
-
-def _work(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How much is left to do, in seconds where the budgets are."""
-    left = [row for row in rows if row["state"] in ("new", "begun")]
-    trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
-    seconds = [(trial if row.get("trial") is not None else grid.budget).seconds for row in left]
-    known = [one for one in seconds if one is not None]
-    time = f": {sum(known):,.0f} s of steps, one run at a time" if known and len(known) == len(left) else ""
-    return f"{len(left)} of {len(rows)} runs to do{time}"
+    return seeds
 
 
 @click.command()
@@ -119,43 +85,41 @@ def compare(
     What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2 if the grid is wrong.
     """
     from hgms_compare.compare import run_grid
+    from hgms_compare.dry_run import listing, work_left
     from hgms_compare.grid_file import FLAGS, load
     from hgms_compare.scale import scaled
     from hgms_run import tables_of
 
-    over = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
-    # the file, then its scale, then the flags, which have the last word
-    table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
-    table |= {key: value for key, value in over.items() if value is not None}
-    sets = [*sets, *track]
-    if out is not None:
-        sets = [*sets, f"run.out={json.dumps(out)}"]
     if grid is None and scale is not None:
         raise ConfigError(f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given")
+    # the file, then its scale, then the flags, which have the last word
+    table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
+    flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
+    table |= {key: value for key, value in flags.items() if value is not None}
+    sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
         loaded = load(table, source=FLAGS, sets=sets, registry=registry)
     else:
         loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry)
     if dry_run:
-        rows = _rows(loaded)
+        rows = listing(loaded)
         if as_json:
             print_json(rows)
             return
         print_table(tuple(rows[0]), rows)
-        click.echo(_work(loaded, rows))
+        click.echo(work_left(loaded, rows))
         return
-    found = run_grid(
+    comparison = run_grid(
         loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     if as_json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
     else:
-        for one in found.tables:
-            click.echo(printable(f"{one.task}: {found.heading}"))
-            columns = one.columns
-            print_table(tuple(columns[0]), columns)
-        for line in found.remarks:
+        for results in comparison.tables:
+            click.echo(printable(f"{results.task}: {comparison.heading}"))
+            print_table(tuple(results.columns[0]), results.columns)
+        for line in comparison.remarks:
             click.echo(printable(line))
         click.echo(f"  {loaded.out}")
-    ctx.exit(0 if found.complete else 1)
+    ctx.exit(0 if comparison.complete else 1)

@@ -12,130 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
-from attrs import field, frozen
 
 from hgms_compare import sweep as sweeps
-from hgms_compare import workers
 from hgms_compare.board import Board
+from hgms_compare.comparison import Comparison, gather
+from hgms_compare.crew import Crew, cores
 from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.grid_file import load
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
+from hgms_compare.worker import Ending
+from hgms_core import Budget, ConfigError
 from hgms_core.registry import Registry, kinds_of
-from hgms_results import StoredRun, Table, read_run, table
-from hgms_run import Interrupted, RunFolder, RunSettings, plain, stoppable
-
-ALIKE = "equal candidates"
-"""The note of a method whose candidates never differed."""
-
-
-@frozen(kw_only=True)
-class Failure:
-    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched; ``begun`` and
-    ``new`` ones go on when the comparison is asked for again."""
-
-    task: str
-    method: str
-    seed: int
-    path: Path
-    status: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.status}: {self.task}, {self.method}, seed {self.seed}: {self.reason}\n    {self.path}"
-
-
-@frozen(kw_only=True)
-class Comparison:
-    """The end of a comparison: a table for each task, the cells without a result, and the pilot sweeps."""
-
-    tables: Sequence[Table]
-    failures: Sequence[Failure]
-    sweeps: Sequence[Mapping[str, Any]]
-    grid: Grid = field(repr=False)
-
-    @property
-    def complete(self) -> bool:
-        return not self.failures
-
-    def as_dict(self) -> dict[str, Any]:
-        grid = self.grid
-        return {
-            "budget": str(grid.budget),
-            "seeds": list(grid.seeds),
-            "out": str(grid.out),
-            "tasks": [one.as_dict() for one in self.tables],
-            "failed": [attrs.asdict(one) | {"path": str(one.path)} for one in self.failures],
-            "sweeps": [dict(one) for one in self.sweeps],
-        }
-
-    def __str__(self) -> str:
-        lines = []
-        for one in self.tables:
-            lines.append(f"{one.task}: {self.heading}")
-            columns = one.columns
-            width = {name: max(len(name), *(len(row[name]) for row in columns)) for name in columns[0]}
-            lines.append("  ".join(name.ljust(width[name]) for name in width).rstrip())
-            lines += ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in columns]
-            lines.append("")
-        return "\n".join([*lines, *self.remarks]).rstrip()
-
-    @property
-    def heading(self) -> str:
-        seeds = len(self.grid.seeds)
-        return f"{self.grid.budget} each, {seeds} seed{'s' * (seeds > 1)}; mean ± half width of the 95 % interval"
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the tables do not say: how settings were chosen, what has no result."""
-        said = []
-        if any(one.winner for one in self.tables):
-            said.append("★ ahead of every other method: each difference's interval excludes zero")
-        pairs = [pair for one in self.tables for pair in one.pairs.values() if pair.count > 1]
-        if pairs:
-            said.append(
-                "differences: paired by seed, intervals by Holm's rule over all pairs (chance of a false one: at most 5 %)"
-            )
-        if any(pair.half_width == 0 for pair in pairs):
-            said.append("± 0: the same in every seed, which says nothing about chance")
-        if any(ALIKE in row.notes for one in self.tables for row in one.rows):
-            said.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
-        if any("sources" in getattr(one.task, "traits", ()) for one in self.grid.pairs.values()):
-            said.append(
-                "losses are those of the x that each method learned its weights with; "
-                "to compare mixtures, tune on each (hgms mix GRID --method LABEL)"
-            )
-        for each in self.sweeps:
-            chosen = ", ".join(f"{key} = {value}" for key, value in each["chosen_values"].items())
-            said.append(
-                f"sweep: {each['task']}, {each['method']}: trial {each['chosen'] + 1} of {len(each['trials'])} ({chosen})"
-                + (f"; {lost} trials failed" if (lost := sum(one["loss"] is None for one in each["trials"])) else "")
-                + (f"; {each['note']}" if each["note"] else "")
-            )
-        if any(one.status == "failed" for one in self.failures):
-            said.append("failed runs keep their place; --retry-failed runs them once more")
-        return [*said, *map(str, self.failures)]
-
-
-# --- carrying out ------------------------------------------------------------------------------------------------------
-
-
-def state_of(cell: Cell) -> tuple[str, str | None]:
-    """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
-    folder = RunFolder(cell.path)
-    try:
-        if folder.config.exists() and not folder.holds(cell.config.to_toml()):
-            return "damaged", "it holds a run of another configuration"
-        summary = folder.read_summary()
-        if summary is None:
-            return ("begun" if folder.config.exists() else "new"), None
-        if summary.get("status") == "done":
-            return "done", None
-        if summary.get("status") == "failed":
-            return "failed", str(summary.get("error") or "no reason on record")
-        return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
-    except (HgmsError, OSError, ValueError, TypeError) as error:
-        return "damaged", str(error)
+from hgms_run import Interrupted, RunSettings, plain, stoppable
 
 
 def run_grid(
@@ -152,40 +39,33 @@ def run_grid(
     Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
     ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
     seconds or the device is not the CPU, else one a core; 0 runs in this process. ``fresh`` gives every cell a process of its
-    own. ``say`` is told what a person should know.
+    own. ``say`` gets what a person should know.
     """
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
-    timed = any(one.seconds is not None for one in (grid.budget, grid.sweep.budget if grid.sweep else None) if one is not None)
+    trial = grid.sweep.budget if grid.sweep else None
+    timed = any(budget is not None and budget.seconds is not None for budget in (grid.budget, trial))
     if jobs is None:
-        jobs = 1 if timed or grid.run.device != "cpu" else workers.cores()
+        jobs = 1 if timed or grid.run.device != "cpu" else cores()
     elif jobs > 1 and timed:
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
-    ended: dict[Path, workers.Ending] = {}
-    # plugins that no distribution announces (files, modules) are told to the workers; the others they find themselves
+    wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
+    endings: dict[Path, Ending] = {}
+    # the workers load the plugins that no distribution announces (files, modules); the others they find themselves
     files = [
         info.module for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")
     ]
     try:
-        with stoppable(), workers.Crew(count=jobs, plugins=files, fresh=fresh) as crew:
+        with stoppable(), Crew(count=jobs, plugins=files, fresh=fresh) as crew:
 
-            def carry_out(cells: list[Cell]) -> None:
-                wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
-                waiting = [
-                    workers.Job(config=cell.config, path=cell.path, title=str(cell))
-                    for cell in cells
-                    if state_of(cell)[0] in wanted
-                ]
+            def carry_out(cells: Sequence[Cell]) -> None:
+                waiting = [cell for cell in cells if cell.state()[0] in wanted]
                 with Board(len(waiting), enabled=progress) as board:
-                    for ending in crew.carry_out(
-                        waiting,
-                        began=lambda job: board.began(job.title),
-                        report=lambda job, share, record: board.step(job.title, share, record),
-                    ):
-                        board.ended(ending.job.title, ending.status, ending.error)
-                        ended[ending.job.path] = ending
+                    for ending in crew.carry_out(waiting, began=board.began, report=board.step):
+                        board.ended(ending.cell, ending.status, ending.error)
+                        endings[ending.cell.path] = ending
 
             chosen = sweeps.carry_out(planned, carry_out)
             cells = grid.cells(chosen)
@@ -193,7 +73,7 @@ def run_grid(
     except KeyboardInterrupt as error:  # wherever it came, also between two runs
         number = getattr(error, "number", signal.SIGINT)
         raise Interrupted("interrupted; run the same command again to go on", number) from None
-    return _gather(grid, cells, planned, ended)
+    return gather(grid, cells, planned, endings)
 
 
 def _ensure_writable(folder: Path) -> None:
@@ -204,62 +84,6 @@ def _ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write into {folder}: {error.strerror or error}; choose another --out") from None
-
-
-def _gather(
-    grid: Grid, cells: Sequence[Cell], planned: Sequence[sweeps.Sweep], ended: Mapping[Path, workers.Ending]
-) -> Comparison:
-    runs: dict[str, dict[str, list[StoredRun]]] = {}
-    failures: list[Failure] = []
-    gaps: dict[tuple[str, str], list[np.ndarray]] = {}
-    for cell in cells:
-        mine = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
-        status, reason = state_of(cell)
-        if status == "done":
-            try:
-                run = read_run(cell.path)
-                gaps.setdefault((cell.task, cell.method), []).append(run.columns(["gap"])["gap"][1:])
-                mine.append(run)
-                continue
-            except CheckpointError as error:
-                status, reason = "damaged", str(error)
-        ending = ended.get(cell.path)
-        if ending is not None and ending.status == "refused":
-            status, reason = "damaged", ending.error
-        elif ending is not None and ending.status == "stopped":
-            reason = ending.error
-        failures.append(
-            Failure(
-                task=cell.task, method=cell.method, seed=cell.config.seed, path=cell.path, status=status,
-                reason=reason or "it did not end",
-            )
-        )  # fmt: skip
-    swept = {(one.task, one.method) for one in planned}
-    tables = []
-    for task, by_method in runs.items():
-        metric = grid.metrics[task]
-        notes = {method: [ALIKE] for method in by_method if _alike(gaps.get((task, method), []))}
-        for method in by_method if planned else ():
-            if (task, method) not in swept:
-                notes.setdefault(method, []).append("not swept")
-        tables.append(
-            table(
-                by_method,
-                metric,
-                grid.reference,
-                task=task,
-                higher_is_better=next(one for key, one in grid.pairs.items() if key[0] == task).task.metrics[metric],
-                failed={method: sum(one.task == task and one.method == method for one in failures) for method in by_method},
-                notes=notes,
-            )
-        )
-    return Comparison(tables=tables, failures=failures, sweeps=[one.as_dict() for one in planned], grid=grid)
-
-
-def _alike(gaps: Sequence[np.ndarray]) -> bool:
-    """Whether there were several candidates and never a difference between them in any run: nothing was selected. With one
-    candidate the gap is infinite, and other methods have none: both read as NaN."""
-    return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
 
 
 # --- from Python -------------------------------------------------------------------------------------------------------
@@ -356,4 +180,4 @@ def _ensure_registered(component: Any, registry: Registry) -> None:
             _ensure_registered(value, registry)
 
 
-__all__ = ["Comparison", "Failure", "compare", "run_grid", "state_of"]
+__all__ = ["compare", "run_grid"]

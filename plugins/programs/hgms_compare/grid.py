@@ -12,9 +12,9 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms_core import Budget, Method, overlay
+from hgms_core import Budget, HgmsError, Method, overlay
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, RunSettings, put, run_path, structured
+from hgms_run import RunConfig, RunFolder, RunSettings, put, run_path, structured
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
@@ -40,7 +40,7 @@ class SweepSettings:
     """The pilot sweep of a grid (see :mod:`hgms_compare.sweep`).
 
     ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field); the first trial is the
-    method's given settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
+    method's own settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
     ``seed`` is the sampler's.
     """
 
@@ -54,7 +54,7 @@ class SweepSettings:
 
 @frozen(kw_only=True)
 class Entry:
-    """One task or method of a grid: its label, its table as given, what it says for single tasks (``on``)."""
+    """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``)."""
 
     kind: Literal["task", "method"]
     label: str
@@ -90,6 +90,23 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
 
+    def state(self) -> tuple[str, str | None]:
+        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
+        folder = RunFolder(self.path)
+        try:
+            if folder.config.exists() and not folder.holds(self.config.to_toml()):
+                return "damaged", "it holds a run of another configuration"
+            summary = folder.read_summary()
+            if summary is None:
+                return ("begun" if folder.config.exists() else "new"), None
+            if summary.get("status") == "done":
+                return "done", None
+            if summary.get("status") == "failed":
+                return "failed", str(summary.get("error") or "no reason on record")
+            return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
+        except (HgmsError, OSError, ValueError, TypeError) as error:
+            return "damaged", str(error)
+
 
 @frozen(kw_only=True)
 class Grid:
@@ -116,23 +133,18 @@ class Grid:
         """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
         configurations of pairs by those that a sweep found."""
         pairs = {**self.pairs, **(chosen or {})}
-        found = []
-        for seed in self.seeds:
-            for one in pairs.values():
-                made = attrs.evolve(one, seed=seed)
-                found.append(Cell(config=made, path=run_path(made)))
-        return found
+        configs = [attrs.evolve(config, seed=seed) for seed in self.seeds for config in pairs.values()]
+        return [Cell(config=config, path=run_path(config)) for config in configs]
 
     def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
         """The configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
-        entry = next(one for one in self.methods if one.label == method)
+        entry = next(entry for entry in self.methods if entry.label == method)
         table = entry.at(task)
         for key, value in values.items():
             put(table, key.split("."), value)
         traits = frozenset(getattr(base.task, "traits", ()))
-        made = structured(table, Method, self.registry, traits)
-        return attrs.evolve(base, method=made, method_name=entry.name)
+        return attrs.evolve(base, method=structured(table, Method, self.registry, traits), method_name=entry.name)
 
 
 __all__ = ["MOST_SEEDS", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]

@@ -34,6 +34,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -96,37 +98,19 @@ class _Loader:
         self.where, self.registry = where, registry
         self.problems: list[str] = []
 
-    def stop(self) -> None:
-        found = list(dict.fromkeys(self.problems))
-        if len(found) == 1:
-            raise ConfigError(found[0])
-        if found:
-            shown = "\n".join("  " + one.replace("\n", "\n  ") for one in found)
-            raise ConfigError(f"{len(found)} problems in {self.where}; nothing was run:\n{shown}")
-
-    def built(self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()) -> Any:
-        """The object a table describes (a method for tasks with ``traits``), or None with its errors among the problems."""
-        try:
-            return structured(table, wanted, self.registry, traits)
-        except Invalid as invalid:
-            self.problems += [Invalid(one).render(place) for one in invalid.errors]
-        except HgmsError as error:
-            self.problems.append(f"{error} @ {place}")
-        return None
-
-    def load(self, given: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
-        table = copy.deepcopy(given)
-        every_task, every_method = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
-        self.lay(table, [*every_task, *every_method], sets)
-        tasks, methods = self.narrowed(every_task, only_tasks), self.narrowed(every_method, only_methods)
+    def load(self, grid: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
+        table = copy.deepcopy(grid)
+        all_tasks, all_methods = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
+        self.lay(table, [*all_tasks, *all_methods], sets)
+        tasks, methods = self.narrowed(all_tasks, only_tasks), self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
             table["budget"] = "1 step"
         for key in LATER:
             table.pop(key, None)
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
-        self.check_on(every_task, every_method)
-        built = {one.label: self.built(one.table, Task, f"{self.where}.task {one.label}") for one in tasks}
+        self.check_on(all_tasks, all_methods)
+        built = {task.label: self.built(task.table, Task, f"{self.where}.task {task.label}") for task in tasks}
         fitting = self.fitting(tasks, methods, built)
         if file is None:
             file = self.salvaged(table)
@@ -135,22 +119,37 @@ class _Loader:
         reference = self.reference(methods, file.reference)
         self.check_run(file.run)
         if file.sweep is not None:
-            self.check_sweep(file.sweep, seeds, [one.label for one in every_method], tasks, methods)
+            self.check_sweep(file.sweep, seeds, [method.label for method in all_methods], tasks, methods)
         self.stop()
         pairs = {}
-        for one in tasks:
-            for other in methods:
-                run = attrs.evolve(
-                    file.run, label=other.label if other.stated else None, task_label=one.label if one.stated else None
-                )
-                pairs[one.label, other.label] = RunConfig(
-                    task=built[one.label], method=fitting[one.label, other.label], method_name=other.name,
-                    seed=seeds[0], budget=file.budget, run=run, host=self.registry.host,
-                )  # fmt: skip
+        for task, method in itertools.product(tasks, methods):
+            labels = {"label": method.label if method.stated else None, "task_label": task.label if task.stated else None}
+            pairs[task.label, method.label] = RunConfig(
+                task=built[task.label], method=fitting[task.label, method.label], method_name=method.name,
+                seed=seeds[0], budget=file.budget, run=attrs.evolve(file.run, **labels), host=self.registry.host,
+            )  # fmt: skip
         return Grid(
             tasks=tasks, methods=methods, seeds=seeds, budget=file.budget, run=file.run, metrics=metrics,
             reference=reference, sweep=file.sweep, pairs=pairs, registry=self.registry,
         )  # fmt: skip
+
+    def built(self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()) -> Any:
+        """The object a table describes (a method for tasks with ``traits``), or None with its errors among the problems."""
+        try:
+            return structured(table, wanted, self.registry, traits)
+        except Invalid as invalid:
+            self.problems += [Invalid(error).render(place) for error in invalid.errors]
+        except HgmsError as error:
+            self.problems.append(f"{error} @ {place}")
+        return None
+
+    def stop(self) -> None:
+        problems = list(dict.fromkeys(self.problems))
+        if len(problems) == 1:
+            raise ConfigError(problems[0])
+        if problems:
+            shown = "\n".join("  " + problem.replace("\n", "\n  ") for problem in problems)
+            raise ConfigError(f"{len(problems)} problems in {self.where}; nothing was run:\n{shown}")
 
     def salvaged(self, table: Mapping[str, Any]) -> GridFile:
         """The file without the keys that are wrong, so that what depends on the others is looked at too."""
@@ -159,54 +158,51 @@ class _Loader:
             with contextlib.suppress(Invalid, HgmsError):
                 structured({**kept, key: value}, GridFile, self.registry)
                 kept[key] = value
-        made: GridFile = structured(kept, GridFile, self.registry)
-        return made
+        file: GridFile = structured(kept, GridFile, self.registry)
+        return file
 
     # --- tasks and methods
 
-    def entries(self, kind: Literal["task", "method"], given: object) -> list[Entry]:
+    def entries(self, kind: Literal["task", "method"], listed: object) -> list[Entry]:
         """The tables of one kind, with labels. Strings are names alone."""
-        items = given if isinstance(given, (list, tuple)) else [given] if given is not None else []
+        items = listed if isinstance(listed, (list, tuple)) else [listed] if listed is not None else []
         if not items:
             how = f"write a [[{kind}]] table with its name"
             if self.where == FLAGS:
-                how = {"task": "add --task NAME", "method": "add --methods NAME,NAME"}[
-                    kind
-                ] + f" (`hgms list {kind}` shows all)"
+                flag = {"task": "--task NAME", "method": "--methods NAME,NAME"}[kind]
+                how = f"add {flag} (`hgms list {kind}` shows all)"
             self.problems.append(f"no {kind} is named; {how} @ {self.where}")
-        made = [self.entry(kind, item, f"{self.where}.{kind}[{number}]") for number, item in enumerate(items, start=1)]
-        found = [one for one in made if one is not None]
-        labels = [one.label for one in found]
-        for label in dict.fromkeys(labels):
-            if labels.count(label) > 1:
+        entries = []
+        for number, item in enumerate(items, start=1):
+            try:
+                entries.append(self.entry(kind, {"name": item} if isinstance(item, str) else item))
+            except ValueError as error:
+                message, line, rest = str(error).partition("\n")
+                self.problems.append(f"{message} @ {self.where}.{kind}[{number}]{line}{rest}")
+        labels = [entry.label for entry in entries]
+        for label, count in Counter(labels).items():
+            if count > 1:
                 self.problems.append(
-                    f"{labels.count(label)} {kind}s are called {label!r}; give each a label of its own, like "
+                    f"{count} {kind}s are called {label!r}; give each a label of its own, like "
                     f'label = "{label}-2"{" in a grid file" if self.where == FLAGS else ""} @ {self.where}.{kind}'
                 )
-        return found
+        return entries
 
-    def entry(self, kind: Literal["task", "method"], item: object, place: str) -> Entry | None:
-        if isinstance(item, str):
-            item = {"name": item}
+    def entry(self, kind: Literal["task", "method"], item: object) -> Entry:
+        """ValueError with what is wrong."""
         if not isinstance(item, Mapping):
-            self.problems.append(f"expected a table with the name of a {kind}, got {show(item)} @ {place}")
-            return None
+            raise ValueError(f"expected a table with the name of a {kind}, got {show(item)}")
         if not isinstance(item.get("name"), str):
-            names = ", ".join(one.name for one in self.registry.components(kind))
-            self.problems.append(f"the name of the {kind} is missing @ {place}\n  available: {names}")
-            return None
+            names = ", ".join(component.name for component in self.registry.components(kind))
+            raise ValueError(f"the name of the {kind} is missing\n  available: {names}")
         label, on = item.get("label", item["name"]), item.get("on", {})
-        try:
-            if not isinstance(label, str):
-                raise ValueError(f"'label' must be a string: {show(label)}")
-            RunSettings(label=label)
-            if label in RESERVED:
-                raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
-            if not isinstance(on, Mapping) or not all(isinstance(one, Mapping) for one in on.values()):
-                raise ValueError("'on' must hold a table of settings for each task it names")
-        except ValueError as error:
-            self.problems.append(f"{error} @ {place}")
-            return None
+        if not isinstance(label, str):
+            raise ValueError(f"'label' must be a string: {show(label)}")
+        RunSettings(label=label)
+        if label in RESERVED:
+            raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
+        if not isinstance(on, Mapping) or not all(isinstance(settings, Mapping) for settings in on.values()):
+            raise ValueError("'on' must hold a table of settings for each task it names")
         table = {key: value for key, value in item.items() if key not in ("label", "on")}
         return Entry(kind=kind, label=label, table=table, stated="label" in item, on=on)
 
@@ -215,42 +211,42 @@ class _Loader:
         top = attrs.fields_dict(GridFile)
         for assignment in sets:
             head, dot, rest = assignment.partition(".")
-            dotted = [one.label for one in entries if "." in one.label and assignment.startswith(one.label + ".")]
+            dotted = [entry.label for entry in entries if "." in entry.label and assignment.startswith(entry.label + ".")]
             if dotted:  # a label may hold dots itself, like cleaning-0.6
                 head = max(dotted, key=len)
                 rest = assignment[len(head) + 1 :]
             named = bool(dot) and "=" not in head
-            hit = [one for one in entries if head in (one.kind, one.label)] if named else []
+            chosen = [entry for entry in entries if head in (entry.kind, entry.label)] if named else []
+            key, equals, _ = assignment.partition("=")
             try:
-                if named and not hit and head not in top:
-                    choices = ["task", "method", "run", "sweep", *(one.label for one in entries)]
+                if named and not chosen and head not in top:
+                    choices = ["task", "method", "run", "sweep", *(entry.label for entry in entries)]
                     raise ConfigError(f"--set {assignment}: {unknown('task or method', head, choices)}")
-                key, equals, _ = assignment.partition("=")
                 if equals and not named and key.strip() not in top:
                     raise ConfigError(
                         f"--set {assignment}: whose {key.strip()!r}? write task.{key}, method.{key} or LABEL.{key}\n"
                         f"  of the grid itself: {', '.join(top)}"
                     )
-                for entry in hit:
+                for entry in chosen:
                     lay(entry.table, rest, assignment)
-                if not hit:
+                if not chosen:
                     lay(table, assignment)
             except ConfigError as error:
                 self.problems.append(str(error))
 
     def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
-        labels = [one.label for one in entries]
+        labels = [entry.label for entry in entries]
         kind = entries[0].kind if entries else "entry"
         self.problems += [f"{unknown(kind, word, labels)}\n  @ {self.where}.{kind}" for word in only if word not in labels]
-        return [one for one in entries if not only or one.label in only]
+        return [entry for entry in entries if not only or entry.label in only]
 
     def check_on(self, tasks: Sequence[Entry], methods: Sequence[Entry]) -> None:
-        labels = [one.label for one in tasks]
-        self.problems += [f"'on' is for methods only @ {self.where}.task {one.label}" for one in tasks if one.on]
+        labels = [task.label for task in tasks]
+        self.problems += [f"'on' is for methods only @ {self.where}.task {task.label}" for task in tasks if task.on]
         self.problems += [
-            f"{unknown('task', label, labels)}\n  @ {self.where}.method {one.label}.on"
-            for one in methods
-            for label in one.on
+            f"{unknown('task', label, labels)}\n  @ {self.where}.method {method.label}.on"
+            for method in methods
+            for label in method.on
             if label not in labels
         ]
 
@@ -258,31 +254,31 @@ class _Loader:
         self, tasks: Sequence[Entry], methods: Sequence[Entry], built: Mapping[str, Any]
     ) -> dict[tuple[str, str], Method]:
         """Every method for every task, built, and checked to fit it."""
-        found: dict[tuple[str, str], Method] = {}
+        fitting: dict[tuple[str, str], Method] = {}
         unfit: list[str] = []
-        for other in methods:
-            place = f"{self.where}.method {other.label}"
-            whole: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
+        for entry in methods:
+            place = f"{self.where}.method {entry.label}"
+            general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
             if not tasks:
-                self.built(other.table, Method, place)
-            for one in tasks:
-                traits = traits_of(self.registry, one.table)
-                if one.label in other.on:
-                    method = self.built(other.at(one.label), Method, f"{place} on {one.label}", traits)
+                self.built(entry.table, Method, place)
+            for task in tasks:
+                traits = traits_of(self.registry, task.table)
+                if task.label in entry.on:
+                    method = self.built(entry.at(task.label), Method, f"{place} on {task.label}", traits)
                 else:
-                    if traits not in whole:
-                        whole[traits] = self.built(other.table, Method, place, traits)
-                    method = whole[traits]
-                if method is None or built[one.label] is None:
+                    if traits not in general:
+                        general[traits] = self.built(entry.table, Method, place, traits)
+                    method = general[traits]
+                if method is None or built[task.label] is None:
                     continue
-                found[one.label, other.label] = method
-                lacking = missing_traits(method, built[one.label])
+                fitting[task.label, entry.label] = method
+                lacking = missing_traits(method, built[task.label])
                 if lacking:
-                    unfit.append(misfit(other.label, one.label, lacking))
+                    unfit.append(misfit(entry.label, task.label, lacking))
         if unfit:
             unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
         self.problems += unfit
-        return found
+        return fitting
 
     # --- the rest of the file
 
@@ -298,11 +294,12 @@ class _Loader:
             chosen[label] = metric or next(iter(names), "")
         return chosen
 
-    def reference(self, methods: Sequence[Entry], given: str | None) -> str:
-        labels = [one.label for one in methods]
-        if given is not None and given not in labels:
-            self.problems.append(unknown("reference method", given, labels))
-        return given or next((one.label for one in methods if one.name == DEFAULT_REFERENCE), next(iter(labels), ""))
+    def reference(self, methods: Sequence[Entry], label: str | None) -> str:
+        labels = [method.label for method in methods]
+        if label is not None and label not in labels:
+            self.problems.append(unknown("reference method", label, labels))
+        default = next((method.label for method in methods if method.name == DEFAULT_REFERENCE), next(iter(labels), ""))
+        return label or default
 
     def check_run(self, run: RunSettings) -> None:
         try:
@@ -325,7 +322,7 @@ class _Loader:
             )
         if not sweep.space:
             self.problems.append(f"no method has a space, so there is nothing to sweep @ {place}.space")
-        by_label = {one.label: one for one in methods}
+        by_label = {method.label: method for method in methods}
         for label, table in sweep.space.items():
             here = f"{place}.space.{label}"
             if label not in known:
@@ -333,14 +330,15 @@ class _Loader:
             elif label in by_label:
                 try:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks, here)
-                except (ConfigError, AttributeError) as error:
-                    said = error if isinstance(error, ConfigError) else f"expected a table of fields, got {show(table)}"
-                    self.problems.append(f"{said} @ {here}")
+                except ConfigError as error:
+                    self.problems.append(f"{error} @ {here}")
+                except AttributeError:
+                    self.problems.append(f"expected a table of fields, got {show(table)} @ {here}")
 
     def check_space(
-        self, sweep: SweepSettings, method: Entry, found: Mapping[str, space.Dimension], tasks: Sequence[Entry], here: str
+        self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry], here: str
     ) -> None:
-        size = space.points(found)
+        size = space.points(dimensions)
         if sweep.sampler == "grid" and size is None:
             raise ConfigError('sampler "grid" needs lists of values, not ranges')
         if sweep.sampler != "tpe" and size is not None and size < sweep.trials:
@@ -350,8 +348,8 @@ class _Loader:
             )
         for task in tasks:
             traits = traits_of(self.registry, task.table)
-            for key, one in found.items():
-                for value in one.ends:
+            for key, dimension in dimensions.items():
+                for value in dimension.ends:
                     trial = copy.deepcopy(method.at(task.label))
                     put(trial, key.split("."), value)
                     self.built(trial, Method, f"{here} ({key} = {show(value)})", traits)

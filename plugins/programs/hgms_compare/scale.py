@@ -34,7 +34,7 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     """
     base = copy.deepcopy(dict(table))
     scales = base.pop("scale", {})
-    if not isinstance(scales, Mapping) or not all(isinstance(one, Mapping) for one in scales.values()):
+    if not isinstance(scales, Mapping) or not all(isinstance(changes, Mapping) for changes in scales.values()):
         raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")
     if name is None:
         return base
@@ -47,18 +47,17 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     return overlay(base, over)
 
 
-def _entries(given: Any, changes: Any, kind: str, place: str) -> list[Any]:
+def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
     """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
-    if not isinstance(changes, Mapping) or not all(isinstance(one, Mapping) for one in changes.values()):
+    if not isinstance(changes, Mapping) or not all(isinstance(change, Mapping) for change in changes.values()):
         raise ConfigError(f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ {place}.{kind}")
-    listed = given if isinstance(given, list) else [given]
-    tables = [{"name": one} if isinstance(one, str) else one for one in listed]
-    if not all(isinstance(one, Mapping) for one in tables):
+    listed = entries if isinstance(entries, list) else [entries]
+    tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
+    if not all(isinstance(table, Mapping) for table in tables):
         return listed  # which the grid says
-    labels = [str(one.get("label", one.get("name"))) for one in tables]
+    by_label = [(str(table.get("label", table.get("name"))), table) for table in tables]
+    labels = [label for label, _ in by_label]
     for label in changes:
         if label != ALL and label not in labels:
             raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
-    return [
-        overlay(overlay(one, changes.get(ALL, {})), changes.get(label, {})) for one, label in zip(tables, labels, strict=True)
-    ]
+    return [overlay(overlay(table, changes.get(ALL, {})), changes.get(label, {})) for label, table in by_label]

@@ -23,6 +23,7 @@ class Choices:
 
     @property
     def ends(self) -> tuple[Any, ...]:
+        """The values that a check of the whole dimension has to look at."""
         return self.values
 
 
@@ -52,6 +53,11 @@ class Range:
     def ends(self) -> tuple[float, ...]:
         return self.low, self.high
 
+    @property
+    def values(self) -> Sequence[int] | None:
+        """All of them, if they are whole numbers."""
+        return range(int(self.low), int(self.high) + 1) if self.whole else None
+
 
 Dimension = Choices | Range
 Space = Mapping[str, Dimension]
@@ -63,19 +69,19 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
     >>> parse({"outer.lr": [0.1, 1.0], "generator": {"steps": {"low": 5, "high": 50}}})
     {'outer.lr': Choices(values=(0.1, 1.0)), 'generator.steps': Range(low=5, high=50, log=False)}
     """
-    found: dict[str, Dimension] = {}
+    space: dict[str, Dimension] = {}
     for key, value in table.items():
         if isinstance(value, Sequence) and not isinstance(value, str):
             if not value:
                 raise ConfigError(f"{key!r} has no values to choose from")
-            found[key] = Choices(tuple(value))
+            space[key] = Choices(tuple(value))
         elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
-            found |= {f"{key}.{inner}": dimension for inner, dimension in parse(value).items()}
+            space |= {f"{key}.{inner}": dimension for inner, dimension in parse(value).items()}
         elif isinstance(value, Mapping):
-            found[key] = _range(key, value)
+            space[key] = _range(key, value)
         else:
             raise ConfigError(f"{key!r} must be a list of values or {{ low = …, high = …, log = true }}: {value!r}")
-    return found
+    return space
 
 
 def _range(key: str, table: Mapping[str, Any]) -> Range:
@@ -101,8 +107,7 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
 
 def points(space: Space) -> int | None:
     """How many points the space has; None where one of its dimensions is a range of numbers."""
-    sizes = [len(one.values) if isinstance(one, Choices) else int(one.high - one.low) + 1 if one.whole else 0
-             for one in space.values()]  # fmt: skip
+    sizes = [0 if dimension.values is None else len(dimension.values) for dimension in space.values()]
     return None if 0 in sizes else math.prod(sizes)
 
 

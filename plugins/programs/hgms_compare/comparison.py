@@ -1,0 +1,162 @@
+"""The end of a comparison: a table for each task, what has no result, how settings were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import field, frozen
+
+from hgms_compare.grid import Cell, Grid
+from hgms_compare.sweep import Sweep
+from hgms_compare.worker import Ending
+from hgms_core import CheckpointError
+from hgms_results import StoredRun, Table, read_run, table
+
+ALIKE = "equal candidates"
+"""The note of a method whose candidates never differed."""
+
+
+@frozen(kw_only=True)
+class Failure:
+    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched; ``begun`` and
+    ``new`` ones go on when the comparison is asked for again."""
+
+    task: str
+    method: str
+    seed: int
+    path: Path
+    status: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.task}, {self.method}, seed {self.seed}: {self.reason}\n    {self.path}"
+
+
+@frozen(kw_only=True)
+class Comparison:
+    """The end of a comparison: a table for each task, the cells without a result, and the pilot sweeps."""
+
+    tables: Sequence[Table]
+    failures: Sequence[Failure]
+    sweeps: Sequence[Mapping[str, Any]]
+    grid: Grid = field(repr=False)
+
+    @property
+    def complete(self) -> bool:
+        return not self.failures
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "budget": str(self.grid.budget),
+            "seeds": list(self.grid.seeds),
+            "out": str(self.grid.out),
+            "tasks": [table.as_dict() for table in self.tables],
+            "failed": [attrs.asdict(failure) | {"path": str(failure.path)} for failure in self.failures],
+            "sweeps": [dict(sweep) for sweep in self.sweeps],
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for results in self.tables:
+            rows = [{name: name for name in results.columns[0]}, *results.columns]
+            width = {name: max(len(row[name]) for row in rows) for name in rows[0]}
+            lines.append(f"{results.task}: {self.heading}")
+            lines += ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
+            lines.append("")
+        return "\n".join([*lines, *self.remarks]).rstrip()
+
+    @property
+    def heading(self) -> str:
+        seeds = len(self.grid.seeds)
+        return f"{self.grid.budget} each, {seeds} seed{'s' * (seeds > 1)}; mean ± half width of the 95 % interval"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the tables do not say: how settings were chosen, what has no result."""
+        lines = []
+        if any(table.winner for table in self.tables):
+            lines.append("★ ahead of every other method: each difference's interval excludes zero")
+        pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
+        if pairs:
+            lines.append(
+                "differences: paired by seed, intervals by Holm's rule over all pairs (chance of a false one: at most 5 %)"
+            )
+        if any(pair.half_width == 0 for pair in pairs):
+            lines.append("± 0: the same in every seed, which says nothing about chance")
+        if any(ALIKE in row.notes for table in self.tables for row in table.rows):
+            lines.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
+        if any("sources" in getattr(config.task, "traits", ()) for config in self.grid.pairs.values()):
+            lines.append(
+                "losses are those of the x that each method learned its weights with; "
+                "to compare mixtures, tune on each (hgms mix GRID --method LABEL)"
+            )
+        for sweep in self.sweeps:
+            chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
+            lost = sum(trial["loss"] is None for trial in sweep["trials"])
+            lines.append(
+                f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of {len(sweep['trials'])} ({chosen})"
+                + (f"; {lost} trials failed" if lost else "")
+                + (f"; {sweep['note']}" if sweep["note"] else "")
+            )
+        if any(failure.status == "failed" for failure in self.failures):
+            lines.append("failed runs keep their place; --retry-failed runs them once more")
+        return [*lines, *map(str, self.failures)]
+
+
+def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending]) -> Comparison:
+    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just now, by their folders."""
+    runs: dict[str, dict[str, list[StoredRun]]] = {}
+    gaps: dict[tuple[str, str], list[np.ndarray]] = {}
+    failures: list[Failure] = []
+    for cell in cells:
+        done = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
+        status, reason = cell.state()
+        if status == "done":
+            try:
+                run = read_run(cell.path)
+                gaps.setdefault((cell.task, cell.method), []).append(run.columns(["gap"])["gap"][1:])
+                done.append(run)
+                continue
+            except CheckpointError as error:
+                status, reason = "damaged", str(error)
+        ending = endings.get(cell.path)
+        if ending is not None and ending.status in ("refused", "stopped"):
+            status, reason = "damaged" if ending.status == "refused" else status, ending.error
+        failures.append(
+            Failure(
+                task=cell.task, method=cell.method, seed=cell.config.seed, path=cell.path, status=status,
+                reason=reason or "it did not end",
+            )
+        )  # fmt: skip
+    tables = []
+    for task, by_method in runs.items():
+        swept = {sweep.method for sweep in sweeps if sweep.task == task}
+        notes = {
+            method: [ALIKE] * _alike(gaps.get((task, method), [])) + ["not swept"] * bool(sweeps and method not in swept)
+            for method in by_method
+        }
+        tables.append(
+            table(
+                by_method,
+                grid.metrics[task],
+                grid.reference,
+                task=task,
+                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[grid.metrics[task]],
+                failed={method: sum((lost.task, lost.method) == (task, method) for lost in failures) for method in by_method},
+                notes=notes,
+            )
+        )
+    return Comparison(tables=tables, failures=failures, sweeps=[sweep.as_dict() for sweep in sweeps], grid=grid)
+
+
+def _alike(gaps: Sequence[np.ndarray]) -> bool:
+    """Whether there were several candidates and never a difference between them in any run: nothing was selected. With one
+    candidate the gap is infinite, and other methods have none: both read as NaN."""
+    return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
+
+
+__all__ = ["Comparison", "Failure", "gather"]

@@ -1,0 +1,192 @@
+"""Runs in processes of their own (:mod:`hgms_compare.worker`): a killed one takes no other with it, and each has its share of
+the cores. After a failure, or with ``fresh``, the next run gets a new process. Parent and worker exchange lines of JSON over
+the worker's standard input and output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from attrs import define, field
+
+from hgms_compare.grid import Cell
+from hgms_compare.worker import Ending, Report, carry_out, failed
+from hgms_core import HgmsError
+from hgms_run import RunFolder, ignore
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def threads_per_job(jobs: int) -> int:
+    """An equal share of the cores, at least one, and at most OMP_NUM_THREADS where that is set."""
+    share = max(1, cores() // jobs)
+    with contextlib.suppress(KeyError, ValueError):
+        share = min(share, max(1, int(os.environ["OMP_NUM_THREADS"])))
+    return share
+
+
+@define(eq=False)
+class Crew:
+    """``with Crew(count=2) as crew: for ending in crew.carry_out(cells): …``: workers that stay for the next cells.
+
+    ``count`` workers at a time; 0 carries out the cells in this process, one by one. ``plugins`` are files that every worker
+    loads; ``fresh`` gives each cell a process of its own.
+    """
+
+    count: int
+    plugins: Sequence[str] = ()
+    fresh: bool = False
+    _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
+    _idle: list[_Worker] = field(factory=list, init=False)
+    _running: dict[_Worker, Cell] = field(factory=dict, init=False)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in [*self._idle, *self._running]:
+            worker.close()
+        self._idle.clear()
+        self._running.clear()
+
+    def carry_out(
+        self, cells: Iterable[Cell], *, began: Callable[[Cell], None] = ignore, report: Report = ignore
+    ) -> Iterator[Ending]:
+        """The endings of all cells, as they come.
+
+        Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
+        """
+        try:
+            if self.count == 0:
+                for cell in cells:
+                    began(cell)
+                    yield carry_out(cell, report)
+            else:
+                yield from self._dispatch(deque(cells), began, report)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    def _dispatch(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
+        while waiting or self._running:
+            while waiting and len(self._running) < self.count:
+                cell = waiting.popleft()
+                worker = self._idle.pop() if self._idle else self._start()
+                self._running[worker] = cell
+                began(cell)
+                worker.send(cell)
+            worker, event = self._events.get()
+            if worker not in self._running:
+                continue  # one that is closed has ended already
+            if event["event"] == "step":
+                report(self._running[worker], event["share"], event["record"])
+                continue
+            ending = worker.ending(self._running.pop(worker), event)
+            if self.fresh or ending.status != "done":
+                worker.close()
+            else:
+                self._idle.append(worker)
+            if ending.status == "interrupted":
+                raise KeyboardInterrupt
+            yield ending
+
+    def _start(self) -> _Worker:
+        share = str(threads_per_job(self.count))
+        environment = os.environ | dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), share
+        )
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
+        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
+        # The working directory is no place to import from (-P) before any other that this process knows.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hgms_compare.worker", share, json.dumps(sys.path), *self.plugins],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
+        )  # fmt: skip
+        worker = _Worker(process, errors)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        return worker
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line that a kill cut off
+                    self._events.put((worker, json.loads(line)))
+        self._events.put((worker, {"event": "gone"}))
+
+    def _interrupt(self, seconds: float = 60.0) -> None:
+        """Asks the running workers to save and stop; those that do not in time, or at a second Ctrl-C, are killed."""
+        for worker in self._running:
+            with contextlib.suppress(OSError, ValueError):
+                worker.process.send_signal(signal.SIGINT)
+        left, until = set(self._running), time.monotonic() + seconds
+        with contextlib.suppress(KeyboardInterrupt, queue.Empty):
+            while left:
+                worker, event = self._events.get(timeout=max(0.0, until - time.monotonic()))
+                if event["event"] != "step":
+                    left.discard(worker)
+
+
+@define(eq=False)
+class _Worker:
+    """A worker's process, as its parent sees it."""
+
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+
+    def send(self, cell: Cell) -> None:
+        message = {"config": cell.config.resolved(), "path": str(cell.path)}
+        with contextlib.suppress(OSError):  # it died already: its end is on the queue
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def ending(self, cell: Cell, event: Mapping[str, Any]) -> Ending:
+        """How its cell ended, by its own word or because it is gone."""
+        if event["event"] == "ended":
+            return Ending(cell=cell, status=event["status"], error=event["error"])
+        error = self.obituary()
+        with contextlib.suppress(HgmsError, OSError):
+            summary = RunFolder(cell.path).read_summary()
+            if summary is not None:  # it died between the end of its run and its report
+                return Ending(cell=cell, status=str(summary.get("status")), error=summary.get("error"))
+        return failed(cell, error)
+
+    def obituary(self) -> str:
+        """Why the process is gone, as far as its exit code and its standard error tell."""
+        code = self.process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            why = f"its process was killed by {name}" + (" (out of memory, most often)" if name == "SIGKILL" else "")
+        else:
+            why = f"its process ended with exit code {code}"
+        self.errors.seek(0)
+        last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
+        return why + ("; its last words: " + " | ".join(last) if last else "")
+
+    def close(self) -> None:
+        """Kills it: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        self.errors.close()
+
+
+__all__ = ["Crew", "cores"]
