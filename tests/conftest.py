@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from fakes import Site
 from processes import Server
 
 
@@ -30,6 +33,22 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """No plugin is installed but what the test installs: a distribution called hgms stands before the real one."""
+    root = tmp_path / "site"
+    root.mkdir()
+    monkeypatch.syspath_prepend(root)
+    for variable in ("HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+    fake = Site(root)
+    extra = ['no-such-module>=1; extra == "sklearn"']
+    fake.install("hgms", {}, version="0.1.0", extras=["sklearn"], requires=extra)
+    yield fake
+    for name in [key for key in sys.modules if key in fake.modules or key.startswith("hgms_file_")]:
+        del sys.modules[name]
 
 
 def pytest_configure() -> None:

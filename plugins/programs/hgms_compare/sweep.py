@@ -20,7 +20,7 @@ from attrs import define, field
 
 from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.samplers import SAMPLERS, Trial, Values, import_optuna
-from hgms_compare.space import Space, parse
+from hgms_compare.space import Choices, Space, parse
 from hgms_core import Budget, CheckpointError, ConfigError, Key
 from hgms_run import ROWS, RunConfig, RunFolder, parse_json, read_file, replace_file
 
@@ -92,7 +92,10 @@ class Sweep:
             "seed": self.settings.seed,
             "seeds": list(self.settings.seeds),
             "budget": str(self.budget),
-            "space": {key: attrs.asdict(dimension) for key, dimension in self.space.items()},
+            "space": {
+                key: {"values": list(part.values)} if isinstance(part, Choices) else attrs.asdict(part)
+                for key, part in self.space.items()
+            },
             "given": self.grid.pairs[self.task, self.method].resolved()["method"],
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_compare.compare import Comparison, compare
+from hgms_compare import Comparison, compare
 from hgms_core import ConfigError, MissingExtra
 from hgms_results import scan, scan_sweeps
 

@@ -23,9 +23,10 @@ from processes import Server, rows_written, strike
 from scipy import stats
 
 from hgms_cli import main
-from hgms_compare import workers
+from hgms_compare import worker
 from hgms_compare.board import Board
-from hgms_compare.compare import Comparison, compare, run_grid
+from hgms_compare.compare import compare, run_grid
+from hgms_compare.comparison import Comparison
 from hgms_compare.grid_file import load
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
@@ -287,7 +288,7 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("bowl")
 def test_a_folder_in_use_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "PATIENCE", 0.0)
+    monkeypatch.setattr(worker, "PATIENCE", 0.0)
     run(tmp_path, seeds=2)
     [folder] = tmp_path.glob("bowl/*/seed-1")
     (folder / "summary.json").unlink()
@@ -494,8 +495,9 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
         def carry_out(self, jobs: Any, **_: Any) -> Iterator[Any]:
             return iter(())
 
-    monkeypatch.setattr("hgms_compare.workers.Crew", Crew)
-    monkeypatch.setattr("hgms_compare.workers.cores", lambda: 8)
+    module = sys.modules["hgms_compare.compare"]  # the package has a function of that name
+    monkeypatch.setattr(module, "Crew", Crew)
+    monkeypatch.setattr(module, "cores", lambda: 8)
     timed, counted = (
         load({"budget": each, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for each in ("5 s", "5 steps")
     )
