@@ -122,7 +122,7 @@ class TestObjects:
         with pytest.raises(ConfigError) as caught:
             compare("quadratic", {"name": "hg-ms", "hypergradient": {"solver": Own()}}, "1 steps", out=tmp_path)
         assert str(caught.value).startswith("Own is no registered linear solver, so no other process could build ")
-        assert 'from hgms_core.host import host; host(["./my_solver.py"])' in str(caught.value)
+        assert 'compare(…, registry=Registry.load(["./my_solver.py"]))' in str(caught.value)
 
     def test_candidates_that_never_differ_are_noted(self, tmp_path: Path) -> None:
         methods = {
