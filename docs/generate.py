@@ -34,7 +34,6 @@ from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
 from hgms_run import config
-from hgms_run import convert as structure
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms_compare, hgms_loops, hgms_report, hgms_results, hgms_run)
@@ -306,13 +305,13 @@ def _json_of(*arguments: str) -> Any:
 
 
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    hints = structure.type_hints(cls)
+    hints = hgms_run.type_hints(cls)
     rows = []
-    for key, attribute in structure.init_fields(cls).items():
+    for key, attribute in hgms_run.init_fields(cls).items():
         if key not in skip:
             required = attribute.default is attrs.NOTHING
-            default = None if required else structure.plain(attribute.default, hints[attribute.name])
-            rows.append({"name": key, "type": structure.spell(hints[attribute.name]), "required": required, "default": default})
+            default = None if required else hgms_run.plain(attribute.default, hints[attribute.name])
+            rows.append({"name": key, "type": hgms_run.spell(hints[attribute.name]), "required": required, "default": default})
     return rows
 
 

@@ -21,7 +21,7 @@ from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate, Judge, Verifier
 from hgms_evaluation.generate import fingerprint, prompt_cap, replies
 from hgms_llm import BaseModel
-from hgms_run import convert as structure
+from hgms_run import converter_for
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 
@@ -389,7 +389,7 @@ def test_missing_and_malformed_benchmarks_are_named(
 
 
 def test_the_table_is_read_like_any_configuration() -> None:
-    converter = structure.converter_for(Registry.load())
+    converter = converter_for(Registry.load())
     table = {
         "benchmarks": ["math"],
         "judge": {"base_url": "http://localhost:1/v1", "model": "m"},

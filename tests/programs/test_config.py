@@ -18,8 +18,7 @@ from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hooki
 from hgms_core.errors import ConfigError
 from hgms_core.host import Host
 from hgms_core.registry import KINDS, Registry, faults_of
-from hgms_run import RunConfig, RunSettings, load, plain
-from hgms_run.convert import spell
+from hgms_run import RunConfig, RunSettings, load, plain, spell
 
 
 @frozen(kw_only=True)

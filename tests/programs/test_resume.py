@@ -11,7 +11,7 @@ import pytest
 from processes import Server, rows_written, strike
 
 from hgms_core import CheckpointError
-from hgms_run import RunConfig, RunFolder, run_config, run_path
+from hgms_run import RunConfig, RunFolder, run_config
 
 pytestmark = pytest.mark.plugins
 
@@ -82,7 +82,7 @@ def test_a_run_that_0_2_0_began_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     before = Path(__file__).parent / "run-0.2.0"
     config = RunConfig.from_toml((before / "config.toml").read_text())
-    folder = RunFolder(shutil.copytree(before, run_path(config)))
+    folder = RunFolder(shutil.copytree(before, config.path))
     assert folder.path == Path("runs/quadratic/soba-196735da/seed-3"), "where it is looked for"
 
     resumed = run_config(config, resume=True)

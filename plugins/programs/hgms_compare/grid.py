@@ -14,7 +14,7 @@ from attrs import field, frozen, validators
 
 from hgms_core import Budget, HgmsError, Method, overlay
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, RunFolder, RunSettings, put, run_path, structured
+from hgms_run import RunConfig, RunFolder, RunSettings, put, structured
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
@@ -134,7 +134,7 @@ class Grid:
         configurations of pairs by those that a sweep found."""
         pairs = {**self.pairs, **(chosen or {})}
         configs = [attrs.evolve(config, seed=seed) for seed in self.seeds for config in pairs.values()]
-        return [Cell(config=config, path=run_path(config)) for config in configs]
+        return [Cell(config=config, path=config.path) for config in configs]
 
     def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
         """The configuration of a pair with dotted fields of the method set to ``values``."""

@@ -16,7 +16,7 @@ from hgms_mix.finetune import Finetune
 from hgms_mix.folder import digest
 from hgms_mix.grids import one_of
 from hgms_mix.sample import Sample
-from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay, tables_of
+from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay_options, tables_of
 
 
 @frozen(kw_only=True)
@@ -49,12 +49,7 @@ def load(
     """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
     table = one_of(tables_of(path, "configuration"), method, scale, path.name)
     own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
-    places = [lay(table, assignment) for assignment in sets]
-    if seed is not None:
-        table["seed"] = seed
-    for key, value in (("out", out), ("device", device)):
-        if value is not None and isinstance(table.setdefault("run", {}), dict):
-            table["run"][key] = value
+    places = lay_options(table, sets, seed, out=out, device=device)
     config = read(table, path.name, places, registry)
     before = own if isinstance(own, str) and own else RunSettings().out
     return attrs.evolve(config, runs=tuple(dict.fromkeys([config.run.out, before])))

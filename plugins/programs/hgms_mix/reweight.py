@@ -11,7 +11,7 @@ import attrs
 
 from hgms_core import CheckpointError, Problem
 from hgms_mix.config import held
-from hgms_run import RunFolder, replace_file, run_config, run_path
+from hgms_run import RunFolder, replace_file, run_config
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
@@ -79,7 +79,7 @@ class Reweight:
 def finished_run(mix: Mix) -> RunFolder | None:
     """The finished run that ``hgms compare`` or ``hgms run`` made of this configuration and data, if there is one."""
     for out in mix.config.runs:
-        run = RunFolder(run_path(attrs.evolve(mix.config.reweight, run=attrs.evolve(mix.config.run, out=out))))
+        run = RunFolder(attrs.evolve(mix.config.reweight, run=attrs.evolve(mix.config.run, out=out)).path)
         try:
             same = json.loads((run.path / "env.json").read_bytes())["task"]["made_of"] == mix.data
             if same and (run.read_summary() or {}).get("status") == "done":

@@ -19,7 +19,7 @@ from hgms_core import CheckpointError, MissingExtra
 from hgms_mix import pictures
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, plain, replace_file, run_path
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, plain, replace_file
 
 
 @frozen(kw_only=True)
@@ -101,7 +101,7 @@ def resolved(config: MixConfig) -> dict[str, Any]:
 def mix_path(config: MixConfig, name: str) -> Path:
     """Where a mix lives: ``<out>/<name>/<method>-<hash>/seed-<n>``, with labels in place of names. The hash is the run's: mixes
     that only sample, fine-tune or evaluate in another way share a folder, so the mixture is learned once for all of them."""
-    return run_path(attrs.evolve(config.reweight, run=attrs.evolve(config.run, task_label=config.run.task_label or name)))
+    return attrs.evolve(config.reweight, run=attrs.evolve(config.run, task_label=config.run.task_label or name)).path
 
 
 def report(mix: Mix, name: str) -> Report:

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
-from hgms_run.command import built
-from hgms_run.config import LATER, SCHEMA, UNCOMPARED, RunConfig, RunSettings, load
-from hgms_run.convert import PROTOCOLS, Invalid, converter_for, plain, structured, traits_of, type_hints
+from hgms_run.command import built, load
+from hgms_run.config import LATER, SCHEMA, UNCOMPARED, RunConfig, RunSettings
+from hgms_run.convert import converter_for, structured, traits_of
 from hgms_run.ended import RunResult
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.folder import FolderInUse, RunFolder
-from hgms_run.launch import device_called, record_failure, run_config, run_path
+from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
+from hgms_run.launch import device_called, record_failure, run_config
 from hgms_run.loop import ignore, run
+from hgms_run.plain import plain
 from hgms_run.progress import Progress
 from hgms_run.provenance import environment
 from hgms_run.signals import Interrupted, Interrupts, stoppable
-from hgms_run.tables import difference, flatten, lay, parse_json, parse_toml, put, read_toml, show, tables_of
+from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
 
 if TYPE_CHECKING:
     import click
@@ -46,7 +48,9 @@ __all__ = [
     "environment",
     "flatten",
     "ignore",
+    "init_fields",
     "lay",
+    "lay_options",
     "load",
     "load_state",
     "opened",
@@ -61,9 +65,9 @@ __all__ = [
     "replace_file",
     "run",
     "run_config",
-    "run_path",
     "save_state",
     "show",
+    "spell",
     "stoppable",
     "structured",
     "tables_of",

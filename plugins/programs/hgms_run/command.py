@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import attrs
 import click
 import tomlkit
 
-from hgms_cli import json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
+from hgms_cli import json_option, plugin_option, print_json, print_table, track_option, trust_option
 from hgms_core import (
     Budget,
     Composition,
@@ -27,13 +26,13 @@ from hgms_core import (
     wanted_traits,
 )
 from hgms_core.registry import Component, Registry, inside, kind_called
-from hgms_run import convert
-from hgms_run.config import UNCOMPARED, RunConfig, load
-from hgms_run.files import read_file
-from hgms_run.folder import RunFolder
-from hgms_run.launch import run_config, run_path
+from hgms_run.config import RunConfig
+from hgms_run.convert import structured
+from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
+from hgms_run.launch import run_config
+from hgms_run.plain import AT_REST, plain
 from hgms_run.progress import Progress
-from hgms_run.tables import difference, lay, parse_toml
+from hgms_run.tables import lay, lay_options, tables_of
 
 
 @click.command()
@@ -84,30 +83,30 @@ def _description(found: Component, registry: Registry) -> dict[str, Any]:
     row = found.row() | {"class": found.where}
     target = found.target
     if isinstance(target, Composition):
-        on = {trait: convert.plain(target.with_overrides({}, [trait])) for trait in target.on}
+        on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
-        return row | {"doc": doc, "parts": convert.plain(target.parts), "on": on}
+        return row | {"doc": doc, "parts": plain(target.parts), "on": on}
     fields = _fields(target)
     if target is Pipeline:  # in whose table those of wrappers may stand
         wrapped = [field for wrapper in registry.wrappers for field in _fields(wrapper) if field["name"] != inside(wrapper)]
-        fields += [field | {"required": False, "default": convert.AT_REST.get(field["name"])} for field in wrapped]
+        fields += [field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped]
     return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
 
 
 def _fields(target: type) -> list[dict[str, Any]]:
-    hints = convert.type_hints(target)
+    hints = type_hints(target)
     fields = []
-    for key, one in convert.init_fields(target).items():
+    for key, one in init_fields(target).items():
         required = one.default is attrs.NOTHING
         default = None
         if not required:
             factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
             value = one.default if factory is None else (None if factory.takes_self else factory.factory())
             try:
-                default = convert.plain(value, hints[one.name])
+                default = plain(value, hints[one.name])
             except HgmsError:
                 default = f"{value!r}, from Python only"
-        fields.append({"name": key, "type": convert.spell(hints[one.name]), "required": required, "default": default})
+        fields.append({"name": key, "type": spell(hints[one.name]), "required": required, "default": default})
     return fields
 
 
@@ -127,9 +126,6 @@ def run(
 ) -> None:  # fmt: skip
     """Run what a CONFIG file describes, into a run folder of its own."""
     loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
-
-    if resume:
-        _say_nothing_to_resume(loaded)
     with Progress(enabled=not as_json) as view:
         result = run_config(loaded, resume=resume, view=view)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
@@ -146,20 +142,18 @@ def run(
     click.echo(f"  {summary['folder']}")
 
 
-def _say_nothing_to_resume(config: RunConfig) -> None:
-    """A person who asks to go on has a run in mind: if this configuration has none, say so, and which ones there are."""
-
-    folder = RunFolder(run_path(config))
-    if folder.begun:
-        return
-    click.echo(f"warning: there is nothing to resume in {folder.path}; a new run begins", err=True)
-    label = config.run.label or config.method_name
-    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
-        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
-            keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
-            keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
-            what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
-            click.echo(printable(f"  {path.parent} holds a run with {what}"), err=True)
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    registry: Registry | None = None,
+) -> RunConfig:
+    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
+    table = tables_of(Path(path), "configuration")
+    places = lay_options(table, sets, seed, out=out)
+    return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
 
 
 @click.command()
@@ -215,10 +209,10 @@ def built(
     """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
     method's on a task with ``traits``)."""
 
-    kind = convert.PROTOCOLS[protocol].name
+    kind = PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
     places = [lay(table, assignment) for assignment in fields]
     try:
-        return convert.structured(table[kind], protocol, registry or Registry.load(), traits)
-    except convert.Invalid as invalid:
-        raise ConfigError(convert.Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
+        return structured(table[kind], protocol, registry or Registry.load(), traits)
+    except Invalid as invalid:
+        raise ConfigError(Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None

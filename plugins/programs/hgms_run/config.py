@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +31,14 @@ import attrs
 import tomlkit
 from attrs import Factory, field, frozen, validators
 
-from hgms_core import Budget, ConfigError, Method, Task
+from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_run.convert import Invalid, plain, structured, traits_of
+from hgms_run.convert import structured, traits_of
+from hgms_run.invalid import Invalid
+from hgms_run.plain import plain
 from hgms_run.provenance import digests
-from hgms_run.tables import Place, lay, read_toml, tables_of
+from hgms_run.tables import Place, read_toml
 
 SCHEMA = 1
 
@@ -114,7 +116,7 @@ class RunConfig:
         """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it.
         Components are looked up in ``registry`` (None: what is installed)."""
         registry = registry or Registry.load()
-        known = {each.name for each in attrs.fields(cls)}
+        known = {field.name for field in attrs.fields(cls)}
         read = {key: value for key, value in table.items() if key in known or key not in LATER}
         try:
             config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
@@ -142,6 +144,17 @@ class RunConfig:
         return tomlkit.dumps(self.resolved())
 
     @property
+    def info(self) -> RunInfo:
+        """What observers are told of the run, and its folder holds."""
+        return RunInfo(task=self.task.name, method=self.method_name, seed=self.seed, budget=self.budget, config=self.resolved())
+
+    @property
+    def path(self) -> Path:
+        """Where the run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place of names."""
+        task, method = self.run.task_label or self.task.name, self.run.label or self.method_name
+        return Path(self.run.out, task, f"{method}-{self.config_hash}", f"seed-{self.seed}")
+
+    @property
     def config_hash(self) -> str:
         """Eight hex digits that are the same for runs that may be averaged: everything but the seed and what is UNCOMPARED, the
         version of the task, and the code of components that are not ours."""
@@ -152,24 +165,3 @@ class RunConfig:
         code = digests([self.task, self.method])
         text = json.dumps([table, str(getattr(self.task, "version", "")), *([code] if code else [])], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def load(
-    path: str | Path,
-    sets: Sequence[str] = (),
-    *,
-    seed: int | None = None,
-    out: str | None = None,
-    registry: Registry | None = None,
-) -> RunConfig:
-    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
-    path = Path(path)
-    table = tables_of(path, "configuration")
-    places = [lay(table, assignment) for assignment in sets]
-    if seed is not None:
-        table["seed"] = seed
-    if out is not None:
-        run = table.setdefault("run", {})
-        if isinstance(run, dict):
-            run["out"] = out
-    return RunConfig.from_dict(table, source=path.name, registry=registry, sets=places)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
-from hgms_core import CheckpointError, ConfigError, Problem, RunInfo, Task, ensure_fits
-from hgms_core.host import Host
-from hgms_run.config import RunConfig
+from hgms_core import CheckpointError, ConfigError, HgmsError, Problem, ensure_fits
+from hgms_core.host import LOG, Host
+from hgms_run.config import UNCOMPARED, RunConfig
 from hgms_run.ended import RunResult, summarise
-from hgms_run.files import replace_file
+from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
 from hgms_run.loop import Run, Watcher, ignore
-from hgms_run.provenance import digests
+from hgms_run.tables import difference, parse_toml
 
 if TYPE_CHECKING:
     from hgms_run.progress import Progress
@@ -31,7 +33,7 @@ def run_config(
     patience: float = 0.0,
     ready: Callable[[Problem], None] = ignore,
 ) -> RunResult:
-    """One run from a configuration, in its own folder (``path``, or :func:`run_path`); ``view`` shows how it goes, or ``watch``
+    """One run from a configuration, in its own folder (``path``, or its own); ``view`` shows how it goes, or ``watch``
     is called after every step, ``ready`` before the first one. Another process that writes to the folder is waited for
     ``patience`` seconds.
 
@@ -42,7 +44,9 @@ def run_config(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_called(settings.device)
-    folder = RunFolder(path or run_path(config))
+    folder = RunFolder(path or config.path)
+    if resume and path is None and not folder.begun:
+        _warn(folder, config)
 
     def build() -> Problem:
         problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
@@ -51,20 +55,23 @@ def run_config(
 
     return Run(
         method=config.method, make=build, device=device, folder=folder, resume=resume,
-        info=RunInfo(
-            task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget, folder=folder.path,
-            config=config.resolved(),
-        ),
-        patience=patience, word="--resume",
-        about=lambda: {"task": _about(config.task), "code": digests([config.task, config.method])},
+        info=attrs.evolve(config.info, folder=folder.path),
+        patience=patience, word="--resume", task=config.task,
         settings=settings, watch=watch or (view.watch if view is not None else ignore), host=config.host or Host.load(),
     ).carry_out()  # fmt: skip
 
 
-def run_path(config: RunConfig) -> Path:
-    """Where a configuration's run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place of names."""
-    task, method = config.run.task_label or config.task.name, config.run.label or config.method_name
-    return Path(config.run.out, task, f"{method}-{config.config_hash}", f"seed-{config.seed}")
+def _warn(folder: RunFolder, config: RunConfig) -> None:
+    """Who asks to go on has a run in mind: if this configuration has none, which ones there are."""
+    lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
+    label = config.run.label or config.method_name
+    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
+        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+            keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
+            keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
+            what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
+            lines.append(f"  {path.parent} holds a run with {what}")
+    LOG.warning("%s", "\n".join(lines))
 
 
 def device_called(name: str) -> torch.device:
@@ -83,22 +90,13 @@ def device_called(name: str) -> torch.device:
     return device
 
 
-def _about(task: Task) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
-    what stood in its files, where it says so (``made_of``)."""
-    known = {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
-    made_of = getattr(task, "made_of", None)
-    return known if made_of is None else {**known, "made_of": made_of()}
-
-
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
     """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked."""
     try:
         records = folder.records()
     except CheckpointError:
         records = []
-    info = RunInfo(task=config.task.name, method=config.method_name, seed=config.seed, budget=config.budget)
     step = int(records[-1]["step"]) if records else 0
     if not folder.config.exists():  # it ended before its first step
         replace_file(folder.config, config.to_toml().encode())
-    folder.write_summary({**summarise(info, "failed", step, records, error), "validation_loss": None})
+    folder.write_summary({**summarise(config.info, "failed", step, records, error), "validation_loss": None})

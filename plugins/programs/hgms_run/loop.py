@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import signal
 import time
@@ -27,6 +26,7 @@ from hgms_core import (
     Record,
     RunInfo,
     State,
+    Task,
     Tree,
     out_of_memory,
     to_numbers,
@@ -34,10 +34,10 @@ from hgms_core import (
 from hgms_core.host import LOG, Host
 from hgms_run.advice import check_numbers, explained
 from hgms_run.config import RunSettings
-from hgms_run.convert import plain
 from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.folder import RunFolder
-from hgms_run.provenance import digests, environment
+from hgms_run.plain import plain
+from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
 from hgms_run.tables import finite
 
@@ -141,8 +141,8 @@ def _described(info: RunInfo, method: Method, device: torch.device, settings: Ru
 
 @define(eq=False, kw_only=True)
 class Run:
-    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, ``about`` says what else
-    ``env.json`` is to hold."""
+    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
+    one."""
 
     method: Method
     make: Callable[[], Problem]
@@ -153,7 +153,7 @@ class Run:
     resume: bool = False
     patience: float = 0.0
     word: str = "resume=True"
-    about: Callable[[], Mapping[str, Any]] = dict
+    task: Task | None = None
     watch: Watcher = ignore
     host: Host | None = None
     problem: Problem = field(init=False)
@@ -261,20 +261,12 @@ class Run:
 
     def environment(self, folder: RunFolder) -> dict[str, Any]:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
-        now = {**environment(self.device, self.host), "code": digests(self.method), **self.about()}
-        before = folder.read_environment() if self.resume else {}
-        earlier = before.pop("before", [])
-        if not before or before == json.loads(json.dumps(now)):
-            return now | ({"before": earlier} if earlier else {})
-        was, known = (
-            {key: table.get(key) for key in ("python", "device", "threads")}
-            | (table["versions"] if isinstance(table.get("versions"), dict) else {})
-            for table in (before, now)
-        )
-        changes = [f"{key} {was.get(key)} → {value}" for key, value in known.items() if was.get(key) != value]
+        about = {} if self.task is None else {"task": about_task(self.task)}
+        now = {**environment(self.device, self.host), "code": digests([self.task, self.method]), **about}
+        table, changes = goes_on(folder.read_environment() if self.resume else {}, now)
         if changes:
             LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
-        return now | {"before": [*(earlier if isinstance(earlier, list) else []), before]}
+        return table
 
     def result_of(self, state: State, folder: RunFolder) -> tuple[Tree, Tree]:
         """(θ, x) of a state that was read from the folder."""

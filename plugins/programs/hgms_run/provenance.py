@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import platform
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import attrs
 import torch
 
+from hgms_core import Task
 from hgms_core.host import Host, first_party
 
 
@@ -71,6 +73,28 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
         "plugins": [f"{info.name} ({info.owner})" for info in plugins if info.status == "loaded"],
         "git": _git(Path.cwd()),
     }
+
+
+def about_task(task: Task) -> dict[str, Any]:
+    """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
+    what stood in its files, where it says so (``made_of``)."""
+    known = {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
+    made_of = getattr(task, "made_of", None)
+    return known if made_of is None else {**known, "made_of": made_of()}
+
+
+def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What ``env.json`` holds of a run that went on from ``before``, which it keeps where it was another; and what changed."""
+    earlier = before.pop("before", [])
+    if not before or before == json.loads(json.dumps(now)):
+        return now | ({"before": earlier} if earlier else {}), []
+    was, known = (
+        {key: table.get(key) for key in ("python", "device", "threads")}
+        | (table["versions"] if isinstance(table.get("versions"), dict) else {})
+        for table in (before, now)
+    )
+    changes = [f"{key} {was.get(key)} → {value}" for key, value in known.items() if was.get(key) != value]
+    return now | {"before": [*(earlier if isinstance(earlier, list) else []), before]}, changes
 
 
 @functools.cache

@@ -107,6 +107,18 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
 
 
+def lay_options(table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None) -> list[Place]:
+    """Lay what a command line says over a file's table: each ``--set``, the seed, and settings of ``[run]`` (None: the file's).
+    The places of what was set."""
+    places = [lay(table, assignment) for assignment in sets]
+    if seed is not None:
+        table["seed"] = seed
+    settings = {key: value for key, value in run.items() if value is not None}
+    if settings and isinstance(below := table.setdefault("run", {}), dict):
+        below |= settings
+    return places
+
+
 def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> Place:
     """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``written`` is what a
     person wrote, for messages."""
