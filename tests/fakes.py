@@ -39,8 +39,11 @@ def hgms_register_linear_solvers():
 '''
 
 
-PROGRAMS = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="hgms.programs")}
-"""Our commands, which stay while a test hides every plugin."""
+PROGRAMS, TABLES = (
+    {entry.name: entry.value for entry in importlib.metadata.entry_points(group=group)}
+    for group in ("hgms.programs", "hgms.tables")
+)
+"""Our commands, and the tables that they read of a file: they stay while a test hides every plugin."""
 
 
 class Site:
@@ -82,6 +85,7 @@ class Site:
                 for group, entries in {
                     "hgms": entry_points,
                     "hgms.programs": PROGRAMS if name == "hgms" else programs or {},
+                    "hgms.tables": TABLES if name == "hgms" else {},
                 }.items()
             )
         )

@@ -48,13 +48,24 @@ from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, misfit, missing_traits, unknown
 from hgms_core.registry import Registry
 from hgms_results import DEFAULT_REFERENCE
-from hgms_run import LATER, SCHEMA, Invalid, RunConfig, RunSettings, device_called, lay, put, show, structured, traits_of
+from hgms_run import (
+    SCHEMA,
+    Invalid,
+    RunConfig,
+    RunSettings,
+    device_called,
+    lay,
+    put,
+    show,
+    structured,
+    tables_of_others,
+    traits_of,
+)
 
 FLAGS = "the command line"
 """The source of a grid that has no file."""
 
 RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
-RESERVED |= set(LATER)
 
 
 @frozen(kw_only=True)
@@ -97,6 +108,7 @@ class _Loader:
     def __init__(self, where: str, registry: Registry) -> None:
         self.where, self.registry = where, registry
         self.problems: list[str] = []
+        self.others = tables_of_others() - attrs.fields_dict(GridFile).keys()
 
     def load(self, grid: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
         table = copy.deepcopy(grid)
@@ -106,7 +118,7 @@ class _Loader:
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
             table["budget"] = "1 step"
-        for key in LATER:
+        for key in self.others:
             table.pop(key, None)
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(all_tasks, all_methods)
@@ -199,7 +211,7 @@ class _Loader:
         if not isinstance(label, str):
             raise ValueError(f"'label' must be a string: {show(label)}")
         RunSettings(label=label)
-        if label in RESERVED:
+        if label in RESERVED | self.others:
             raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
         if not isinstance(on, Mapping) or not all(isinstance(settings, Mapping) for settings in on.values()):
             raise ValueError("'on' must hold a table of settings for each task it names")

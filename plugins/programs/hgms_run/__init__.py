@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hgms_core import hookimpl
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
-from hgms_run.config import LATER, SCHEMA, UNCOMPARED, RunConfig, RunSettings
+from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms_run.convert import converter_for, structured, traits_of
 from hgms_run.ended import RunResult
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "LATER",
     "PROTOCOLS",
     "ROWS",
     "SCHEMA",
@@ -71,6 +70,7 @@ __all__ = [
     "stoppable",
     "structured",
     "tables_of",
+    "tables_of_others",
     "traits_of",
     "type_hints",
     "unpack",

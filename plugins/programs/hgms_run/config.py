@@ -21,6 +21,7 @@ alone. ``"none"`` stands for Python's None.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -42,12 +43,14 @@ from hgms_run.tables import Place, read_toml
 
 SCHEMA = 1
 
-LATER = ("sample", "finetune", "evaluate")
-"""The tables that a file for `hgms mix` has for what comes after the run; a run and a grid pass over them."""
-
-
 UNCOMPARED = ("out", "label", "task_label", "track")
 """The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""
+
+
+def tables_of_others() -> frozenset[str]:
+    """The top-level tables of a file that other programs read, by their entry points in the group ``hgms.tables``: a run and a
+    grid pass over them."""
+    return frozenset(point.name for point in importlib.metadata.entry_points(group="hgms.tables"))
 
 
 def _device(_settings: object, _attribute: object, value: str) -> None:
@@ -116,8 +119,8 @@ class RunConfig:
         """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it.
         Components are looked up in ``registry`` (None: what is installed)."""
         registry = registry or Registry.load()
-        known = {field.name for field in attrs.fields(cls)}
-        read = {key: value for key, value in table.items() if key in known or key not in LATER}
+        others = tables_of_others() if table.keys() - (own := attrs.fields_dict(cls)) else frozenset()
+        read = {key: value for key, value in table.items() if key in own or key not in others}
         try:
             config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
         except Invalid as invalid:
