@@ -12,11 +12,7 @@ from hgms_core import hookimpl
 if TYPE_CHECKING:
     import click
 
-__all__ = [
-    "Comparison",
-    "compare",
-    "scaled",
-]
+__all__ = ["Comparison", "compare", "scaled"]
 
 
 @hookimpl

@@ -10,16 +10,12 @@
 
     [[task]]
     name = "hyper-cleaning"
-    corruption = 0.6
-
-    [[method]]
-    name = "hg-ms"
-    on.hyper-cleaning.outer.lr = 0.3  # for one task only, by its label
 
     [[method]]
     name = "hg-ms"
     label = "hg-ms-1"                 # two variants of one method need labels
     generator.count = 1
+    on.hyper-cleaning.outer.lr = 0.3  # for one task only, by its label
 
     [sweep]                           # optional: see hgms_compare.sweep
     trials = 5

@@ -31,14 +31,11 @@ def measured(path: Path, device: str) -> Iterator[None]:
     try:
         yield
     finally:
-        before: dict[str, Any] = {}
+        stored: Any = {}
         with contextlib.suppress(CheckpointError):
             stored = parse_json(read_file(path / "resources.json"), "resources.json")
-            before = {
-                key: value
-                for key, value in (stored if isinstance(stored, dict) else {}).items()
-                if isinstance(value, int | float)
-            }
+        numbers = stored.items() if isinstance(stored, dict) else ()
+        before = {key: value for key, value in numbers if isinstance(value, int | float)}
         gpu = cuda.max_memory_allocated(device) if cuda is not None else None
         now = {
             "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),

@@ -10,9 +10,7 @@ from hgms_demo.demo import run_demo
 if TYPE_CHECKING:
     import click
 
-__all__ = [
-    "run_demo",
-]
+__all__ = ["run_demo"]
 
 
 @hookimpl

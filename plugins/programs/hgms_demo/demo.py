@@ -12,7 +12,8 @@ from typing import Any
 from attrs import frozen
 
 from hgms_core.registry import Registry
-from hgms_demo.pictures import draw_accuracy, draw_weights
+from hgms_demo.pictures import FORMATS, draw_weights
+from hgms_report import build, draw_curves
 from hgms_results import DEFAULT_REFERENCE, Table, table
 from hgms_run import Progress, RunConfig, RunResult, run_config
 
@@ -70,7 +71,8 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
     with Progress(enabled=progress) as view:
         for config in plan:
             results.setdefault(config.method_name, []).append(run_config(config, view=view))
-    pictures = draw_accuracy(out / "runs", out / "accuracy")
+    study = build([out / "runs"])
+    pictures = [draw_curves(study, out / f"accuracy{suffix}") for suffix in FORMATS]
     pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")
     rows = table(results, METRIC, DEFAULT_REFERENCE)
     return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(plan))

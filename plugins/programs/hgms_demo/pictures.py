@@ -1,4 +1,4 @@
-"""The demo's pictures: the report's curves, and what happens to the weights of clean and of mislabelled examples."""
+"""What happens to the weights of clean and of mislabelled examples, as a picture."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hgms_report import COLOURS, Curve, build, draw_band, draw_curves, new_figure, save
+from hgms_report import COLOURS, Curve, draw_band, new_figure, save
 
 FORMATS = (".png", ".svg")
 
 Records = Sequence[Mapping[str, Any]]
 """The rows of a run."""
-
-
-def draw_accuracy(runs: Path, path: Path) -> list[Path]:
-    """The main metric of the runs below a folder against seconds and oracle calls, as `hgms plot` draws it."""
-    study = build([runs])
-    return [draw_curves(study, path.with_suffix(suffix)) for suffix in FORMATS]
 
 
 def draw_weights(runs: Mapping[str, Records], path: Path) -> list[Path]:
@@ -54,4 +48,4 @@ def _quantiles(rows: Records, kind: str) -> Curve:
     return Curve(x, median, low, high)
 
 
-__all__ = ["draw_accuracy", "draw_weights"]
+__all__ = ["FORMATS", "draw_weights"]

@@ -18,17 +18,7 @@ from hgms_core.registry import Registry
 from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.study import Entry, Section, Study
-from hgms_results import (
-    DEFAULT_REFERENCE,
-    Interval,
-    Point,
-    Skipped,
-    StoredRun,
-    scan,
-    scan_sweeps,
-    short_names,
-    table,
-)
+from hgms_results import DEFAULT_REFERENCE, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
 from hgms_run import UNCOMPARED
 
 _MIXTURE = 150  # points of a small picture
@@ -220,14 +210,11 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
 def _chosen(indices: np.ndarray) -> Counter[int]:
     """How often each candidate was chosen; what is no index of one is not counted."""
     known = indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)] if indices.dtype == float else np.empty(0)
-    values, counts = np.unique(known.astype(int), return_counts=True)
-    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return Counter(known.astype(int).tolist())
 
 
 def _counted(texts: np.ndarray) -> Counter[str]:
-    counts: Counter[str] = Counter(texts.tolist() if texts.dtype == object else ())
-    del counts[None]
-    return counts
+    return Counter(text for text in texts.tolist() if text is not None) if texts.dtype == object else Counter()
 
 
 # --- one section -------------------------------------------------------------------------------------------------------
@@ -245,10 +232,7 @@ def _section(
     failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
     default = next((label for label, runs in methods.items() if runs[0].method_name == DEFAULT_REFERENCE), None)
     base = reference if reference in methods else default
-    values = {
-        label: [evolve(Point.of(run), metrics={name: _value(run, name) for name in names if _has(run, name)}) for run in runs]
-        for label, runs in done.items()
-    }
+    values = {label: [_point(run, names) for run in runs] for label, runs in done.items()}
     compared = table(
         values, main, base, higher_is_better=higher is not False, failed={label: len(runs) for label, runs in failed.items()}
     )
@@ -299,15 +283,10 @@ def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
     return math.isnan(mean), 0.0 if math.isnan(mean) or higher is None else -mean if higher else mean
 
 
-def _has(run: StoredRun, name: str) -> bool:
-    return name in run.metrics or name == _LOSS
-
-
-def _value(run: StoredRun, name: str) -> float:
-    if name == _LOSS and name not in run.metrics:
-        value = run.summary.get(_LOSS)
-        return math.nan if value is None else float(value)
-    return run.metrics.get(name, math.nan)
+def _point(run: StoredRun, names: Sequence[str]) -> Point:
+    loss = run.summary.get(_LOSS)
+    metrics = {_LOSS: math.nan if loss is None else float(loss), **run.metrics}
+    return evolve(Point.of(run), metrics={name: metrics[name] for name in names if name in metrics})
 
 
 def _curves(rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], points: int) -> dict[tuple[str, str], Curve]:

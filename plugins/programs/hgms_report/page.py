@@ -115,13 +115,12 @@ def _value(value: Any) -> str:
 
 
 def _environment_note(section: Section) -> str:
-    if len(section.environments) < 2:
+    count = len(section.environments)
+    if count < 2:
         return ""
     differing = difference([table for table, _ in section.environments])
-    return (
-        f"These runs were made in {len(section.environments)} different environments (they differ in "
-        f"{', '.join(differing[:6])}{' and more' if len(differing) > 6 else ''}): seconds may not be comparable."
-    )
+    named = ", ".join(differing[:6]) + (" and more" if len(differing) > 6 else "")
+    return f"These runs were made in {count} different environments (they differ in {named}): seconds may not be comparable."
 
 
 __all__ = ["html"]

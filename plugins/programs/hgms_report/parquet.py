@@ -1,21 +1,9 @@
 """Parquet: one row for each run, and on request one for each step of each run.
 
-Runs (``report.parquet``)::
-
-    task, task_name, method, method_name, hash, status, error, budget, task_version, folder     string
-    seed, outer_steps, oracle_calls, peak_memory_bytes                                          int64
-    seconds, metric.<name> …, weight.<source> … (of what was returned)                          double
-    seconds_per_step, step_forward_tokens, step_backward_tokens (means over the steps)          double
-    setting.<dotted key> …    every value of config.toml but the seed and the folder            string (as TOML writes it)
-
-Steps (``report.steps.parquet``)::
-
-    task, method                                                                                dictionary<string>
-    seed, step                                                                                  int64
-    seconds, and every number of the records                                                    double (lists by their largest)
-    every text of the records (``outcome``)                                                     string
-
-``task`` and ``method`` are the names of the report; null stands for what a run lacks, NaN for a metric that was not finite.
+Of runs: texts, whole numbers, ``seconds`` and ``metric.<name>``, then ``weight.<source>`` of what was returned and means over
+the steps where a run has them, and ``setting.<dotted key>`` for every value of config.toml but the seed and the folder, as TOML
+writes it. Of steps: every number of the records (lists by their largest) and every text. ``task`` and ``method`` are the names
+of the report; null stands for what a run lacks, NaN for a metric that was not finite.
 """
 
 from __future__ import annotations
@@ -96,22 +84,16 @@ def runs(study: Study) -> pyarrow.Table:
 def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
+    own = ("task_name", "method_name", "status", "error", "budget", "task_version", "seed", "seconds")
     row = {
         "task": task,
-        "task_name": run.task_name,
         "method": entry.label,
-        "method_name": run.method_name,
+        **{name: getattr(run, name) for name in own},
         "hash": run.hash or None,
-        "status": run.status,
-        "error": run.error,
-        "budget": run.budget,
-        "task_version": run.task_version,
         "folder": _utf8(str(run.path)),
-        "seed": run.seed,
         "outer_steps": _whole(run.summary.get("outer_steps")),
         "oracle_calls": _whole(run.summary.get("oracle_calls")),
         "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
-        "seconds": run.seconds,
         **{f"metric.{name}": value for name, value in run.metrics.items()},
         **{f"setting.{key}": _toml(value) for key, value in flatten(config).items()},
     }
