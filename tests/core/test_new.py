@@ -220,3 +220,9 @@ def test_a_file_in_the_way(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name"])
 def test_the_nearest_spelling_is_right(text: str) -> None:
     assert registry.NAME.fullmatch(kebab(text))
+
+
+def test_a_name_that_a_package_of_version_0_2_had_is_free(site: Site, tmp_path: Path) -> None:
+    done = call("cg", "--kind", "task", "--into", tmp_path)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (tmp_path / "hgms-cg" / "src" / "hgms_cg.py").exists()

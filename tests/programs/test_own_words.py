@@ -29,7 +29,7 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
-    "hgms_core": {"template": "a package's old module"},
+    "hgms_core": {"last": "a value of keep", "template": "an old package"},
     "hgms_compare": {"tpe": "a sampler of sweeps"},
     "hgms_new": {"template": "a folder"},
     "hgms_report": {"power": "a scale of an axis", "sampler": "a key of a stored sweep", "skip": "plotly's word"},

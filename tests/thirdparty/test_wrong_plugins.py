@@ -564,8 +564,8 @@ HOSTED = [
     hosted(
         "entry point that differs from one of ours by case",
         solver("bad"),
-        "is already called 'cg' (case, - and _ do not tell names apart); rename one",
-        entry="CG",
+        "is already called 'solvers' (case, - and _ do not tell names apart); rename one",
+        entry="Solvers",
     ),
     hosted("newer API", headed("hgms_plugin_api = 99"), "it was written for plugin API 99, this hgms has", "upgrade hgms"),
     hosted("older API", headed("hgms_plugin_api = 1"), "it was written for plugin API 1", "Hypergradient is called Estimate"),

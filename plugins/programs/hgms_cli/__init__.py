@@ -7,6 +7,7 @@ import click
 from hgms_cli.bars import Bars
 from hgms_cli.group import main
 from hgms_cli.terminal import (
+    finite,
     json_option,
     plugin_option,
     print_json,
@@ -18,7 +19,7 @@ from hgms_cli.terminal import (
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars", "json_option", "main", "plugin_option", "print_json", "print_table", "printable", "track_option",
+    "Bars", "finite", "json_option", "main", "plugin_option", "print_json", "print_table", "printable", "track_option",
     "trust_option",
 ]  # fmt: skip
 

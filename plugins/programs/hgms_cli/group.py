@@ -69,7 +69,7 @@ class _Commands(click.Group):
         except HgmsError as error:
             if ctx.params.get("debug"):
                 raise
-            raise _shown(error) from error
+            raise _Shown(str(error), error.exit_code) from error
         except OSError as error:
             if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
                 raise
@@ -128,10 +128,6 @@ class _Shown(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(printable(f"error: {self.message}"), err=True, file=file)
-
-
-def _shown(error: HgmsError) -> click.ClickException:
-    return _Shown(str(error), error.exit_code)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

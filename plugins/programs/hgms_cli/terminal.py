@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -75,18 +76,19 @@ track_option = click.option(
 """The option ``--track`` of a command that carries out runs, as its argument ``track``: what to lay over the file, as --set."""
 
 
+def finite(value: Any) -> Any:
+    """The value with nothing that JSON lacks: a number that is not finite becomes null, a key text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def print_json(value: object) -> None:
     """Strict JSON; an infinite or undefined number is null."""
-
-    def clean(item: Any) -> Any:
-        if isinstance(item, float) and not abs(item) < float("inf"):
-            return None
-        if isinstance(item, Mapping):
-            return {str(key): clean(inner) for key, inner in item.items()}
-        return [clean(inner) for inner in item] if isinstance(item, (list, tuple)) else item
-
     plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")
-    click.echo(json.dumps(clean(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
+    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
 
 
 def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import click
 
 from hgms_core import hookimpl
-
-if TYPE_CHECKING:
-    import click
 
 __all__ = []
 

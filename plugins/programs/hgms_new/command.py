@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import keyword
@@ -21,7 +22,7 @@ from hgms_core.registry import KINDS, NAME, Kind, Registry, kind_called
 
 TEMPLATE = files("hgms_new") / "template"
 
-PARTS: dict[str, tuple[str, str]] = {
+FILES: dict[str, tuple[str, str]] = {
     "pyproject.toml": ("pyproject.toml", "its name, its dependencies, and the entry point that makes it a plugin"),
     "README.md": ("README.md", "what it does, where it is from, where it deviates"),
     "src/@module@.py": ("kinds/@kind@.py", "the component and its hook: replace the algorithm by yours"),
@@ -35,7 +36,7 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 """Each file of the distribution: the template it is made from, and what it is for."""
 
-OTHER_SETTINGS = {
+TESTED_WITH = {
     "generator": "count=2, steps=5, noise=0.5, batch_size=4",
     "selector": "blocks=1",
     "solver": "ridge=0.0, rtol=1e-8, max_steps=300",
@@ -44,7 +45,7 @@ OTHER_SETTINGS = {
     "task": "places=12, rows=30",
     "method": "sigma=1.0, steps=5",
 }
-"""The second instance of each template's conformance test."""
+"""The fields of the second instance in each template's conformance test; the first has the defaults."""
 
 
 @click.group()
@@ -74,7 +75,7 @@ def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
     check_name(name, wanted)
     folder = into / f"hgms-{name}"
     check_folder(folder)
-    texts = made(name, wanted)
+    texts = filled(name, wanted)
     for place, text in texts.items():
         path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,24 +88,24 @@ def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(folder), "files": list(texts), "next": list(steps)})
         return
-    click.echo(f"{folder}: a plugin with the {wanted.label} {name!r}")
-    width = max(map(len, texts))
-    for place, (_, what) in zip(texts, PARTS.values(), strict=True):
-        click.echo(f"  {place:<{width}}  {what}")
-    click.echo("next:")
-    width = max(map(len, steps))
-    for command, what in steps.items():
-        click.echo(f"  {command:<{width}}  # {what}")
+    contents = dict(zip(texts, (purpose for _, purpose in FILES.values()), strict=True))
+    commands = {command: f"# {purpose}" for command, purpose in steps.items()}
+    for title, lines in ((f"{folder}: a plugin with the {wanted.label} {name!r}", contents), ("next:", commands)):
+        click.echo(title)
+        for line, purpose in lines.items():
+            click.echo(f"  {line:<{max(map(len, lines))}}  {purpose}")
 
 
-def made(name: str, kind: Kind) -> dict[str, str]:
+def filled(name: str, kind: Kind) -> dict[str, str]:
     """Every file of the distribution by its place in it."""
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
-    cls = _class_name(name, kind, source)
+    cls = "".join(word.capitalize() for word in name.split("-"))
+    if keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):  # the module uses that word for something else
+        cls += kind.name.capitalize()
     values = {
         "name": name,
-        "module": module_of(name),
+        "module": f"hgms_{name.replace('-', '_')}",
         "class": cls,
         "kind": kind.name,
         "label": kind.label,
@@ -112,14 +113,10 @@ def made(name: str, kind: Kind) -> dict[str, str]:
         "hook": kind.hook,
         "summary": summary.strip(),
         "method": method.strip(),
-        "instances": f"{cls}(), {cls}({OTHER_SETTINGS[kind.name]})",
+        "instances": f"{cls}(), {cls}({TESTED_WITH[kind.name]})",
         "hgms": ".".join(__version__.split(".")[:2]),
     }
-    return {_filled(place, values): _filled(_template(_filled(part, values)), values) for place, (part, _) in PARTS.items()}
-
-
-def module_of(name: str) -> str:
-    return f"hgms_{name.replace('-', '_')}"
+    return {_filled(place, values): _filled(_template(_filled(part, values)), values) for place, (part, _) in FILES.items()}
 
 
 def _template(part: str) -> str:
@@ -130,13 +127,6 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text
-
-
-def _class_name(name: str, kind: Kind, source: str) -> str:
-    """``my-solver`` as ``MySolver``; with the kind behind it where the module uses that word for something else."""
-    found = "".join(word.capitalize() for word in name.split("-"))
-    taken = keyword.iskeyword(found) or re.search(rf"\b{found}\b", source)
-    return found + kind.name.capitalize() if taken else found
 
 
 def check_name(name: str, kind: Kind) -> None:
@@ -159,9 +149,10 @@ def check_name(name: str, kind: Kind) -> None:
     twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
     if twin is not None:
         raise ConfigError(f"there is a plugin {twin.name!r} already, of {twin.owner}\n  {advice}; `hgms plugins` lists them")
-    module = module_of(name)
-    if importlib.util.find_spec(module) is not None:
-        raise ConfigError(f"its module would be {module}, and a module of that name can be imported already\n  {advice}")
+    module = f"hgms_{name.replace('-', '_')}"
+    with contextlib.suppress(ImportError):  # of a name that the core says has moved
+        if importlib.util.find_spec(module) is not None:
+            raise ConfigError(f"its module would be {module}, and a module of that name can be imported already\n  {advice}")
     try:
         version = importlib.metadata.version(f"hgms-{name}")
     except importlib.metadata.PackageNotFoundError:
@@ -189,9 +180,9 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(
             f"{folder} is there already, and a file\n  move it, or choose another name or another folder (--into)"
         )
-    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if held:
-        shown = ", ".join(held[:4]) + (", …" if len(held) > 4 else "")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if names:
+        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         raise ConfigError(
             f"{folder} is there already and not empty ({shown}); nothing is overwritten\n"
             "  choose another name or another folder (--into), or remove what is there"

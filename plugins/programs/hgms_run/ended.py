@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from hgms_cli import finite
 from hgms_core import Data, NumericalError, Problem, Record, RunInfo, Tree, norm
 from hgms_run.advice import broken
-from hgms_run.tables import finite
 
 UNMOVED = 0.01
 """The share of the validation loss at the start by which it has at least to change for x to count as trained."""

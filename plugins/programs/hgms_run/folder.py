@@ -31,12 +31,13 @@ import torch
 from attrs import define, field, frozen
 from filelock import FileLock, Timeout
 
+from hgms_cli import finite
 from hgms_core import CheckpointError, State
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
 from hgms_run.files import append, flush, replace_file, writing
 from hgms_run.sealed import as_json, contents, damaged, is_stamped, json_object, lines, regular, sealed, stamped, unsealed
-from hgms_run.tables import finite, parse_toml
+from hgms_run.tables import parse_toml
 
 
 class FolderInUse(CheckpointError):

@@ -15,6 +15,7 @@ import tomlkit
 import torch
 from attrs import define, field
 
+from hgms_cli import finite
 from hgms_core import (
     Budget,
     CheckpointError,
@@ -39,7 +40,6 @@ from hgms_run.folder import RunFolder
 from hgms_run.plain import plain
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
-from hgms_run.tables import finite
 
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from hgms_cli import finite
 from hgms_core import CheckpointError
 from hgms_run.files import ROWS, opened
-from hgms_run.tables import finite
 
 
 @contextlib.contextmanager

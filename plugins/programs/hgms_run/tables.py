@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,15 +71,6 @@ def check(value: object, name: str) -> None:
         level = below
     if level:
         raise CheckpointError(f"{name} is nested too deeply")
-
-
-def finite(value: Any) -> Any:
-    """The value with nothing that JSON lacks: a number that is not finite becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 # --- configuration files -----------------------------------------------------------------------------------------------
