@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Problem, Tree
-from hgms_task_circle.functions import bump, bump_slope, lower, off_circle, radius, wall, well
+from hgms_core import Problem, Tree, positive
+from hgms_task_circle.functions import METRICS, TRAITS, above_low, bump, bump_slope, in_interval, problem_of, radius, wall, well
 
 
 @final
@@ -72,53 +72,22 @@ class CircleDegenerate:
 
     name: ClassVar[str] = "circle-degenerate"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
-    metrics: ClassVar[Mapping[str, bool]] = {
-        "value": False,
-        "upper_loss": False,
-        "manifold_distance": False,
-        "solution_distance": False,
-    }
+    traits: ClassVar[frozenset[str]] = TRAITS
+    metrics: ClassVar[Mapping[str, bool]] = METRICS
 
     low: float = field(default=0.2)
-    high: float = field(default=3.0)
-    start: float = field(default=1.8)
-    b: float = field(default=1.0, validator=validators.gt(0))
-
-    @high.validator
-    def _ordered(self, attribute: Attribute[float], value: float) -> None:
-        if not value > self.low:
-            raise ValueError(f"'high' must be > low ({self.low}): {value}")
-
-    @start.validator
-    def _inside(self, attribute: Attribute[float], value: float) -> None:
-        validators.ge(self.low)(self, attribute, value)
-        validators.le(self.high)(self, attribute, value)
+    high: float = field(default=3.0, validator=above_low)
+    start: float = field(default=1.8, validator=in_interval)
+    b: float = field(default=1.0, validator=positive)
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> DegenerateClosedForm:
         """The exact solution, value and derivative; they need no data, so the arguments are only those of ``problem``."""
         return DegenerateClosedForm()
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        exact = self.closed_form(seed, device, dtype)
-        b = self.b
-
         def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             t, first, second = theta["theta"][0], x["x"][0], x["x"][1]
             vanishing = x["x"].square().sum() - 1 - t.square()
-            return well(second) + bump(t) / 4 * second + wall(-first) + b * vanishing
+            return well(second) + bump(t) / 4 * second + wall(-first) + self.b * vanishing
 
-        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
-            numbers = torch.stack([exact.value(theta), upper(theta, x, {}), off_circle(theta, x), gap])
-            return dict(zip(self.metrics, numbers.tolist(), strict=True))
-
-        theta0 = {"theta": torch.tensor([self.start], dtype=dtype, device=device)}
-        return Problem(
-            theta0=theta0,
-            x0={"x": -exact.solution(theta0)["x"]},
-            g=lower,
-            f=upper,
-            project=lambda theta: {"theta": theta["theta"].clamp(self.low, self.high)},
-            evaluate=evaluate,
-        )
+        return problem_of(self, self.closed_form(seed, device, dtype), upper, device, dtype)

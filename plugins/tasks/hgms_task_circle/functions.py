@@ -1,18 +1,23 @@
-"""The flat functions of the paper's examples, differentiable any number of times and free of NaN gradients.
+"""What both examples of the paper are made of: the circle, and flat functions, differentiable any number of times.
 
-Each is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰), so nothing is approximated. The argument is
-replaced *before* the division as well as the value after it: otherwise the unused branch of ``torch.where`` would put
-0·inf = NaN into the gradient.
+Each flat function is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰), so nothing is approximated.
+The argument is replaced *before* the division as well as the value after it: otherwise the unused branch of ``torch.where``
+would put 0·inf = NaN into the gradient.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from attrs import Attribute, validators
 from torch import Tensor
 
-from hgms_core import Tree
+from hgms_core import Loss, Problem, Tree
+
+TRAITS = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
+METRICS = dict.fromkeys(("value", "upper_loss", "manifold_distance", "solution_distance"), False)
 
 FLAT = 0.03
 """Below this, exp(−1/t²) and all its derivatives are 0 in float64."""
@@ -66,6 +71,33 @@ def radius(theta: Tensor) -> Tensor:
     return (1 + theta.square()).sqrt()
 
 
-def off_circle(theta: Tree, x: Tree) -> Tensor:
-    """The distance from x to S(θ)."""
-    return (torch.linalg.vector_norm(x["x"]) - radius(theta["theta"][0])).abs()
+def above_low(task: Any, attribute: Attribute[float], value: float) -> None:
+    """The validator of the upper end of Θ."""
+    if not value > task.low:
+        raise ValueError(f"{attribute.name!r} must be > low ({task.low}): {value}")
+
+
+def in_interval(task: Any, attribute: Attribute[float], value: float) -> None:
+    """The validator of a point of Θ = [low, high]."""
+    validators.ge(task.low)(task, attribute, value)
+    validators.le(task.high)(task, attribute, value)
+
+
+def problem_of(task: Any, exact: Any, upper: Loss, device: torch.device, dtype: torch.dtype) -> Problem:
+    """The circle below f = ``upper``; x0 is the worst point of it at θ0, opposite to x*(θ0)."""
+
+    def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+        gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
+        off = (torch.linalg.vector_norm(x["x"]) - radius(theta["theta"][0])).abs()
+        numbers = torch.stack([exact.value(theta), upper(theta, x, {}), off, gap])
+        return dict(zip(METRICS, numbers.tolist(), strict=True))
+
+    theta0 = {"theta": torch.tensor([task.start], dtype=dtype, device=device)}
+    return Problem(
+        theta0=theta0,
+        x0={"x": -exact.solution(theta0)["x"]},
+        g=lower,
+        f=upper,
+        project=lambda theta: {"theta": theta["theta"].clamp(task.low, task.high)},
+        evaluate=evaluate,
+    )

@@ -15,7 +15,7 @@ from hgms_core import Data, Key, Problem, Tree, check_memory, roles, validation_
 from hgms_images import image_set, load_images
 from hgms_task_cleaning.rows import corrupt, draw, standardise
 
-QUANTILES = (0.1, 0.5, 0.9)
+QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
 
 def logits(x: Tree, pixels: Tensor) -> Tensor:
@@ -78,21 +78,11 @@ class HyperCleaning:
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "per-example-losses", "stop-rows", "reference:clean"})
     metrics: ClassVar[Mapping[str, bool]] = {
-        "test_accuracy": True,
-        "train_accuracy": True,
-        "memorised": False,
-        "validation_loss": False,
-        "cleaning_f1": True,
-        "weight_clean": True,
-        "weight_clean_q10": True,
-        "weight_clean_q50": True,
-        "weight_clean_q90": True,
-        "weight_corrupted": False,
-        "weight_corrupted_q10": False,
-        "weight_corrupted_q50": False,
-        "weight_corrupted_q90": False,
+        "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
+        **dict.fromkeys(("weight_clean", *(f"weight_clean_{quantile}" for quantile in QUANTILES)), True),
+        **dict.fromkeys(("weight_corrupted", *(f"weight_corrupted_{quantile}" for quantile in QUANTILES)), False),
         "wrong_labels": False,
-    }
+    }  # fmt: skip
 
     dataset: str = field(default="digits", validator=image_set)
     corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
@@ -197,4 +187,4 @@ def _spread(weights: Tensor) -> list[Tensor]:
     """Mean and quantiles; NaN for no weights (no example of that kind)."""
     if not len(weights):
         return [weights.new_tensor(math.nan)] * 4
-    return [weights.mean(), *torch.quantile(weights, weights.new_tensor(QUANTILES))]
+    return [weights.mean(), *torch.quantile(weights, weights.new_tensor(list(QUANTILES.values())))]

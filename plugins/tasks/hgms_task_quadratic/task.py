@@ -9,7 +9,7 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree, check_memory
+from hgms_core import Data, Key, Problem, Tree, check_memory, not_negative
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -89,17 +89,14 @@ class Quadratic:
     traits: ClassVar[frozenset[str]] = frozenset(
         {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
     )
-    metrics: ClassVar[Mapping[str, bool]] = {
-        "value": False,
-        "upper_loss": False,
-        "lower_distance": False,
-        "hypergradient_norm": False,
-    }
+    metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False
+    )
 
     rows: int = field(default=200, validator=[validators.instance_of(int), validators.ge(1)])
     validation_rows: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
     features: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
-    noise: float = field(default=0.5, validator=validators.ge(0))
+    noise: float = field(default=0.5, validator=not_negative)
     condition: float = field(default=10.0, validator=validators.ge(1))
     penalty: Literal["feature", "shared"] = field(default="feature", validator=validators.in_(["feature", "shared"]))
 
@@ -132,14 +129,9 @@ class Quadratic:
         validation = Data.of({"a": exact.validation_a, "b": exact.validation_b})
 
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            numbers = torch.stack(
-                [
-                    exact.value(theta),
-                    _upper(theta, x, validation.whole),
-                    torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"]),
-                    torch.linalg.vector_norm(exact.hypergradient(theta)["log_penalty"]),
-                ]
-            )
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
+            slope = torch.linalg.vector_norm(exact.hypergradient(theta)["log_penalty"])
+            numbers = torch.stack([exact.value(theta), _upper(theta, x, validation.whole), gap, slope])
             return dict(zip(self.metrics, numbers.tolist(), strict=True))
 
         size = self.features if self.penalty == "feature" else 1

@@ -8,18 +8,11 @@ from typing import ClassVar, final
 
 import numpy as np
 import torch
-from attrs import field, frozen, validators
-from torch import Tensor
+from attrs import field, frozen
 
-from hgms_core import Data, DataError, Key, NumericalError, Problem, Tree
-from hgms_task_regression.newton import LogisticClosedForm, fit, lower, scores
-from hgms_task_regression.tables import load_table, split, split_shares, table_name
-
-ROLES = ("differentiate", "select", "stop")
-
-
-def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return fit(x, batch)
+from hgms_core import DataError, Key, NumericalError, Problem, Tree, positive
+from hgms_task_regression.newton import LogisticClosedForm, fit, scores
+from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 
 
 @final
@@ -59,21 +52,12 @@ class LogisticCv:
 
     name: ClassVar[str] = "logistic-cv"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
-    )
-    metrics: ClassVar[Mapping[str, bool]] = {
-        "value_function": False,
-        "stationarity": False,
-        "lower_distance": False,
-        "upper_loss": False,
-        "test_loss": False,
-        "test_accuracy": True,
-    }
+    traits: ClassVar[frozenset[str]] = TRAITS
+    metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_accuracy": True}
 
     dataset: str = field(default="sklearn:breast-cancer", validator=table_name)
     shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), converter=tuple, validator=split_shares)
-    bound: float = field(default=10.0, validator=validators.gt(0))
+    bound: float = field(default=10.0, validator=positive)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> tuple[list[Tree], int]:
         """(train, validation and test, how many classes)."""
@@ -98,7 +82,8 @@ class LogisticCv:
         return LogisticClosedForm(train, validation, 1 if classes == 2 else classes)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        (train, validation, test), classes = self._rows(seed, device, dtype)
+        parts, classes = self._rows(seed, device, dtype)
+        train, validation, test = parts
         vectors = 1 if classes == 2 else classes
         exact = LogisticClosedForm({**train, "a": train["a"].double()}, {**validation, "a": validation["a"].double()}, vectors)
 
@@ -113,15 +98,5 @@ class LogisticCv:
             numbers = [*solved, fit(x, validation), fit(x, test), right.double().mean()]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
-        size = train["a"].shape[1]
-        return Problem(
-            theta0={"log_penalty": torch.zeros(size, dtype=dtype, device=device)},
-            x0={"x": torch.zeros(vectors, size, dtype=dtype, device=device)},
-            g=lower,
-            f=_upper,
-            lower_data=Data.of(train),
-            # F is one function of all validation rows, so every role sees them all.
-            upper_data=dict.fromkeys(ROLES, Data.of(validation)),
-            project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-self.bound, self.bound)},
-            evaluate=evaluate,
-        )
+        x0 = torch.zeros(vectors, train["a"].shape[1], dtype=dtype, device=device)
+        return problem_of(fit, parts, x0, self.bound, evaluate)

@@ -9,20 +9,17 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import NumericalError, Tree
+from hgms_task_regression.tables import penalty
 
 
 def scores(x: Tree, a: Tensor) -> Tensor:
     """``[rows, classes]``. Two classes share one vector of coefficients: the first one's score is 0."""
-    found = a @ x["x"].T
-    return torch.cat([torch.zeros_like(found), found], dim=-1) if x["x"].shape[-2] == 1 else found
+    linear = a @ x["x"].T
+    return torch.cat([torch.zeros_like(linear), linear], dim=-1) if x["x"].shape[-2] == 1 else linear
 
 
 def fit(x: Tree, batch: Tree) -> Tensor:
     return -scores(x, batch["a"]).log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).mean()
-
-
-def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return fit(x, batch) + 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
 
 
 @final
@@ -63,7 +60,7 @@ class LogisticClosedForm:
     def solution(self, theta: Tree) -> Tree:
         """x*(θ), from 0."""
         x = {"x": self.train["a"].new_zeros(self.vectors, self.train["a"].shape[1])}
-        value = lower(theta, x, self.train)
+        value = fit(x, self.train) + penalty(theta, x)
         target = self.tolerance * theta["log_penalty"].min().exp()
         for _ in range(self.max_steps):
             gradient, hessian = self._derivatives(theta, x)
@@ -73,7 +70,7 @@ class LogisticClosedForm:
             decrement, length = gradient @ step, 1.0
             while True:  # half the step until g falls by a part of what its slope promises, or rounding decides
                 moved = {"x": x["x"] - length * step.reshape(x["x"].shape)}
-                after = lower(theta, moved, self.train)
+                after = fit(moved, self.train) + penalty(theta, moved)
                 if after <= value - 0.25 * length * decrement or decrement <= 1e-12 * (1 + value.abs()) or length < 1e-10:
                     break
                 length /= 2

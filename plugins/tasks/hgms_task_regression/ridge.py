@@ -7,23 +7,15 @@ from typing import ClassVar, final
 
 import numpy as np
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Data, DataError, Key, Problem, Tree
-from hgms_task_regression.tables import load_table, split, split_shares, table_name
+from hgms_core import DataError, Key, Problem, Tree, positive
+from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 
 
 def _fit(x: Tree, batch: Tree) -> Tensor:
     return 0.5 * (batch["a"] @ x["x"] - batch["b"]).square().mean()
-
-
-def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return _fit(x, batch) + 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
-
-
-def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return _fit(x, batch)
 
 
 @final
@@ -89,21 +81,12 @@ class RidgeCv:
 
     name: ClassVar[str] = "ridge-cv"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
-    )
-    metrics: ClassVar[Mapping[str, bool]] = {
-        "value_function": False,
-        "stationarity": False,
-        "lower_distance": False,
-        "upper_loss": False,
-        "test_loss": False,
-        "test_r2": True,
-    }
+    traits: ClassVar[frozenset[str]] = TRAITS
+    metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_r2": True}
 
     dataset: str = field(default="sklearn:diabetes", validator=table_name)
     shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), converter=tuple, validator=split_shares)
-    bound: float = field(default=10.0, validator=validators.gt(0))
+    bound: float = field(default=10.0, validator=positive)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:
         """Train, validation and test; standardised in float64, so that every device and precision sees the same rows."""
@@ -127,8 +110,7 @@ class RidgeCv:
         return RidgeClosedForm(train["a"], train["b"], validation["a"], validation["b"])
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        train, validation, test = self._rows(seed, device, dtype)
-        above = Data.of(validation)
+        parts = train, validation, test = self._rows(seed, device, dtype)
         # Metrics are exact: in float64 whatever the run computes in.
         exact = RidgeClosedForm(*(leaf.double() for leaf in (train["a"], train["b"], validation["a"], validation["b"])))
 
@@ -136,25 +118,10 @@ class RidgeCv:
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             wide = {"log_penalty": theta["log_penalty"].double()}
             fit = _fit(x, test)
-            numbers = [
-                exact.value(wide),
-                torch.linalg.vector_norm(exact.hypergradient(wide)["log_penalty"]),
-                torch.linalg.vector_norm(x["x"] - exact.solution(wide)["x"]),
-                _fit(x, validation),
-                fit,
-                1 - 2 * fit / test["b"].var(correction=0),
-            ]
+            stationarity = torch.linalg.vector_norm(exact.hypergradient(wide)["log_penalty"])
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(wide)["x"])
+            r2 = 1 - 2 * fit / test["b"].var(correction=0)
+            numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
-        zero = torch.zeros(train["a"].shape[1], dtype=dtype, device=device)
-        return Problem(
-            theta0={"log_penalty": zero},
-            x0={"x": zero.clone()},
-            g=_lower,
-            f=_upper,
-            lower_data=Data.of(train),
-            # F is one function of all validation rows, so every role sees them all.
-            upper_data=dict.fromkeys(("differentiate", "select", "stop"), above),
-            project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-self.bound, self.bound)},
-            evaluate=evaluate,
-        )
+        return problem_of(_fit, parts, torch.zeros_like(train["a"][0]), self.bound, evaluate)

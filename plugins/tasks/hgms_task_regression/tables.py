@@ -1,8 +1,9 @@
-"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the Hub; and their split."""
+"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the Hub; their split and problem."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms_core import DataError, Key, MissingExtra, check_memory
+from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree, check_memory
+
+TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"})
+METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)
 
 EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
 FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
@@ -68,8 +72,8 @@ def load_table(dataset: str) -> Table:
             f"the table {dataset} needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
         ) from error
     if kind == "sklearn":
-        found = getattr(datasets, f"load_{rest.replace('-', '_')}")()
-        return Table(np.asarray(found.data, np.float64), np.asarray(found.target), dataset)
+        bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
+        return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
     if kind == "libsvm":
         path = Path(rest).expanduser()
         try:
@@ -86,10 +90,10 @@ def load_table(dataset: str) -> Table:
         return Table(features.toarray(), target, dataset)
     name, _, version = rest.partition("@")
     try:
-        found = datasets.fetch_openml(name, version=int(version) if version else "active", as_frame=False, parser="liac-arff")
+        bunch = datasets.fetch_openml(name, version=int(version) if version else "active", as_frame=False, parser="liac-arff")
     except Exception as error:  # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
         raise _unreachable(dataset, "OpenML", error) from error
-    return _numeric(found.data, found.target, dataset)
+    return _numeric(bunch.data, bunch.target, dataset)
 
 
 def _hub(reference: str) -> Table:
@@ -142,3 +146,29 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> tuple[list[Tenso
     # a constant column's computed deviation is its rounding error
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
     return [(features[part] - mean) / spread for part in rows], rows
+
+
+def penalty(theta: Tree, x: Tree) -> Tensor:
+    """½ Σ_j e^{θ_j} x_j², over every vector of coefficients."""
+    return 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
+
+
+def problem_of(
+    fit: Callable[[Tree, Tree], Tensor],
+    parts: list[Tree],
+    x0: Tensor,
+    bound: float,
+    evaluate: Callable[[Tree, Tree], Mapping[str, float]],
+) -> Problem:
+    """g = fit + penalty on the training rows, f = fit on the validation rows, θ0 = 0, Θ = [−bound, bound]^d."""
+    train, validation, _ = parts
+    return Problem(
+        theta0={"log_penalty": torch.zeros_like(train["a"][0])},
+        x0={"x": x0},
+        g=lambda theta, x, batch: fit(x, batch) + penalty(theta, x),
+        f=lambda theta, x, batch: fit(x, batch),
+        lower_data=Data.of(train),
+        upper_data=dict.fromkeys(ROLES, Data.of(validation)),  # F is one function of all validation rows: every role sees them
+        project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
+        evaluate=evaluate,
+    )

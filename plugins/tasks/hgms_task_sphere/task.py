@@ -9,7 +9,7 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Key, Problem, Tree, check_memory
+from hgms_core import Key, Problem, Tree, check_memory, not_negative, positive
 from hgms_task_sphere.closed_form import SphereClosedForm
 
 
@@ -54,20 +54,17 @@ class Sphere:
     name: ClassVar[str] = "sphere"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
-    metrics: ClassVar[Mapping[str, bool]] = {
-        "upper_gap": False,
-        "upper_loss": False,
-        "manifold_distance": False,
-        "solution_distance": False,
-    }
+    metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("upper_gap", "upper_loss", "manifold_distance", "solution_distance"), False
+    )
 
     k: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
     d: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
-    radius: float = field(default=1.0, validator=validators.gt(0))
-    offset: float = field(default=0.5, validator=validators.gt(0))
-    shift: float = field(default=0.5, validator=validators.ge(0))
-    growth: float = field(default=0.2, validator=validators.ge(0))
-    alpha: float = field(default=2.0, validator=validators.gt(0))
+    radius: float = field(default=1.0, validator=positive)
+    offset: float = field(default=0.5, validator=positive)
+    shift: float = field(default=0.5, validator=not_negative)
+    growth: float = field(default=0.2, validator=not_negative)
+    alpha: float = field(default=2.0, validator=positive)
 
     @d.validator
     def _has_room(self, attribute: Attribute[int], value: int) -> None:
@@ -117,14 +114,9 @@ class Sphere:
             return {"theta": theta["theta"] * (2 * reach / size.clamp_min(2 * reach))}
 
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            numbers = torch.stack(
-                [
-                    exact.value(theta) - exact.optimum,
-                    exact.upper(theta, x, {}),
-                    exact.off_manifold(theta, x),
-                    torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"]),
-                ]
-            )
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
+            above = exact.value(theta) - exact.optimum, exact.upper(theta, x, {})
+            numbers = torch.stack([*above, exact.off_manifold(theta, x), gap])
             return dict(zip(self.metrics, numbers.tolist(), strict=True))
 
         def fresh(key: Key) -> Tree:
