@@ -5,14 +5,12 @@ Nothing heavy is loaded by importing this package: transformers, math-verify, op
 
 from __future__ import annotations
 
-from hgms_evaluation.answers import Extracted as Extracted
-from hgms_evaluation.answers import boxed as boxed
-from hgms_evaluation.answers import extract as extract
-from hgms_evaluation.evaluate import Evaluate as Evaluate
-from hgms_evaluation.intervals import Range as Range
-from hgms_evaluation.intervals import bootstrap as bootstrap
-from hgms_evaluation.intervals import half_widths as half_widths
-from hgms_evaluation.intervals import wilson as wilson
-from hgms_evaluation.judge import Judge as Judge
-from hgms_evaluation.judge import rating as rating
-from hgms_evaluation.verifier import Verifier as Verifier
+from hgms_evaluation.answers import Extracted, boxed, extract
+from hgms_evaluation.evaluate import Evaluate
+from hgms_evaluation.intervals import Range, bootstrap, half_widths, wilson
+from hgms_evaluation.judge import Judge, rating
+from hgms_evaluation.verifier import Verifier
+
+__all__ = [
+    "Evaluate", "Extracted", "Judge", "Range", "Verifier", "bootstrap", "boxed", "extract", "half_widths", "rating", "wilson",
+]  # fmt: skip

@@ -8,10 +8,12 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
 
 from hgms_core import HgmsError
 from hgms_evaluation import records
@@ -24,6 +26,9 @@ _LONGEST_WAIT: Final = 60.0
 _LARGEST_REPLY: Final = 2**24
 NEEDS: Final = ("id", "turn", "asked", "rating")
 
+Ratings = dict[tuple[int, int], dict[str, Any]]
+"""Records by question and turn."""
+
 
 def ratings_path(judge: Judge, folder: Path) -> Path:
     """Each judge has its own file."""
@@ -31,16 +36,14 @@ def ratings_path(judge: Judge, folder: Path) -> Path:
     return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
 
 
-def stored(judge: Judge, folder: Path, asked: Sequence[Asked]) -> dict[tuple[int, int], dict[str, Any]]:
+def stored(judge: Judge, folder: Path, asked: Sequence[Asked]) -> Ratings:
     """The records this judge has of exactly these answers; the last one counts."""
-    wanted = {(one.id, one.turn): one.digest for one in asked}
-    found = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder), needs=NEEDS)}
-    return {key: record for key, record in found.items() if wanted.get(key) == record["asked"]}
+    wanted = {(request.id, request.turn): request.digest for request in asked}
+    ratings = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder), needs=NEEDS)}
+    return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
 
 
-def rate(
-    judge: Judge, folder: Path, asked: Sequence[Asked], report: Callable[[str], None]
-) -> dict[tuple[int, int], dict[str, Any]]:
+def rate(judge: Judge, folder: Path, asked: Sequence[Asked], report: Callable[[str], None]) -> Ratings:
     """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
 
     Raises:
@@ -48,16 +51,16 @@ def rate(
     """
     judge.require()
     done = stored(judge, folder, asked)
-    todo = [one for one in asked if done.get((one.id, one.turn), {}).get("rating") is None]
+    todo = [request for request in asked if done.get((request.id, request.turn), {}).get("rating") is None]
     if not todo:
         return done
     path = ratings_path(judge, folder)
     report(f"mt-bench: {judge.where} rates {len(todo)} of {len(asked)} turns ({judge.sends})")
     kept = len(asked) - len(todo)
     with records.Journal(path) as journal, _client(judge) as client:
-        pace = _Pace(judge.requests_per_minute)
+        endpoint = _Endpoint(judge, client, _Pace(judge.requests_per_minute), threading.Event())
         try:
-            for record in _each(todo, judge.concurrency, lambda one, stop: _rate_one(judge, client, pace, one, stop)):
+            for record in endpoint.ratings(todo):
                 journal.write(record)
                 done[record["id"], record["turn"]] = record
                 kept += record["rating"] is not None
@@ -71,33 +74,102 @@ def rate(
     return done
 
 
-def _each(
-    todo: Sequence[Asked], concurrency: int, work: Callable[[Asked, threading.Event], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Results as they come. After the first failure nothing new is begun; what was under way is handed on."""
-    stop, failure = threading.Event(), None
-    waiting = iter(todo)
-    with ThreadPoolExecutor(concurrency) as pool:
+@frozen
+class _Endpoint:
+    """A judge at work: ``stop`` ends what waits, in all its threads."""
+
+    judge: Judge
+    client: OpenAI
+    pace: _Pace
+    stop: threading.Event
+
+    def ratings(self, todo: Iterable[Asked]) -> Iterator[dict[str, Any]]:
+        """Records as they come. After the first failure nothing new is begun; what was under way is handed on."""
+        waiting, failure = iter(todo), None
+        with ThreadPoolExecutor(self.judge.concurrency) as pool:
+            try:
+                running = {pool.submit(self._rate, request) for request in itertools.islice(waiting, self.judge.concurrency)}
+                while running:
+                    ended, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        error = future.exception()
+                        if error is None:
+                            yield future.result()
+                        else:
+                            failure = failure or error
+                            self.stop.set()
+                        following = None if self.stop.is_set() else next(waiting, None)
+                        if following is not None:
+                            running.add(pool.submit(self._rate, following))
+            finally:
+                self.stop.set()  # also where the caller is interrupted: nobody sleeps on
+        if failure is not None:
+            raise failure
+
+    def _rate(self, request: Asked) -> dict[str, Any]:
+        record: dict[str, Any] = {"id": request.id, "turn": request.turn, "judge": self.judge.where, "asked": request.digest}
+        for attempt in range(1, self.judge.attempts + 1):
+            text, reason = self._reply(request)
+            value = None if text is None else rating(text)
+            record |= {"rating": value, "attempts": attempt, "reply": text}
+            if value is not None:
+                record.pop("reason", None)
+                break
+            record["reason"] = reason or "no rating in the reply"
+        return record
+
+    def _reply(self, request: Asked) -> tuple[str | None, str]:
+        """The judge's reply, or None and why it is of no use."""
+        import openai
+
         try:
-            under_way: set[Future[dict[str, Any]]] = {
-                pool.submit(work, one, stop) for one in itertools.islice(waiting, concurrency)
-            }
-            while under_way:
-                ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    error = future.exception()
-                    if error is None:
-                        yield future.result()
-                    else:
-                        failure = failure or error
-                        stop.set()
-                    following = None if stop.is_set() else next(waiting, None)
-                    if following is not None:
-                        under_way.add(pool.submit(work, following, stop))
-        finally:
-            stop.set()  # also where the caller is interrupted: nobody sleeps on
-    if failure is not None:
-        raise failure
+            text = self._response(request).choices[0].message.content
+        except openai.BadRequestError as error:
+            return None, f"refused: {_first_words(error)}"
+        except openai.APIStatusError as error:
+            raise HgmsError(f"the judge {self.judge.where} refuses: {_first_words(error)}") from None
+        except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            return None, f"malformed: {_first_words(error)}"
+        if not isinstance(text, str) or not text.strip():
+            return None, "malformed: no text"
+        return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
+
+    def _response(self, request: Asked) -> Any:
+        """What the endpoint sends, with as many retries as it takes."""
+        from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
+
+        judge, stop = self.judge, self.stop
+        doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
+
+        def pause(state: Any) -> float:
+            seconds = _retry_after(state.outcome.exception())
+            if seconds is None:
+                return float(doubling(state))
+            self.pace.hold(seconds)  # for every thread; this one waits there too
+            return 0.0
+
+        def send() -> Any:
+            self.pace.wait(stop)
+            if stop.is_set():
+                raise HgmsError("stopped")
+            calls: Any = self.client.chat.completions
+            return calls.create(
+                model=judge.model, messages=request.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
+            )
+
+        def sleep(seconds: float) -> None:
+            stop.wait(seconds)
+
+        limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(stop)
+        try:
+            return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
+        except RetryError as error:
+            last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
+            raise HgmsError(
+                f"the judge {judge.where} does not answer: {_first_words(last)} ({tries} tries)\n"
+                "  is it there (evaluate.judge.base_url)? "
+                f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
+            ) from None
 
 
 class _Pace:
@@ -150,75 +222,6 @@ def _limit(response: Any, seconds: float) -> None:
     response.stream = Body()
 
 
-def _rate_one(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> dict[str, Any]:
-    record: dict[str, Any] = {"id": one.id, "turn": one.turn, "judge": judge.where, "asked": one.digest}
-    for attempt in range(1, judge.attempts + 1):
-        text, reason = _ask(judge, client, pace, one, stop)
-        value = None if text is None else rating(text)
-        record |= {"rating": value, "attempts": attempt, "reply": text}
-        if value is not None:
-            break
-        record["reason"] = reason or "no rating in the reply"
-    else:
-        return record
-    record.pop("reason", None)
-    return record
-
-
-def _ask(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> tuple[str | None, str]:
-    """The judge's reply, or None and why it is of no use."""
-    import openai
-
-    try:
-        reply = _answered(judge, client, pace, one, stop)
-        text = reply.choices[0].message.content
-    except openai.BadRequestError as error:
-        return None, f"refused: {_told(error)}"
-    except openai.APIStatusError as error:
-        raise HgmsError(f"the judge {judge.where} refuses: {_told(error)}") from None
-    except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        return None, f"malformed: {_told(error)}"
-    if not isinstance(text, str) or not text.strip():
-        return None, "malformed: no text"
-    return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
-
-
-def _answered(judge: Judge, client: OpenAI, pace: _Pace, one: Asked, stop: threading.Event) -> Any:
-    """What the endpoint sends, with as many retries as it takes."""
-    from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
-
-    doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
-
-    def pause(state: Any) -> float:
-        named = _retry_after(state.outcome.exception())
-        if named is None:
-            return float(doubling(state))
-        pace.hold(named)  # for every thread; this one waits there too
-        return 0.0
-
-    def send() -> Any:
-        pace.wait(stop)
-        if stop.is_set():
-            raise HgmsError("stopped")
-        calls: Any = client.chat.completions
-        return calls.create(
-            model=judge.model, messages=one.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
-        )
-
-    def sleep(seconds: float) -> None:
-        stop.wait(seconds)
-
-    limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(stop)
-    try:
-        return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
-    except RetryError as error:
-        last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
-        raise HgmsError(
-            f"the judge {judge.where} does not answer: {_told(last)} ({tries} tries)\n  is it there (evaluate.judge.base_url)? "
-            f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
-        ) from None
-
-
 def _passing(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     import openai
@@ -239,6 +242,5 @@ def _retry_after(error: BaseException | None) -> float | None:
         return None
 
 
-def _told(error: BaseException | None) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:200]}"
+def _first_words(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

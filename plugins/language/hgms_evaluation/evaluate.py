@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-import attrs
 from attrs import field, frozen, validators
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_evaluation import asking, questions, records, scores
+from hgms_evaluation.answering import Respondent, answers
 from hgms_evaluation.judge import Asked, Judge, messages
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier, require_math_verify
@@ -18,20 +18,17 @@ from hgms_evaluation.verifier import Verifier, require_math_verify
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from hgms_evaluation.prompts import Prompts, Turn
-
 BENCHMARKS: Final = ("gsm8k", "math", "mt-bench")
 NEW_TOKENS: Final[Mapping[Benchmark, int]] = {"gsm8k": 1024, "math": 1024, "mt-bench": 512}
 INSTRUCTION: Final = "Please reason step by step, and put your final answer within \\boxed{}."
 
-Answers = dict[tuple[int, int], dict[str, Any]]
 Report = Callable[[str], None]
 
 
 def _known(_self: object, _attribute: object, value: Iterable[str]) -> None:
-    for one in value:
-        if one not in BENCHMARKS:
-            raise ValueError(f"unknown benchmark {one!r} (known: {', '.join(BENCHMARKS)})")
+    for name in value:
+        if name not in BENCHMARKS:
+            raise ValueError(f"unknown benchmark {name!r} (known: {', '.join(BENCHMARKS)})")
 
 
 def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
@@ -110,17 +107,18 @@ class Evaluate:
         loaded = {
             name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit) for name in self.benchmarks
         }
+        respondent = Respondent(self, model, tokenizer, folder, report)
         with Verifier() as verifier:
-            for name in self.benchmarks:
-                self._generate(name, *loaded[name], model, tokenizer, folder, report)
+            for name, (asked, source) in loaded.items():
+                respondent.answer(name, asked, source)
                 if name != "mt-bench":
-                    self._write(folder, name, self._score(verifier, name, loaded[name][0], folder, report))
+                    self._write(folder, name, self._score(verifier, name, asked, folder, report))
         if "mt-bench" in self.benchmarks:
             self._write(folder, "mt-bench", self._rated(folder, report, ask=False))
             if self.judge is not None:
                 self.rate(folder, report)
-        found = self._results(folder)
-        return {name: found[name] for name in self.benchmarks}
+        results = self._results(folder)
+        return {name: results[name] for name in self.benchmarks}
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
         """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up to date and returns it.
@@ -147,153 +145,42 @@ class Evaluate:
 
             vllm_engine.require()
 
-    def _generate(
-        self,
-        name: Benchmark,
-        asked: Sequence[Question],
-        source: str,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        report: Report,
-    ) -> None:
-        from hgms_evaluation.generate import fingerprint
-        from hgms_evaluation.prompts import build
-
-        self._claim(folder, name, source, {"model": fingerprint(model), "chat_template": tokenizer.chat_template})
-        done = _answers(folder, name)
-        for turn in range(1, max(len(question.turns) for question in asked) + 1):
-            todo = [one for one in asked if len(one.turns) >= turn and (one.id, turn) not in done]
-            if todo:
-                prompts = build(model, tokenizer, self.template, [self._said(name, one, turn, done) for one in todo])
-                self._answer(name, turn, todo, prompts, model, tokenizer, folder, report)
-                done = _answers(folder, name)
-
-    def _answer(
-        self,
-        name: Benchmark,
-        turn: int,
-        todo: Sequence[Question],
-        prompts: Prompts,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        report: Report,
-    ) -> None:
-        from hgms_evaluation import generate, vllm_engine
-
-        new = self.new_tokens(name)
-        cap = generate.prompt_cap(model, self.max_prompt_tokens, new)
-        cut = sum(len(prompt) > cap for prompt in prompts.tokens)
-        which = f"{name}, turn {turn}" if name == "mt-bench" else name
-        report(f"{which}: {len(todo)} questions" + (f", {cut} of them cut to their last {cap} tokens" if cut else ""))
-        if self.engine == "vllm":
-            batches = vllm_engine.replies(
-                model, tokenizer, prompts.tokens, stops=prompts.stops, max_new_tokens=new, cap=cap, folder=folder
-            )
-        else:
-            batches = generate.replies(
-                model,
-                tokenizer,
-                prompts.tokens,
-                stops=prompts.stops,
-                max_new_tokens=new,
-                cap=cap,
-                batch_size=self.batch_size,
-                report=report,
-            )
-        count = 0
-        with records.Journal(folder / f"{name}.answers.jsonl") as journal:
-            for batch in batches:
-                for position, reply in batch:
-                    journal.write({"id": todo[position].id, "turn": turn, **attrs.asdict(reply)})
-                count += len(batch)
-                report(f"{which}: {count} of {len(todo)} answered")
-
-    def _said(self, name: Benchmark, question: Question, turn: int, done: Answers) -> list[Turn]:
-        """The conversation up to the answer asked for: the model's own earlier answers are part of it."""
-        if name != "mt-bench":
-            return [("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))]
-        said: list[Turn] = []
-        for place in range(1, turn):
-            said += [("user", question.turns[place - 1]), ("assistant", done[question.id, place]["text"])]
-        return [*said, ("user", question.turns[turn - 1])]
-
-    def _claim(self, folder: Path, name: Benchmark, source: str, made_with: Mapping[str, Any]) -> None:
-        """Writes down what the answers depend on, or makes sure that nothing of it has changed. The batch size and the engine
-        do not count: both give greedy answers."""
-        now = {
-            "questions": source,
-            "instruction": self.instruction if name != "mt-bench" else "",
-            "template": self.template,
-            "max_new_tokens": self.new_tokens(name),
-            "max_prompt_tokens": self.max_prompt_tokens,
-            **made_with,
-        }
-        path = folder / f"{name}.settings.json"
-        for other in sorted(folder.glob("*.settings.json")):
-            if other != path and records.table(other).get("model") != now["model"]:
-                which = other.name.removesuffix(".settings.json")
-                raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
-        if not (folder / f"{name}.answers.jsonl").exists() or not path.exists():
-            records.replace(path, records.to_json(now))
-            return
-        before = records.table(path)
-        changed = [key for key in now if before.get(key) != now[key]]
-        if changed:
-            raise CheckpointError(
-                f"{folder} holds answers to {name} made with another {', '.join(changed)}\n  choose another folder, or remove "
-                f"{name}.answers.jsonl to answer again"
-            )
-
     def _score(
         self, verifier: Verifier, name: Benchmark, asked: Sequence[Question], folder: Path, report: Report
     ) -> dict[str, Any]:
-        answers = _answers(folder, name)
+        replies = answers(folder, name)
         report(f"{name}: scoring {len(asked)} answers")
-        rows = [scores.score(verifier, name, question, answers[question.id, 1]["text"]) for question in asked]
-        records.replace(folder / f"{name}.scores.jsonl", "".join(records.line(row) for row in rows))
-        result = scores.accuracy(name, rows, [answers[question.id, 1] for question in asked])
+        rows = [scores.score(verifier, name, question, replies[question.id, 1]["text"]) for question in asked]
+        records.write(folder / f"{name}.scores.jsonl", rows)
+        result = scores.accuracy(name, rows, [replies[question.id, 1] for question in asked])
         low, high = result["interval"]["low"], result["interval"]["high"]
         report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
         return result
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))
+        prompts, replies = questions.judge_prompts(place), answers(folder, "mt-bench")
         asked, _ = questions.load("mt-bench", place, self.limit)
-        answers = _answers(folder, "mt-bench")
-        missing = sum((one.id, turn) not in answers for one in asked for turn in range(1, len(one.turns) + 1))
+        turns = [(question, turn) for question in asked for turn in range(1, len(question.turns) + 1)]
+        missing = sum((question.id, turn) not in replies for question, turn in turns)
         if missing:
             raise CheckpointError(f"{folder}: {missing} answers to mt-bench are missing; generate them first")
-        made = [answers[one.id, turn] for one in asked for turn in range(1, len(one.turns) + 1)]
-        prompts = questions.judge_prompts(place)
-        wanted = [
-            Asked(one.id, turn, messages(prompts, one, [answers[one.id, t]["text"] for t in range(1, turn + 1)], turn))
-            for one in asked
-            for turn in range(1, len(one.turns) + 1)
-        ]
-        if self.judge is None:
-            ratings = {}
-        else:
+        wanted = []
+        for question, turn in turns:
+            so_far = [replies[question.id, number]["text"] for number in range(1, turn + 1)]
+            wanted.append(Asked(question.id, turn, messages(prompts, question, so_far, turn)))
+        ratings: asking.Ratings = {}
+        if self.judge is not None:
             ratings = asking.rate(self.judge, folder, wanted, report) if ask else asking.stored(self.judge, folder, wanted)
         result = scores.summary(wanted, ratings, self.resamples, self.seed)
         if ask:
             report(f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, {result['failed']} without a rating")
-        return {
-            **result,
-            "judge": None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature},
-            **scores.lengths(made),
-        }
+        judge = None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature}
+        return {**result, "judge": judge, **scores.lengths([replies[question.id, turn] for question, turn in turns])}
 
     def _write(self, folder: Path, name: Benchmark, result: Mapping[str, Any]) -> None:
-        known = self._results(folder)
-        records.replace(folder / "results.json", records.to_json({**known, name: result}))
+        records.write_table(folder / "results.json", {**self._results(folder), name: result})
 
     def _results(self, folder: Path) -> dict[str, Any]:
         path = folder / "results.json"
         return records.table(path) if path.exists() else {}
-
-
-def _answers(folder: Path, name: Benchmark) -> Answers:
-    needs = ("id", "turn", "text", "finished", "new_tokens", "truncated")
-    return {(record["id"], record["turn"]): record for record in records.read(folder / f"{name}.answers.jsonl", needs=needs)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import string
@@ -13,7 +15,6 @@ from urllib.parse import urlsplit
 from attrs import field, frozen, validators
 
 from hgms_core import ConfigError, MissingExtra
-from hgms_evaluation import records
 from hgms_evaluation.questions import REFERENCES, JudgePrompt, Question
 
 OWN_HOST, OWN_KEY, NO_KEY = "api.openai.com", "OPENAI_API_KEY", "none"
@@ -184,4 +185,4 @@ class Asked:
 
     @property
     def digest(self) -> str:
-        return records.digest(self.messages)
+        return hashlib.sha256(json.dumps(self.messages, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def read(path: Path, *, needs: Sequence[str] = ("id", "turn")) -> list[dict[str,
     if whole < len(data):
         with _opened(path, "r+b") as file:
             file.truncate(whole)
-    found = []
+    rows = []
     for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
         try:
             record = json.loads(text)
@@ -37,8 +36,8 @@ def read(path: Path, *, needs: Sequence[str] = ("id", "turn")) -> list[dict[str,
             raise CheckpointError(
                 f"{path}, line {number}: {error}\n  remove that line (its question is then asked again)"
             ) from None
-        found.append(record)
-    return found
+        rows.append(record)
+    return rows
 
 
 class Journal:
@@ -64,14 +63,14 @@ class Journal:
 def table(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made again"
         ) from None
-    return found
+    return value
 
 
 def _opened(path: Path, mode: str, **options: Any) -> Any:
@@ -91,19 +90,11 @@ def line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def replace(path: Path, text: str) -> None:
-    """Writes a whole file, or leaves the old one as it was."""
-    replace_file(path, text.encode())
+def write_table(path: Path, value: object) -> None:
+    """Writes a whole file of JSON, or leaves the old one as it was."""
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def to_json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-def digest(value: object) -> str:
-    """SHA-256 of the value's JSON.
-
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-    True
-    """
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a whole file of records, or leaves the old one as it was."""
+    replace_file(path, "".join(map(line, rows)).encode())

@@ -17,16 +17,11 @@ PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench
 def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
     """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule, and the verdict."""
     assert question.gold is not None
-    found = extract(response, number=name == "gsm8k")
-    whole = found.by == "whole response"
-    verdict = "wrong" if found.text is None else verifier.verdict(question.gold, found.text, whole=whole)
-    return {
-        "id": question.id,
-        "gold": question.gold,
-        "answer": None if whole else found.text,
-        "by": found.by,
-        "verdict": verdict,
-    }
+    answer = extract(response, number=name == "gsm8k")
+    whole = answer.by == "whole response"
+    verdict = "wrong" if answer.text is None else verifier.verdict(question.gold, answer.text, whole=whole)
+    text = None if whole else answer.text
+    return {"id": question.id, "gold": question.gold, "answer": text, "by": answer.by, "verdict": verdict}
 
 
 def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -52,23 +47,23 @@ def summary(
     had each of them got the least or the most."""
     known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
     by_question: dict[int, list[float]] = {}
-    for one in asked:
-        if (one.id, one.turn) in known:
-            by_question.setdefault(one.id, []).append(known[one.id, one.turn])
+    for request in asked:
+        if (request.id, request.turn) in known:
+            by_question.setdefault(request.id, []).append(known[request.id, request.turn])
     means = [sum(values) / len(values) for values in by_question.values()]
-    values = [value for one in by_question.values() for value in one]
+    values = [value for ratings in by_question.values() for value in ratings]
     failed = len(asked) - len(values)
-    made = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
+    how = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
     return {
         "score": sum(values) / len(values) if values else None,
         "unit": "points of 10",
-        "n": len({one.id for one in asked}),
+        "n": len({request.id for request in asked}),
         "paper_n": PAPER_COUNTS["mt-bench"],
         "turns": [_mean([known[key] for key in known if key[1] == turn]) for turn in (1, 2)],
         "rated": len(values),
         "failed": failed,
         "if_failed": [(sum(values) + failed * bound) / len(asked) for bound in (0, 10)],
-        "interval": interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, made) if means else None,
+        "interval": interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, how) if means else None,
     }
 
 
@@ -76,8 +71,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def interval(found: intervals.Range, scale: float, made: Mapping[str, Any]) -> dict[str, Any]:
-    return {"low": scale * found.low, "high": scale * found.high, "half_width": scale * found.half_width, **made}
+def interval(range_: intervals.Range, scale: float, how: Mapping[str, Any]) -> dict[str, Any]:
+    return {"low": scale * range_.low, "high": scale * range_.high, "half_width": scale * range_.half_width, **how}
 
 
 def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
-from hgms_llm.sources import expand
+from hgms_llm.files import expand
 
 
 def located(spec: str, what: str, place: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:

@@ -96,7 +96,7 @@ class BaseModel:
 
         Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
         """
-        from hgms_llm.sources import expand
+        from hgms_llm.files import expand
 
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
         folders = [expand(one, place) for place, one in places.items() if one is not None]
@@ -181,7 +181,7 @@ class BaseModel:
             return own_code("model", self.path, "task.model.path")
         if self.config is not None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
-        from hgms_llm.sources import as_written
+        from hgms_llm.files import as_written
 
         assert self.path is not None
         return (

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hgms_core import ConfigError, DataError, MissingExtra
-from hgms_llm.sources import as_written, expand
+from hgms_llm.files import as_written, expand
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
