@@ -20,8 +20,8 @@ from hgms_cli import main
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
+from hgms_llm.cache import warn
 from hgms_llm.tokenizers import byte_tokenizer
-from hgms_llm.tokens import warn
 
 pytestmark = [
     pytest.mark.plugins,

@@ -7,6 +7,8 @@ model or a tokenizer is asked for.
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_llm.encoding import prompt_tokens as prompt_tokens
+from hgms_llm.encoding import stop_tokens as stop_tokens
 from hgms_llm.formats import Message as Message
 from hgms_llm.language import LanguageModel as LanguageModel
 from hgms_llm.losses import Batches as Batches
@@ -31,12 +33,10 @@ from hgms_llm.sources import Example as Example
 from hgms_llm.sources import Source as Source
 from hgms_llm.sources import content as content
 from hgms_llm.sources import read_examples as read_examples
+from hgms_llm.table import TokenTable as TokenTable
 from hgms_llm.task import SourceMixture as SourceMixture
 from hgms_llm.task import token_loss as token_loss
-from hgms_llm.templates import prompt_tokens as prompt_tokens
-from hgms_llm.templates import stop_tokens as stop_tokens
 from hgms_llm.templates import template_for as template_for
-from hgms_llm.tokens import TokenTable as TokenTable
 from hgms_llm.tokens import token_table as token_table
 from hgms_llm.training import adamw as adamw
 from hgms_llm.training import adamw_part as adamw_part

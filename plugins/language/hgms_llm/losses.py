@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from hgms_core import Batch, ConfigError, Data, Key, Tree
 from hgms_llm.language import LanguageModel
-from hgms_llm.tokens import TokenTable
+from hgms_llm.table import TokenTable
 
 Average = Literal["example", "token"]
 

@@ -10,7 +10,8 @@ from typing import final
 from attrs import frozen
 
 from hgms_llm.sources import Example
-from hgms_llm.tokens import TokenTable, key_of
+from hgms_llm.table import TokenTable
+from hgms_llm.tokens import key_of
 
 Rows = TokenTable | Sequence[Example]
 SHOWN = 5

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from attrs import Attribute, field, frozen, validators
 
-from hgms_core import ConfigError, DataError, Key, optional_whole, unknown
+from hgms_core import ConfigError, DataError, Key, unknown
 from hgms_llm.files import Rows, files_at, reading, rows_of
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect, formats
 
@@ -74,7 +74,7 @@ class Source:
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
     skip: int = field(default=0, validator=count)
-    rows: int | None = field(default=None, validator=optional_whole)
+    rows: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)]))
     shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))
     completion: str | None = field(default=None, validator=text)
     max_bad_rows: int = field(default=0, validator=count)

@@ -18,13 +18,15 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import ConfigError, DataError, Key, Problem, Sources, Tree, roles, unknown, validation_shares
+from hgms_llm.cache import cache_folder, warn
 from hgms_llm.language import LanguageModel
 from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, shuffled, weights
 from hgms_llm.models import BaseModel, Lora
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.sources import Source, check_names, content
+from hgms_llm.table import TokenTable, left_out
 from hgms_llm.templates import TEMPLATES
-from hgms_llm.tokens import TokenTable, cache_folder, left_out, token_table, warn
+from hgms_llm.tokens import token_table
 
 optional_whole: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
 

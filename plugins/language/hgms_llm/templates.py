@@ -1,21 +1,18 @@
-"""From a conversation to pieces of text, each either given or to be learned.
+"""From a conversation to pieces of text, which are part of the prompt or to be learned.
 
 A prompt template decides what stands around the turns. Every template here cuts its text where an answer begins and where it
-ends, and :func:`encode` turns each piece into tokens on its own. So no token lies across a border: the tokens before an answer
-in training are exactly those that :func:`prompt_tokens` gives a model that is to write the answer. (Tokens of the prompt and of
-prompt with answer, taken separately and cut by length, differ at the border for most byte-pair encodings.) Tokenizers that
-put a space before every text they are given (SentencePiece of Llama 2) would do so before every piece; the whole text is
-tokenised once for them, and a token belongs to the piece that its last character lies in.
+ends, and :func:`~hgms_llm.encoding.encode` turns each piece into tokens on its own. So no token lies across a border: the tokens
+before an answer in training are exactly those that a model is given which is to write the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, final
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, DataError, unknown
+from hgms_core import ConfigError, unknown
 from hgms_llm.formats import Message
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ Piece = tuple[str | int, bool]
 """A text, or the id of one token; and whether it is part of an answer, to be learned."""
 
 TEMPLATES = ("model", "plain", "alpaca", "chatml")
-PROBED = 16
 PREAMBLE = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
 PREAMBLE_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -76,19 +72,18 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     if name not in TEMPLATES:
         raise ConfigError(unknown("template", name, TEMPLATES))
     if name == "model":
-        return _of_model(tokenizer)
-    return _named(name, tokenizer)
+        from hgms_llm.chat import model_template
 
-
-# -- named templates --------------------------------------------------------------------------------------------------
+        return model_template(tokenizer)
+    return _named_template(name, tokenizer)
 
 
 @frozen
 class _Style:
-    """Of one named template: what is written for a turn that is no answer (the second argument says whether it is the first
-    of its role, the third whether a system turn came before), before an answer, as its end, and after it."""
+    """A named template: what is written for a ``turn`` that is no answer (is it the first of its role? did a system turn come
+    before?), before an answer, as its end, and after it."""
 
-    given: Callable[[Message, bool, bool], list[str | int]]
+    turn: Callable[[Message, bool, bool], list[str | int]]
     head: list[str | int]
     end: int
     tail: list[str | int]
@@ -99,14 +94,14 @@ def _plain(tokenizer: PreTrainedTokenizerBase) -> _Style:
 
 
 def _alpaca(tokenizer: PreTrainedTokenizerBase) -> _Style:
-    def given(turn: Message, first: bool, led: bool) -> list[str | int]:
+    def write(turn: Message, first: bool, led: bool) -> list[str | int]:
         if turn.role == "system":
             return [turn.text + "\n\n"]
         before = "\n\n" if not first else "" if led else PREAMBLE_WITH_INPUT if turn.context else PREAMBLE
         context = f"### Input:\n{turn.context}\n\n" if turn.context else ""
         return [f"{before}### Instruction:\n{turn.instruction}\n\n{context}"]
 
-    return _Style(given, ["### Response:\n"], _end(tokenizer), [])
+    return _Style(write, ["### Response:\n"], _end(tokenizer), [])
 
 
 def _chatml(tokenizer: PreTrainedTokenizerBase) -> _Style:
@@ -130,7 +125,7 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def _named(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     style = _STYLES[name](tokenizer)
     bos = _begins_with(tokenizer)
 
@@ -139,30 +134,30 @@ def _named(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         seen: set[str] = set()
         for message in messages:
             if message.role == "assistant":
-                pieces += [*_given(style.head), (message.text, True), (style.end, True), *_given(style.tail)]
+                pieces += [*_prompt(style.head), (message.text, True), (style.end, True), *_prompt(style.tail)]
             else:
-                pieces += _given(style.given(message, message.role not in seen, "system" in seen))
+                pieces += _prompt(style.turn(message, message.role not in seen, "system" in seen))
             seen.add(message.role)
         return pieces
 
     def pieces(messages: Sequence[Message]) -> list[Piece]:
-        written = _joined(write(_answered(messages)))
+        written = _joined(write(answered(messages)))
         while written and not written[-1][1]:
             written.pop()  # what follows the last answer teaches nothing
         return written
 
     def opening(messages: Sequence[Message]) -> list[Piece]:
-        return _joined([*write(messages), *_given(style.head)])
+        return _joined([*write(messages), *_prompt(style.head)])
 
     return Template(name, pieces, opening, specials=False)
 
 
-def _given(parts: Iterable[str | int]) -> list[Piece]:
+def _prompt(parts: Iterable[str | int]) -> list[Piece]:
     return [(part, False) for part in parts]
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbouring given texts as one, as they are in a prompt; and no empty ones."""
+    """Neighbouring texts of the prompt as one; and no empty ones."""
     merged: list[Piece] = []
     for text, learned in pieces:
         if text == "":
@@ -174,7 +169,8 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return merged
 
 
-def _answered(messages: Sequence[Message]) -> Sequence[Message]:
+def answered(messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation up to its last answer."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return messages[: last + 1]
 
@@ -184,194 +180,3 @@ def _begins_with(tokenizer: PreTrainedTokenizerBase) -> int | None:
     bos = tokenizer.bos_token_id
     ids = tokenizer("a", add_special_tokens=True)["input_ids"]
     return bos if bos is not None and ids[:1] == [bos] else None
-
-
-# -- the tokenizer's own ----------------------------------------------------------------------------------------------
-
-
-def _of_model(tokenizer: PreTrainedTokenizerBase) -> Template:
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            'the tokenizer has no chat template, which template = "model" asks for (base models often have none)\n'
-            f"  set template to one of: {', '.join(name for name in TEMPLATES if name != 'model')};"
-            " or give the tokenizer of the instruction-tuned model"
-        )
-    chat = _Chat(tokenizer)
-    return Template("model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template))
-
-
-@frozen(eq=False)
-class _Chat:
-    """A tokenizer's chat template. Where answers begin and end is found by rendering the conversation up to there."""
-
-    tokenizer: PreTrainedTokenizerBase
-    frame: tuple[str, str] | None = field(init=False)
-
-    @frame.default
-    def _around(self) -> tuple[str, str] | None:
-        """What is written before the last answer and after it; None where a probe does not tell."""
-        asked = [Message("user", "a question")]
-        try:
-            bare, before = self.render(asked), self.render(asked, generate=True)
-            whole = self.render([*asked, Message("assistant", "an answer")])
-        except DataError:
-            return None
-        head = before.removeprefix(bare)
-        told = head not in ("", before) and whole.startswith(before + "an answer")
-        return (head, whole[len(before) + len("an answer") :]) if told else None
-
-    def render(self, messages: Sequence[Message], generate: bool = False) -> str:
-        turns = [{"role": message.role, "content": message.text} for message in messages]
-        try:
-            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=generate))
-        except Exception as error:  # templates raise what they like through Jinja
-            roles = ", ".join(message.role for message in messages)
-            raise DataError(
-                f"the model's chat template refuses a conversation of the roles {roles}: {error}\n"
-                '  leave such rows out, or take a named template (template = "chatml")'
-            ) from error
-
-    def opening(self, messages: Sequence[Message]) -> list[Piece]:
-        return [(self.render(messages, generate=True), False)]
-
-    def pieces(self, messages: Sequence[Message]) -> list[Piece]:
-        messages = _answered(messages)
-        whole = self.render(messages)
-        answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
-        if len(answers) == 1:
-            found = self._last(whole, messages[-1].text)
-            if found:
-                return found
-        pieces: list[Piece] = []
-        at = 0
-        for number in answers:
-            before = self.render(messages[:number], generate=True)
-            through = whole if number == answers[-1] else self.render(messages[: number + 1])
-            if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
-                raise DataError(
-                    "the model's chat template writes earlier turns differently once later ones follow: answers cannot be\n"
-                    '  told from what surrounds them\n  take a named template (template = "chatml"), or rows of one turn'
-                )
-            begin, stop = _answer(through, len(before), messages[number].text)
-            pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
-            at = stop
-        return [piece for piece in pieces if piece[0]]
-
-    def _last(self, whole: str, answer: str) -> list[Piece] | None:
-        """The usual row: one answer, found from the end, which spares rendering the prompt for itself."""
-        if self.frame is None:
-            return None
-        head, tail = self.frame
-        for said in (answer, answer.strip()):
-            if said.strip() and whole.endswith(head + said + tail):
-                begin = len(whole) - len(tail) - len(said)
-                return [(whole[:begin], False), (whole[begin:].rstrip(), True)]
-        return None
-
-
-def _answer(text: str, begin: int, answer: str) -> tuple[int, int]:
-    """Where the answer and its end mark lie in ``text[begin:]``: without a header that the generation prompt lacks, and without
-    the white space that the template puts after the end mark."""
-    said = answer.strip()
-    at = text.find(said, begin) if said else begin
-    if at > begin and text[begin:at].strip():
-        begin = at
-    stop = len(text.rstrip())
-    return begin, max(stop, begin)
-
-
-# -- tokens -----------------------------------------------------------------------------------------------------------
-
-
-def encode(
-    rows: Sequence[Sequence[Piece]], tokenizer: PreTrainedTokenizerBase, template: Template
-) -> list[tuple[list[int], list[bool]]]:
-    """Tokens of every row, and for each token whether it is to be learned. One batched call of the tokenizer for all rows."""
-    if _way(tokenizer) == "whole":
-        return _encode_whole(rows, tokenizer, template)
-    texts = list(dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str)))
-    ids = _ids(texts, tokenizer, template) if texts else []
-    known = dict(zip(texts, ids, strict=True))
-    encoded = []
-    for row in rows:
-        tokens: list[int] = []
-        learned: list[bool] = []
-        for text, learn in row:
-            part = known[text] if isinstance(text, str) else [text]
-            tokens += part
-            learned += [learn] * len(part)
-        encoded.append((tokens, learned))
-    return encoded
-
-
-def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[list[int]]:
-    def usual(some: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(
-            some,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            split_special_tokens=not template.specials,
-            verbose=False,
-        )["input_ids"]
-        return ids
-
-    # the same without the offsets, which take a third of the time; for classes that add something of their own, the usual way
-    expected = usual(texts[:PROBED])
-    if not tokenizer.is_fast:
-        return expected + usual(texts[PROBED:])
-    made = [one.ids for one in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    return made if made[:PROBED] == expected else usual(texts)
-
-
-def _way(tokenizer: PreTrainedTokenizerBase) -> Literal["pieces", "whole"]:
-    """Whether pieces put together read as their texts put together. Slow tokenizers have no offsets: pieces it is."""
-    if not tokenizer.is_fast:
-        return "pieces"
-    left, right = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "cd"))
-    glued = tokenizer.decode([*left, *right], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return "pieces" if glued.strip() == "abcd" else "whole"
-
-
-def _encode_whole(
-    rows: Sequence[Sequence[Piece]], tokenizer: PreTrainedTokenizerBase, template: Template
-) -> list[tuple[list[int], list[bool]]]:
-    texts, spans = [], []
-    for row in rows:
-        text, learned = "", []
-        for part, learn in row:
-            begin = len(text)
-            text += part if isinstance(part, str) else str(tokenizer.convert_ids_to_tokens(part))
-            if learn:
-                learned.append((begin, len(text)))
-        texts.append(text)
-        spans.append(learned)
-    made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
-    encoded = []
-    for tokens, offsets, learned in zip(made["input_ids"], made["offset_mapping"], spans, strict=True):
-        inside = [begin < stop and any(low < stop <= high for low, high in learned) for begin, stop in offsets]
-        encoded.append((tokens, inside))
-    return encoded
-
-
-def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[int]:
-    """The tokens after which a model writes the next answer: exactly those before that answer in training."""
-    return encode([template.opening(messages)], tokenizer, template)[0][0]
-
-
-def stop_tokens(tokenizer: PreTrainedTokenizerBase, template: Template) -> list[int]:
-    """The tokens that end an answer: the template's own end mark and the tokenizer's end token.
-
-    >>> from hgms_llm.tokenizers import byte_tokenizer
-    >>> stop_tokens(byte_tokenizer(), template_for("plain", byte_tokenizer()))
-    [257]
-    """
-    tokens, learned = encode([template.pieces([Message("user", "a"), Message("assistant", "b")])], tokenizer, template)[0]
-    last = [token for token, learn in zip(tokens, learned, strict=True) if learn][-1:]
-    marks = [token for token in last if token in tokenizer.all_special_ids or token in _added(tokenizer)]
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return list(dict.fromkeys([*marks, *end]))
-
-
-def _added(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    return set(tokenizer.get_added_vocab().values())

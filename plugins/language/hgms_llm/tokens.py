@@ -1,26 +1,22 @@
-"""Token tables: all rows of a source as tokens, flat in memory or mapped from a file that is named by what made it."""
+"""From the rows of a source to their token table."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
-import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import numpy as np
 import torch
-from attrs import field, frozen
-from torch import Tensor
 
 from hgms_core import ConfigError, DataError, unknown
+from hgms_llm.cache import cached
+from hgms_llm.encoding import encode
 from hgms_llm.sources import Example, Source, content, read
-from hgms_llm.templates import Template, encode, template_for
+from hgms_llm.table import Report, TokenTable, offsets_of
+from hgms_llm.templates import Template, template_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,101 +26,6 @@ VERSION = 1
 
 CHUNK = 4096
 TooLong = Literal["drop", "truncate"]
-LEAVES = {"tokens": torch.int32, "mask": torch.bool, "offsets": torch.int64, "rows": torch.int64, "keys": torch.int64}
-
-
-@final
-@frozen(kw_only=True)
-class Report:
-    """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of the file's ``total``);
-    ``blank`` have no answer to learn, ``too_long`` more than the allowed tokens, and were dropped; ``truncated`` were cut;
-    ``longest`` and ``shortest`` are in tokens, of all examples with an answer before any was cut."""
-
-    format: str = ""
-    total: int = 0
-    bad: int = 0
-    examples: int = 0
-    blank: int = 0
-    too_long: int = 0
-    truncated: int = 0
-    longest: int = 0
-    shortest: int = 0
-
-    @property
-    def kept(self) -> int:
-        return self.examples - self.blank - self.too_long
-
-
-@final
-@frozen(eq=False)
-class TokenTable:
-    """Rows of tokens laid end to end: row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers.
-
-    ``rows`` are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised prompts (for exact matching),
-    ``digest`` identifies everything that made the table.
-
-    >>> table = TokenTable("s", torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([False, True, True]),
-    ...                    torch.tensor([0, 1, 3]), torch.tensor([0, 1]), "digest", pad_id=9)
-    >>> table.gather(torch.tensor([[0], [1]]))[0].tolist()
-    [[[5, 9]], [[6, 7]]]
-    """
-
-    name: str
-    tokens: Tensor
-    mask: Tensor
-    offsets: Tensor
-    rows: Tensor
-    digest: str
-    keys: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
-    pad_id: int = 0
-    report: Report = Report()
-
-    @property
-    def size(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens of each row."""
-        return self.offsets.diff()
-
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to the longest of them:
-        ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""
-        where, inside = self._positions(index)
-        tokens = torch.where(inside, self.tokens[where].long(), self.pad_id)
-        return tokens, self.mask[where] & inside
-
-    def _positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """For each asked row and column: a place in the flat tensors, and whether the row reaches that far."""
-        index = index.to(self.offsets.device)
-        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.size):
-            raise IndexError(f"rows {int(index.min())} … {int(index.max())} of a table of {self.size}")
-        start = self.offsets[index]
-        length = self.offsets[index + 1] - start
-        columns = torch.arange(int(length.max()) if length.numel() else 0, device=start.device)
-        inside = columns < length.unsqueeze(-1)
-        return torch.where(inside, start.unsqueeze(-1) + columns, 0), inside
-
-    def take(self, index: Tensor) -> TokenTable:
-        """The table of these rows (a 1-D ``index``), in that order; its digest is that of this table and of the choice."""
-        index = index.to(self.offsets.device, torch.int64)
-        where, inside = self._positions(index)
-        flat = where[inside]
-        sha = hashlib.sha256(self.digest.encode() + index.cpu().numpy().tobytes())
-        return attrs.evolve(
-            self,
-            tokens=self.tokens[flat],
-            mask=self.mask[flat],
-            offsets=_offsets(self.lengths[index]),
-            rows=self.rows[index],
-            keys=self.keys[index] if len(self.keys) else self.keys,
-            digest=sha.hexdigest(),
-        )
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def token_table(
@@ -157,7 +58,7 @@ def token_table(
     if tokenizer.pad_token_id is None:
         raise ConfigError("the tokenizer has no padding token\n  hgms_llm.tokenizers.padded gives it its end token for one")
     written = template_for(template, tokenizer)
-    made_of = {
+    about = {
         "version": VERSION,
         "content": content(name, source),
         "source": {key: value for key, value in attrs.asdict(source).items() if key not in ("path", "max_bad_rows")},
@@ -166,20 +67,20 @@ def token_table(
         "max_length": max_length,
         "too_long": too_long,
     }
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def make() -> TokenTable:
-        return _made(name, source, tokenizer, written, max_length, too_long, digest)
+        return _encoded(name, source, tokenizer, written, max_length, too_long, digest)
 
     if cache_dir is None:
         return make()
-    table = _cached(Path(cache_dir).expanduser(), digest, make)
+    table = cached(Path(cache_dir).expanduser(), digest, make)
     if table.report.bad > source.max_bad_rows:
         return make()  # made when more bad rows were allowed: reading the source says which rows they are
     return attrs.evolve(table, name=name, pad_id=tokenizer.pad_token_id)
 
 
-def _made(
+def _encoded(
     name: str,
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
@@ -231,32 +132,13 @@ def _made(
         name,
         torch.from_numpy(np.concatenate(tokens)),
         torch.from_numpy(np.concatenate(masks)),
-        _offsets(torch.tensor([len(row) for row in tokens])),
+        offsets_of(torch.tensor([len(row) for row in tokens])),
         torch.tensor([example.row for example in kept]),
         digest,
         torch.tensor([key_of(example.key) for example in kept]),
         int(tokenizer.pad_token_id),
         report,
     )
-
-
-def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
-    """What to tell a person about rows that are not used, by part and name; empty where all are."""
-    lines = []
-    for part, tables in parts.items():
-        for name, table in tables.items():
-            found = table.report
-            counts = {"bad": found.bad, "without an answer": found.blank, "too long": found.too_long, "cut": found.truncated}
-            told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-            if told:
-                lines.append(f"  {part} {name!r}: {told}, of {found.examples + found.bad}")
-    return "\n".join(["rows left out or cut:", *lines]) if lines else ""
-
-
-@functools.cache
-def warn(said: str) -> None:
-    """A message of the library, once in a process."""
-    logging.getLogger("hgms").warning(said)
 
 
 def _nothing_left(where: str, report: Report, max_length: int, too_long: TooLong) -> str:
@@ -292,106 +174,3 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         inside = json.dumps([type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items()), repr(tokenizer.init_kwargs)])
     return hashlib.sha256((json.dumps(named) + inside).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-# -- the cache --------------------------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    """Where tables are kept unless told otherwise: ``tokens`` in ``$HGMS_CACHE``, or in ``hgms`` of the user's cache."""
-    own = os.environ.get("HGMS_CACHE")
-    root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
-    return root.expanduser() / "tokens"
-
-
-def _cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenTable:
-    from filelock import FileLock
-
-    path = folder / f"{digest}.safetensors"
-    table = _load(path, digest)
-    if table is not None:
-        return table
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))
-        lock.acquire()
-    try:
-        table = _load(path, digest)  # another process may have made it while this one waited
-        if table is not None:
-            return table
-        made = make()
-        with _writing(folder):
-            _save(path, made)
-    finally:
-        lock.release()
-    return _load(path, digest) or made
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"cannot write the token cache {folder}: {getattr(error, 'strerror', None) or error}\n"
-            "  free some space there, or set HGMS_CACHE to another folder"
-        ) from error
-
-
-def _leaves(table: TokenTable) -> dict[str, Tensor]:
-    return {leaf: getattr(table, leaf) for leaf in LEAVES}
-
-
-def _checksum(leaves: dict[str, Tensor]) -> str:
-    sha = hashlib.sha256()
-    for leaf in LEAVES:
-        sha.update(leaves[leaf].numpy().data)
-    return sha.hexdigest()
-
-
-def _save(path: Path, table: TokenTable) -> None:
-    import safetensors.torch
-
-    leaves = _leaves(table)
-    about = {"digest": table.digest, "sha256": _checksum(leaves), "report": json.dumps(attrs.asdict(table.report))}
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        safetensors.torch.save_file(leaves, aside, metadata=about)
-        with aside.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-
-
-def _load(path: Path, digest: str) -> TokenTable | None:
-    """The entry, mapped into memory; None where there is none, or (with a warning) where it is damaged."""
-    if not path.exists():
-        return None
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as stored:
-            about = stored.metadata() or {}
-            leaves = {leaf: stored.get_tensor(leaf) for leaf in LEAVES}
-        problem = _problem(leaves, about, digest)
-        if problem is None:
-            report = Report(**json.loads(about["report"]))
-            return TokenTable(name="", digest=digest, report=report, **leaves)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-    warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")
-    return None
-
-
-def _problem(leaves: dict[str, Tensor], about: dict[str, str], digest: str) -> str | None:
-    if about.get("digest") != digest:
-        return "it is of another table"
-    if any(leaves[leaf].dtype != dtype for leaf, dtype in LEAVES.items()):
-        return "a tensor of the wrong type"
-    if about.get("sha256") != _checksum(leaves):
-        return "its contents do not match the recorded sha256"
-    return None
