@@ -368,11 +368,11 @@ def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -
     from hgms_core import HgmsError
     from hgms_evaluation import Judge
     from hgms_evaluation.asking import rate
-    from hgms_evaluation.judge import Asked
+    from hgms_evaluation.judge import Request
 
     judge = Judge(base_url=silent, model="j", timeout=0.2, retries=1, backoff=0.01)
     with pytest.raises(HgmsError) as caught:
-        rate(judge, tmp_path, [Asked(1, 1, [{"role": "user", "content": "rate"}])], lambda _: None)
+        rate(judge, tmp_path, [Request(1, 1, [{"role": "user", "content": "rate"}])], lambda _: None)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"the judge j at {silent} does not answer: APITimeoutError")
     assert "evaluate.judge.timeout is 0.2 s a reply, retries 1" in lines[1]

@@ -12,9 +12,9 @@ from hgms_core import ConfigError, Key, Tree, stack, twice_differentiable_attent
 
 pytest.importorskip("transformers")
 
+from hgms_llm import BaseModel, Lora
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import _down, _halves
-from hgms_llm.models import BaseModel, Lora
 
 VOCABULARY = 60
 LAYERS = {

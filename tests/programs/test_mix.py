@@ -493,7 +493,7 @@ def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Pa
 
 def test_no_text_of_the_demo_is_cut_and_its_words_are_words(tmp_path: Path) -> None:
     """A cut answer loses its end, which says the result: none may be left out or cut."""
-    from hgms_llm.task import left_out
+    from hgms_llm.table import left_out
     from hgms_llm.tokenizers import byte_tokenizer
     from hgms_mix.demo import configs
     from hgms_mix.texts import write

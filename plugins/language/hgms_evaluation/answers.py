@@ -89,13 +89,13 @@ def extract(response: str, *, number: bool) -> Extracted:
         rest = re.split(r"\n|[.!?](?=\s|$)", response[sentences[-1].end() :], maxsplit=1)[0].strip(" *$")
         if rest:
             return Extracted(_sole(rest), "answer is")
-    found = numbers(response)
-    return Extracted(found[-1], "last number") if found else Extracted(None, "nothing")
+    plain = numbers(response)
+    return Extracted(plain[-1], "last number") if plain else Extracted(None, "nothing")
 
 
 def _sole(text: str) -> str:
-    found = numbers(text)
-    return found[0] if len(found) == 1 and not re.search(r"[\\^/_](?!text|mathrm|\$|,|%)", text) else text
+    plain = numbers(text)
+    return plain[0] if len(plain) == 1 and not re.search(r"[\\^/_](?!text|mathrm|\$|,|%)", text) else text
 
 
 def gsm8k_gold(answer: str, where: str) -> str:

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from hgms_core import HgmsError
 from hgms_evaluation import records
-from hgms_evaluation.judge import Asked, Judge, rating
+from hgms_evaluation.judge import Judge, Request, rating
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -36,27 +36,27 @@ def ratings_path(judge: Judge, folder: Path) -> Path:
     return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
 
 
-def stored(judge: Judge, folder: Path, asked: Sequence[Asked]) -> Ratings:
+def stored(judge: Judge, folder: Path, requests: Sequence[Request]) -> Ratings:
     """The records this judge has of exactly these answers; the last one counts."""
-    wanted = {(request.id, request.turn): request.digest for request in asked}
+    wanted = {(request.id, request.turn): request.digest for request in requests}
     ratings = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder), needs=NEEDS)}
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
 
 
-def rate(judge: Judge, folder: Path, asked: Sequence[Asked], report: Callable[[str], None]) -> Ratings:
+def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]) -> Ratings:
     """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
 
     Raises:
         HgmsError: the judge cannot be reached, does not answer or refuses; what was rated is kept.
     """
     judge.require()
-    done = stored(judge, folder, asked)
-    todo = [request for request in asked if done.get((request.id, request.turn), {}).get("rating") is None]
+    done = stored(judge, folder, requests)
+    todo = [request for request in requests if done.get((request.id, request.turn), {}).get("rating") is None]
     if not todo:
         return done
     path = ratings_path(judge, folder)
-    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(asked)} turns ({judge.sends})")
-    kept = len(asked) - len(todo)
+    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
+    kept = len(requests) - len(todo)
     with records.Journal(path) as journal, _client(judge) as client:
         endpoint = _Endpoint(judge, client, _Pace(judge.requests_per_minute), threading.Event())
         try:
@@ -66,7 +66,7 @@ def rate(judge: Judge, folder: Path, asked: Sequence[Asked], report: Callable[[s
                 kept += record["rating"] is not None
         except HgmsError as error:
             raise HgmsError(
-                f"{error}\n  {kept} of {len(asked)} ratings are kept in {path}; the same command goes on from there"
+                f"{error}\n  {kept} of {len(requests)} ratings are kept in {path}; the same command goes on from there"
             ) from None
     if not kept:
         reason = next(record["reason"] for record in done.values())
@@ -83,7 +83,7 @@ class _Endpoint:
     pace: _Pace
     stop: threading.Event
 
-    def ratings(self, todo: Iterable[Asked]) -> Iterator[dict[str, Any]]:
+    def ratings(self, todo: Iterable[Request]) -> Iterator[dict[str, Any]]:
         """Records as they come. After the first failure nothing new is begun; what was under way is handed on."""
         waiting, failure = iter(todo), None
         with ThreadPoolExecutor(self.judge.concurrency) as pool:
@@ -106,7 +106,7 @@ class _Endpoint:
         if failure is not None:
             raise failure
 
-    def _rate(self, request: Asked) -> dict[str, Any]:
+    def _rate(self, request: Request) -> dict[str, Any]:
         record: dict[str, Any] = {"id": request.id, "turn": request.turn, "judge": self.judge.where, "asked": request.digest}
         for attempt in range(1, self.judge.attempts + 1):
             text, reason = self._reply(request)
@@ -118,7 +118,7 @@ class _Endpoint:
             record["reason"] = reason or "no rating in the reply"
         return record
 
-    def _reply(self, request: Asked) -> tuple[str | None, str]:
+    def _reply(self, request: Request) -> tuple[str | None, str]:
         """The judge's reply, or None and why it is of no use."""
         import openai
 
@@ -134,7 +134,7 @@ class _Endpoint:
             return None, "malformed: no text"
         return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
 
-    def _response(self, request: Asked) -> Any:
+    def _response(self, request: Request) -> Any:
         """What the endpoint sends, with as many retries as it takes."""
         from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
 

@@ -11,7 +11,7 @@ from attrs import field, frozen, validators
 from hgms_core import CheckpointError, ConfigError
 from hgms_evaluation import asking, questions, records, scores
 from hgms_evaluation.answering import Respondent, answers
-from hgms_evaluation.judge import Asked, Judge, messages
+from hgms_evaluation.judge import Judge, Request, messages
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier, require_math_verify
 
@@ -109,10 +109,10 @@ class Evaluate:
         }
         respondent = Respondent(self, model, tokenizer, folder, report)
         with Verifier() as verifier:
-            for name, (asked, source) in loaded.items():
-                respondent.answer(name, asked, source)
+            for name, (chosen, source) in loaded.items():
+                respondent.answer(name, chosen, source)
                 if name != "mt-bench":
-                    self._write(folder, name, self._score(verifier, name, asked, folder, report))
+                    self._write(folder, name, self._score(verifier, name, chosen, folder, report))
         if "mt-bench" in self.benchmarks:
             self._write(folder, "mt-bench", self._rated(folder, report, ask=False))
             if self.judge is not None:
@@ -146,13 +146,13 @@ class Evaluate:
             vllm_engine.require()
 
     def _score(
-        self, verifier: Verifier, name: Benchmark, asked: Sequence[Question], folder: Path, report: Report
+        self, verifier: Verifier, name: Benchmark, chosen: Sequence[Question], folder: Path, report: Report
     ) -> dict[str, Any]:
         replies = answers(folder, name)
-        report(f"{name}: scoring {len(asked)} answers")
-        rows = [scores.score(verifier, name, question, replies[question.id, 1]["text"]) for question in asked]
+        report(f"{name}: scoring {len(chosen)} answers")
+        rows = [scores.score(verifier, name, question, replies[question.id, 1]["text"]) for question in chosen]
         records.write(folder / f"{name}.scores.jsonl", rows)
-        result = scores.accuracy(name, rows, [replies[question.id, 1] for question in asked])
+        result = scores.accuracy(name, rows, [replies[question.id, 1] for question in chosen])
         low, high = result["interval"]["low"], result["interval"]["high"]
         report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
         return result
@@ -160,15 +160,15 @@ class Evaluate:
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))
         prompts, replies = questions.judge_prompts(place), answers(folder, "mt-bench")
-        asked, _ = questions.load("mt-bench", place, self.limit)
-        turns = [(question, turn) for question in asked for turn in range(1, len(question.turns) + 1)]
+        chosen, _ = questions.load("mt-bench", place, self.limit)
+        turns = [(question, turn) for question in chosen for turn in range(1, len(question.turns) + 1)]
         missing = sum((question.id, turn) not in replies for question, turn in turns)
         if missing:
             raise CheckpointError(f"{folder}: {missing} answers to mt-bench are missing; generate them first")
         wanted = []
         for question, turn in turns:
             so_far = [replies[question.id, number]["text"] for number in range(1, turn + 1)]
-            wanted.append(Asked(question.id, turn, messages(prompts, question, so_far, turn)))
+            wanted.append(Request(question.id, turn, messages(prompts, question, so_far, turn)))
         ratings: asking.Ratings = {}
         if self.judge is not None:
             ratings = asking.rate(self.judge, folder, wanted, report) if ask else asking.stored(self.judge, folder, wanted)

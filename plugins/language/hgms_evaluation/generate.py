@@ -38,15 +38,15 @@ def prompt_cap(model: PreTrainedModel, max_prompt_tokens: int, max_new_tokens: i
 
 def fingerprint(model: PreTrainedModel) -> str:
     """A hash of up to 64 spread entries of every parameter: answers of one model are not taken for another's."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
         entries = (
             flat[:: max(1, len(flat) // 64)][:64].to("cpu", torch.float32) if flat.is_floating_point() else flat[:64].cpu()
         )
-        found.update(f"{name} {tuple(parameter.shape)}".encode())
-        found.update(entries.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(entries.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def replies(
@@ -103,8 +103,9 @@ def _batch(model: PreTrainedModel, prompts: list[list[int]], greedy: object, pad
     real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
     with torch.inference_mode():
         generate: Any = model.generate
-        found: list[list[int]] = generate(input_ids=tokens, attention_mask=real, generation_config=greedy)[:, width:].tolist()
-    return found
+        rows = generate(input_ids=tokens, attention_mask=real, generation_config=greedy)
+    new: list[list[int]] = rows[:, width:].tolist()
+    return new
 
 
 def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) -> int:

@@ -32,8 +32,8 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
         raise ValueError(f"{correct} right answers of {count} questions")
     from scipy import stats
 
-    found = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
-    return Range(float(found.low), float(found.high))
+    interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
+    return Range(float(interval.low), float(interval.high))
 
 
 def bootstrap(scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> Range:
@@ -53,7 +53,7 @@ def bootstrap(scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0
         raise ValueError("no scores to resample")
     if np.ptp(values) == 0:
         return Range(float(values[0]), float(values[0]))
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (values,),
         np.mean,
         n_resamples=resamples,
@@ -62,7 +62,7 @@ def bootstrap(scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0
         batch=max(1, 4_000_000 // len(values)),  # at most 32 MB of resampled scores at once
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Range(float(found.low), float(found.high))
+    return Range(float(interval.low), float(interval.high))
 
 
 def half_widths(accuracies: Iterable[float], count: int, level: float = 0.95) -> tuple[float, float]:

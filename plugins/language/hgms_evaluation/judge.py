@@ -176,7 +176,7 @@ def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
 
 
 @frozen
-class Asked:
+class Request:
     """One request: about which question and turn, and what is said."""
 
     id: int

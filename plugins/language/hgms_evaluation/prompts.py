@@ -22,7 +22,9 @@ class Prompts:
     stops: list[int]
 
 
-def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str, said: Sequence[Sequence[Turn]]) -> Prompts:
+def build(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str, conversations: Sequence[Sequence[Turn]]
+) -> Prompts:
     """Each conversation up to where the next answer begins. An answer ends with the template's end mark, the tokenizer's end
     token or what the model's own generation settings call an end.
 
@@ -32,7 +34,7 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: 
     from hgms_llm import Message, prompt_tokens, stop_tokens, template_for
 
     form = template_for(template, tokenizer)
-    tokens = [prompt_tokens([Message(role, text) for role, text in turns], tokenizer, form) for turns in said]
+    tokens = [prompt_tokens([Message(role, text) for role, text in turns], tokenizer, form) for turns in conversations]
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
     more = own if isinstance(own, (list, tuple)) else [own]
     return Prompts(tokens, sorted({*stop_tokens(tokenizer, form), *(int(token) for token in more if token is not None)}))

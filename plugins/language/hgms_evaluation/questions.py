@@ -42,10 +42,10 @@ class JudgePrompt:
     template: str
 
 
-def place(benchmark: Benchmark, given: str | None) -> Path:
+def place(benchmark: Benchmark, named: str | None) -> Path:
     """The benchmark's file (MT-Bench: folder): the one given, or the one below $HGMS_DATA."""
-    if given is not None:
-        path = Path(os.path.expandvars(given)).expanduser()
+    if named is not None:
+        path = Path(os.path.expandvars(named)).expanduser()
     elif "HGMS_DATA" in os.environ:
         path = Path(os.environ["HGMS_DATA"], PLACES[benchmark])
     else:
@@ -54,7 +54,7 @@ def place(benchmark: Benchmark, given: str | None) -> Path:
             f'  [evaluate.paths]\n  {benchmark} = "…/{PLACES[benchmark]}"'
         )
     if not path.exists():
-        raise DataError(f"{benchmark}: there is no {path if given is None else given}")  # as written: variables stay unsaid
+        raise DataError(f"{benchmark}: there is no {path if named is None else named}")  # as written: variables stay unsaid
     return path
 
 
@@ -82,15 +82,15 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
 def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
     """The single-answer judge prompts of judge_prompts.jsonl by name."""
     path = folder / "judge_prompts.jsonl"
-    found = {
+    prompts = {
         _text(row, "name", where): JudgePrompt(_text(row, "system_prompt", where), _text(row, "prompt_template", where))
         for where, row in _rows(path)[0]
     }
     for name in ("single-v1", "single-math-v1"):
         for full in (name, f"{name}-multi-turn"):
-            if full not in found:
+            if full not in prompts:
                 raise DataError(f"{path}: the prompt {full!r} is missing")
-    return found
+    return prompts
 
 
 def _gsm8k(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hgms_evaluation import intervals
 from hgms_evaluation.answers import extract
-from hgms_evaluation.judge import Asked
+from hgms_evaluation.judge import Request
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier
 
@@ -41,28 +41,28 @@ def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequen
 
 
 def summary(
-    asked: Sequence[Asked], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
+    requests: Sequence[Request], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
 ) -> dict[str, Any]:
     """MT-Bench's score: the mean over rated turns. A turn without a rating is counted; ``if_failed`` is what the score would be
     had each of them got the least or the most."""
     known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
     by_question: dict[int, list[float]] = {}
-    for request in asked:
+    for request in requests:
         if (request.id, request.turn) in known:
             by_question.setdefault(request.id, []).append(known[request.id, request.turn])
     means = [sum(values) / len(values) for values in by_question.values()]
     values = [value for ratings in by_question.values() for value in ratings]
-    failed = len(asked) - len(values)
+    failed = len(requests) - len(values)
     how = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
     return {
         "score": sum(values) / len(values) if values else None,
         "unit": "points of 10",
-        "n": len({request.id for request in asked}),
+        "n": len({request.id for request in requests}),
         "paper_n": PAPER_COUNTS["mt-bench"],
         "turns": [_mean([known[key] for key in known if key[1] == turn]) for turn in (1, 2)],
         "rated": len(values),
         "failed": failed,
-        "if_failed": [(sum(values) + failed * bound) / len(asked) for bound in (0, 10)],
+        "if_failed": [(sum(values) + failed * bound) / len(requests) for bound in (0, 10)],
         "interval": interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, how) if means else None,
     }
 

@@ -54,9 +54,9 @@ def main() -> None:
         signal.signal(signal.SIGPROF, stop)
 
     def compare(gold: str, answer: str, seconds: int) -> bool:
-        given = None if own else seconds
-        known, said = (parse(text, parsing_timeout=given) for text in (gold, answer))
-        return bool(verify(known, said, timeout_seconds=given))
+        clock = None if own else seconds
+        known, claimed = (parse(text, parsing_timeout=clock) for text in (gold, answer))
+        return bool(verify(known, claimed, timeout_seconds=clock))
 
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)

@@ -99,6 +99,7 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, template: Template) -> list[int]:
     """The tokens that end an answer: the template's own end mark and the tokenizer's end token.
 
+    >>> from hgms_llm.templates import template_for
     >>> from hgms_llm.tokenizers import byte_tokenizer
     >>> stop_tokens(byte_tokenizer(), template_for("plain", byte_tokenizer()))
     [257]

@@ -132,8 +132,8 @@ def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
         if prompt in row and answer in row:
             if isinstance(row[prompt], list) and isinstance(row[answer], list):
                 return _conversation([*row[prompt], *row[answer]], f"{prompt!r} and {answer!r}")
-            said = _answer(row, answer)
-            return (*_system(row), Message("user", _field(row, prompt)), Message("assistant", said))
+            completion = _answer(row, answer)
+            return (*_system(row), Message("user", _field(row, prompt)), Message("assistant", completion))
     for prompt, answer in pairs:
         if prompt in row:
             raise _lacks(row, [answer])

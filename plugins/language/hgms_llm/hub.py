@@ -46,18 +46,18 @@ def own_code(what: str, spec: str | None, place: str) -> str:
     )
 
 
-def consented(asked: bool, spec: str | None) -> bool:
+def consented(in_file: bool, spec: str | None) -> bool:
     """Whether a model may bring Python code of its own: the configuration says that it does, and the person who runs it (the
     option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1) that it may. A file of somebody else's cannot say both.
 
     Errors: ConfigError where only the configuration does.
     """
-    if asked and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
+    if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
             f"the file asks to run Python code that {spec!r} brings @ task.model.trust_remote_code\n"
             "  read that code first; then add --trust-remote-code to the command"
         )
-    return asked
+    return in_file
 
 
 def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> None:
@@ -89,7 +89,7 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> N
 
 def _folders(parent: Path) -> Iterable[str]:
     try:
-        return [each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        return [entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
 
@@ -98,14 +98,14 @@ def _own_code(folder: Path) -> bool:
     """Whether nothing but Python code in the folder says what it is."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    told = read_json(folder / "config.json")
-    return "auto_map" in told and told.get("model_type") not in CONFIG_MAPPING_NAMES
+    config = read_json(folder / "config.json")
+    return "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING_NAMES
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file, empty where there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

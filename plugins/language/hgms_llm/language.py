@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
-from hgms_llm.lora import Active, Adapters, Checkpointing, checkpoint_layers, recomputed
-from hgms_llm.models import Lora
+from hgms_llm.adapter import Lora
+from hgms_llm.lora import Active, Adapters, checkpoint_layers, recomputed
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -36,7 +36,7 @@ class LanguageModel:
     rows: int | None = None
     plain_head: bool = True
     quantised: bool = False
-    checkpointing: Checkpointing | None = None
+    checkpointed: list[nn.Module] | None = None
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod
@@ -44,12 +44,12 @@ class LanguageModel:
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
-        found = cls(model, adapters, rows)
+        language = cls(model, adapters, rows)
         if checkpointing:
-            found.checkpointing = checkpoint_layers(model, adapters)
-        found.plain_head = found._head_is_plain()
-        found.quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
-        return found
+            language.checkpointed = checkpoint_layers(model, adapters)
+        language.plain_head = language._head_is_plain()
+        language.quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
+        return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
         """Where lower variables start: fresh adapters, or the model's own parameters."""
@@ -68,14 +68,14 @@ class LanguageModel:
         step = self.rows or batch
         for first in range(0, batch, step):
             cut = (..., slice(first, min(first + step, batch)), slice(None))
-            part, marked = (each[cut].reshape(-1, length) for each in (tokens, mask))
+            part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
             extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
             if step < batch and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-                found = recomputed(self._rows, x, part, marked, own, extra)
+                losses = recomputed(self._rows, x, part, marked, own, extra)
             else:
-                found = self._rows(x, part, marked, own, extra)
-            parts.append(found.reshape(*lead[:-1], -1))
+                losses = self._rows(x, part, marked, own, extra)
+            parts.append(losses.reshape(*lead[:-1], -1))
         count = mask[..., 1:].sum(-1)
         return torch.cat(parts, dim=-1), count
 
@@ -94,8 +94,8 @@ class LanguageModel:
                 with self.adapters.use(Active(x, seeds)):
                     return self._forward(tokens, mask, attention)
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
-            found: Tensor = torch.func.functional_call(_Call(self), parameters, (tokens, mask, attention))
-            return found
+            losses: Tensor = torch.func.functional_call(_Call(self), parameters, (tokens, mask, attention))
+            return losses
 
     def _count(self, x: Tree, tokens: Tensor) -> None:
         """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept for; under vmap, of all rows
@@ -123,8 +123,8 @@ class LanguageModel:
         # The head is dear and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked, goal = hidden[row, place], target[row, place]
-        each = self.head_losses(picked, goal)
-        return torch.zeros(len(tokens), dtype=each.dtype, device=each.device).index_add(0, row, each)
+        losses = self.head_losses(picked, goal)
+        return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
@@ -138,8 +138,8 @@ class LanguageModel:
             model: Any = self.model
             weights = dict(model.get_output_embeddings().named_parameters())
             if not any(leaf.requires_grad for leaf in weights.values()):
-                found: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
-                return found
+                losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
+                return losses
             # By the time of the second run the model has its own weights back.
             return torch.cat([recomputed(self._scored, hidden[piece], target[piece], weights) for piece in pieces])
         return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
@@ -203,10 +203,10 @@ class _InPieces(torch.autograd.Function):
         hidden, target, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
             losses = torch.cat([ctx.scored(hidden[piece], target[piece]) for piece in ctx.pieces])
-            (found,) = torch.autograd.grad(losses, hidden, grad, create_graph=True)
+            (product,) = torch.autograd.grad(losses, hidden, grad, create_graph=True)
         else:
-            found = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
-        return found, None, None, None
+            product = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
+        return product, None, None, None
 
 
 class _Call(nn.Module):

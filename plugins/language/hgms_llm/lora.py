@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from hgms_core import Key, Tree
-from hgms_llm.models import Lora, _width
+from hgms_llm.adapter import Lora, width_of
 
 
 @frozen(eq=False)
@@ -61,7 +61,7 @@ class Adapters:
         """A fresh adapter: A uniform in ±1/√in (Kaiming with a = √5), B zero."""
         x = {}
         for name in self.names:
-            width = _width(self.model.get_submodule(name))
+            width = width_of(self.model.get_submodule(name))
             assert width is not None
             into, out = width
             draw = torch.rand(self.spec.rank, into, generator=key.fold("adapter", name).generator(), dtype=torch.float64)
@@ -117,8 +117,8 @@ def _times(hidden: Tensor, weight: Tensor) -> Tensor:
 def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
     """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32 copy of h is made or kept."""
     coarse, fine = _times(hidden, torch.cat(_halves(weight), dim=-2)).chunk(2, dim=-1)
-    found: Tensor = scaling * (coarse + fine)
-    return found
+    update: Tensor = scaling * (coarse + fine)
+    return update
 
 
 def _up(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -168,25 +168,18 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     )
 
 
-@define(eq=False)
-class Checkpointing:
-    """The layers that are computed again in the backward pass."""
-
-    layers: list[nn.Module]
-
-
-def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> Checkpointing:
-    """Lets every decoder layer keep only its input for the backward pass and compute the rest again there.
+def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Module]:
+    """Lets every decoder layer keep only its input for the backward pass and compute the rest again there; the layers.
 
     The layer runs again with the adapters (or parameters) it ran with the first time, which by then are no longer in place:
     they are handed to the second run.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found = Checkpointing([module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)])
-    for layer in found.layers:
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
         layer.forward = _checkpointed(layer, layer.forward, adapters)
-    return found
+    return layers
 
 
 def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None) -> Callable[..., Any]:

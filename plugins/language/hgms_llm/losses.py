@@ -158,8 +158,8 @@ class Batches:
         longest = max(tokens.shape[-1] for _, tokens, _ in pieces)
         tokens = torch.full((len(flat), longest), self.tables[0].pad_id, dtype=torch.int64)
         mask = torch.zeros(len(flat), longest, dtype=torch.bool)
-        for where, found, scored in pieces:
-            tokens[where, : found.shape[-1]] = found.long()
+        for where, row, scored in pieces:
+            tokens[where, : row.shape[-1]] = row.long()
             mask[where, : scored.shape[-1]] = scored
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
 
@@ -172,3 +172,29 @@ def _moved(leaf: Tensor, device: torch.device) -> Tensor:
 
 def shuffled(count: int, key: Key) -> Tensor:
     return torch.randperm(count, generator=key.generator())
+
+
+def mean_lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The mean number of scored tokens in a row, for each table."""
+    means = [_scored(table).double().mean() for table in batches.tables]
+    return torch.stack(means).to(device, dtype)
+
+
+def _scored(table: TokenTable) -> Tensor:
+    """How many tokens of each row are scored: all marked ones but a first token, which nothing predicts."""
+    marked = torch.cat([torch.zeros(1, dtype=torch.int64), table.mask.to(torch.int64).cumsum(0)])
+    first = table.mask[table.offsets[:-1]].to(torch.int64)
+    return marked[table.offsets[1:]] - marked[table.offsets[:-1]] - first
+
+
+@torch.no_grad()
+def token_loss(model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64) -> float:
+    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a time."""
+    lengths = torch.cat([table.lengths for table in batches.tables])[numbers]
+    order = numbers[lengths.argsort(stable=True)]
+    total, count = 0.0, 0
+    for first in range(0, len(order), rows):
+        batch = batches.rows(order[first : first + rows])
+        summed, scored = model.nll(x, batch["tokens"], batch["mask"])
+        total, count = total + float(summed.double().sum()), count + int(scored.sum())
+    return total / max(count, 1)

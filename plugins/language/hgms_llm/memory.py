@@ -1,4 +1,4 @@
-"""How much memory an outer step takes, told beforehand and measured.
+"""How much memory an outer step takes, predicted and measured.
 
 What a pass takes is measured on three short rows, and extrapolated: it is a quadratic of the row's length (attention without a
 fused kernel is quadratic, all else linear), times the rows of a pass. The rest is counted: the base once, N adapters with their
@@ -39,8 +39,8 @@ class StepMemory:
     def __str__(self) -> str:
         parts = {"base": self.base, "adapters": self.adapters, "activations": self.activations, "logits": self.logits}
         unit, size = ("GiB", 2**30) if self.peak >= 2**30 else ("MiB", 2**20)
-        told = ", ".join(f"{name} {value / size:.2f}" for name, value in parts.items())
-        return f"about {self.peak / size:.2f} {unit} at the peak of a step ({told})"
+        listed = ", ".join(f"{name} {value / size:.2f}" for name, value in parts.items())
+        return f"about {self.peak / size:.2f} {unit} at the peak of a step ({listed})"
 
 
 def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory:
@@ -48,9 +48,9 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     together = min(chunk or candidates, candidates)
     rows = together * min(model.rows or batch, batch)
     base = _unique_bytes([*model.model.parameters(), *model.model.buffers()]) if model.adapters is not None else 0
-    one = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
+    adapter = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
     # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
-    adapters = one * (candidates + 1 + 2 * together)
+    adapters = adapter * (candidates + 1 + 2 * together)
 
     lengths = _probed(model)
     probes = torch.tensor(lengths, dtype=torch.float64)
@@ -61,10 +61,10 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
 
     vocabulary, width = model.model.get_output_embeddings().weight.shape  # type: ignore[operator]
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
-    if model.checkpointing is None:
+    if model.checkpointed is None:
         return StepMemory(base, adapters, pass_bytes, head)
     # A layer is computed again after the head has gone: only what enters the layers is there at both times.
-    inputs = rows * length * int(width) * next(model.model.parameters()).element_size() * len(model.checkpointing.layers)
+    inputs = rows * length * int(width) * next(model.model.parameters()).element_size() * len(model.checkpointed)
     return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes))
 
 
@@ -144,8 +144,8 @@ class _Follower(TorchDispatchMode):
         self.now -= self.held.pop(key, 0)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf)
-        return found
+        return result

@@ -1,4 +1,4 @@
-"""The base model and the adapters on it: what ``[task.model]`` and ``[task.adapter]`` say."""
+"""The base model: what ``[task.model]`` says."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import torch
 from attrs import field, frozen, validators
 from torch import nn
 
-from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, out_of_memory, unknown
+from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
 
-positive: Any = validators.gt(0)
-whole: Any = [validators.instance_of(int), validators.gt(0)]
 
-
-def _quiet() -> Any:
+def transformers_quietly() -> Any:
     """transformers, without its progress bars; imported when a model is first needed."""
     try:
         import transformers
@@ -61,12 +58,12 @@ class BaseModel:
     seed: int = 0
     tokenizer: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = field(
-        default="auto", validator=validators.in_(["auto", "float32", "bfloat16", "float16", "float64"])
+        default="auto", validator=choice("auto", "float32", "bfloat16", "float16", "float64")
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = field(
-        default="auto", validator=validators.in_(["auto", "sdpa", "eager", "flash_attention_2"])
+        default="auto", validator=choice("auto", "sdpa", "eager", "flash_attention_2")
     )
-    quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(validators.in_(["4bit"])))
+    quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(choice("4bit")))
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -81,7 +78,7 @@ class BaseModel:
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a padding token."""
-        _quiet()
+        transformers_quietly()
         from hgms_llm.hub import consented
         from hgms_llm.tokenizers import load_tokenizer
 
@@ -99,20 +96,23 @@ class BaseModel:
         from hgms_llm.files import expand
 
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
-        folders = [expand(one, place) for place, one in places.items() if one is not None]
-        found: dict[str, str] = {}
-        for folder in (one for one in folders if one.is_dir()):
-            for path in sorted(one for one in folder.iterdir() if one.is_file()):
-                found[path.name] = _content(path)
-        return hashlib.sha256(json.dumps(found, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if found else None
+        folders = [expand(name, place) for place, name in places.items() if name is not None]
+        files = {
+            path.name: _content(path)
+            for folder in folders
+            if folder.is_dir()
+            for path in sorted(folder.iterdir())
+            if path.is_file()
+        }
+        return hashlib.sha256(json.dumps(files, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if files else None
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
         """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
-        transformers = _quiet()
-        asked = self._dtype(device, dtype)
+        transformers = transformers_quietly()
+        weights = self._dtype(device, dtype)
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
             raise ConfigError("quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ task.model.quantize")
-        options: dict[str, Any] = {"dtype": asked}
+        options: dict[str, Any] = {"dtype": weights}
         if self.attention != "auto":
             options["attn_implementation"] = self.attention
         try:
@@ -125,7 +125,7 @@ class BaseModel:
                 trust = consented(self.trust_remote_code, self.path)
                 where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
-                    options["quantization_config"] = _four_bit(transformers, asked)
+                    options["quantization_config"] = _four_bit(transformers, weights)
                     options["device_map"] = {"": device}
                 model = transformers.AutoModelForCausalLM.from_pretrained(
                     where, revision=self.revision, trust_remote_code=trust, **options
@@ -144,13 +144,13 @@ class BaseModel:
         model.eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        found: nn.Module = model
-        return found
+        module: nn.Module = model
+        return module
 
     def _dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         if self.dtype != "auto":
-            found: torch.dtype = getattr(torch, self.dtype)
-            return found
+            named: torch.dtype = getattr(torch, self.dtype)
+            return named
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
         return torch.bfloat16 if fast else dtype
 
@@ -190,62 +190,6 @@ class BaseModel:
         )
 
 
-@final
-@frozen(kw_only=True)
-class Lora:
-    """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B ``[out, rank]`` trained.
-
-    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while training only; its masks are
-    a function of the batch, so that a branch can be run again. ``targets`` are module names or their last parts (None: peft's
-    choice for the architecture).
-
-    Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
-    """
-
-    rank: int = field(default=16, validator=whole)
-    alpha: float = field(default=32.0, validator=positive)
-    dropout: float = field(default=0.0, validator=[validators.ge(0), validators.lt(1)])
-    targets: tuple[str, ...] | None = None
-
-    @property
-    def scaling(self) -> float:
-        return self.alpha / self.rank
-
-    def modules(self, model: nn.Module) -> list[str]:
-        """The names of the modules that get an adapter."""
-        targets = self.targets if self.targets is not None else _usual_targets(model)
-        found = [
-            name
-            for name, module in model.named_modules()
-            if _width(module) is not None and any(name == target or name.endswith("." + target) for target in targets)
-        ]
-        head = getattr(model, "get_output_embeddings", lambda: None)()
-        if head is not None and any(model.get_submodule(name) is head for name in found):
-            raise ConfigError("the output embedding cannot have an adapter; take it out of task.adapter.targets")
-        if not found:
-            known = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _width(module) is not None})
-            raise ConfigError(
-                f"no module of this {type(model).__name__} is called {' or '.join(map(repr, targets))} @ task.adapter.targets\n"
-                f"  its linear modules are: {', '.join(known)}"
-            )
-        return found
-
-    def peft_config(self, model: nn.Module) -> Any:
-        """The same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
-        _quiet()
-        import peft
-
-        convolution = any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in self.modules(model))
-        return peft.LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,
-            lora_dropout=self.dropout,
-            target_modules=self.modules(model),
-            fan_in_fan_out=convolution,
-            task_type="CAUSAL_LM",
-        )
-
-
 def _not_finite(value: Any, place: str) -> str:
     """Where in a table a number is not finite, empty where all are: no model can be built of it, nor JSON written."""
     if isinstance(value, float):
@@ -259,10 +203,10 @@ def _content(path: Path) -> str:
     with path.open("rb") as stream:
         if size < 2**24:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-        found = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
+        ends = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
         stream.seek(size - 2**20)
-        found.update(stream.read())
-    return found.hexdigest()
+        ends.update(stream.read())
+    return ends.hexdigest()
 
 
 @contextlib.contextmanager
@@ -280,39 +224,21 @@ def _lent(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def _width(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a linear module: also GPT-2's Conv1D, and quantised ones."""
-    if type(module).__name__ == "Conv1D":
-        return int(module.nx), int(module.nf)  # type: ignore[arg-type]
-    if hasattr(module, "in_features") and hasattr(module, "out_features"):
-        return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
-    return None
-
-
-def _usual_targets(model: nn.Module) -> tuple[str, ...]:
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
-
-    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if kind not in usual:
-        raise ConfigError(f"no usual adapter targets are known for a {kind or type(model).__name__}: set task.adapter.targets")
-    return tuple(usual[kind])
-
-
 def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
     """Refuses an architecture that is none, and fields it has not: transformers keeps those without a word."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
 
     if kind not in names:
-        said = unknown("model_type", str(kind), names).partition("\n")[0]
+        why = unknown("model_type", str(kind), names).partition("\n")[0]
         raise ConfigError(
-            f"{said} @ task.model.config.model_type\n"
+            f"{why} @ task.model.config.model_type\n"
             f"  available: the {len(names)} causal language models of transformers, such as gpt2, llama, qwen2, gemma2"
         )
     usual = transformers.AutoConfig.for_model(kind)
     for name in fields:
         if not hasattr(usual, name):
-            said = unknown(f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map})
-            raise ConfigError(said.replace("\n", " @ task.model.config\n", 1))
+            why = unknown(f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map})
+            raise ConfigError(why.replace("\n", " @ task.model.config\n", 1))
 
 
 def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:

@@ -47,23 +47,24 @@ def overlaps(
     >>> from hgms_llm.formats import Message
     >>> def rows(*prompts):
     ...     return [Example((Message("user", prompt), Message("assistant", "a")), row) for row, prompt in enumerate(prompts)]
-    >>> found = overlaps({"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")})
-    >>> [(one.name, one.other, one.count, one.size) for one in found]
+    >>> shared = overlaps({"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")})
+    >>> [(overlap.name, overlap.other, overlap.count, overlap.size) for overlap in shared]
     [('v', 's', 1, 2)]
-    >>> [(one.name, one.other, one.count) for one in overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})]
+    >>> copies = overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})
+    >>> [(pair.name, pair.other, pair.count) for pair in copies]
     [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
     keys = {part: {name: _keys(rows) for name, rows in sets.items()} for part, sets in parts.items()}
     known = {part: {name: {key for key, _ in pairs} for name, pairs in sets.items()} for part, sets in keys.items()}
-    found = []
+    overlapping = []
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
         for name, pairs in keys[part].items():
             for other, having in known[other_part].items():
                 rows = [row for key, row in pairs if key in having]
                 if rows:
-                    found.append(Overlap(part, name, other_part, other, len(rows), len(pairs), tuple(rows[:SHOWN])))
-    return (*found, *_copies(train))
+                    overlapping.append(Overlap(part, name, other_part, other, len(rows), len(pairs), tuple(rows[:SHOWN])))
+    return (*overlapping, *_copies(train))
 
 
 def _copies(train: Mapping[str, Rows]) -> Iterator[Overlap]:
@@ -99,23 +100,24 @@ def _keys(rows: Rows) -> list[tuple[int, int]]:
     return [(key_of(example.key), example.row) for example in rows]
 
 
-def overlap_warning(found: Sequence[Overlap]) -> str:
-    """What to tell a person about ``found``: one line per pair of sets, and what to do; empty where there is nothing to say."""
+def overlap_warning(overlapping: Sequence[Overlap]) -> str:
+    """What to tell a person: one line per pair of sets, and what to do; empty where nothing overlaps."""
     lines = []
-    judged = [one for one in found if one.part != "train"]
+    judged = [overlap for overlap in overlapping if overlap.part != "train"]
     if judged:
         lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *map(_line, judged)]
         lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
-    copied = [one for one in found if one.part == "train"]
+    copied = [overlap for overlap in overlapping if overlap.part == "train"]
     if copied:
         lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *map(_line, copied)]
         lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little")
     return "\n".join(lines)
 
 
-def _line(one: Overlap) -> str:
-    some = ", ".join(map(str, one.rows)) + (", …" if one.count > len(one.rows) else "")
-    share = f"{one.count} of {one.size} ({one.count / one.size:.1%})"
-    if (one.part, one.name) == (one.other_part, one.other):
-        return f"  {one.part} {one.name!r}: {share} are copies of an earlier row; rows {some}"
-    return f"  {one.part} {one.name!r} and {one.other_part} {one.other!r}: {share}; rows {some} of {one.name!r}"
+def _line(overlap: Overlap) -> str:
+    some = ", ".join(map(str, overlap.rows)) + (", …" if overlap.count > len(overlap.rows) else "")
+    this = f"{overlap.part} {overlap.name!r}"
+    share = f"{overlap.count} of {overlap.size} ({overlap.count / overlap.size:.1%})"
+    if (overlap.part, overlap.name) == (overlap.other_part, overlap.other):
+        return f"  {this}: {share} are copies of an earlier row; rows {some}"
+    return f"  {this} and {overlap.other_part} {overlap.other!r}: {share}; rows {some} of {overlap.name!r}"

@@ -15,20 +15,30 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen, validators
-from torch import Tensor
 
-from hgms_core import ConfigError, DataError, Key, Problem, Sources, Tree, roles, unknown, validation_shares
+from hgms_core import (
+    ConfigError,
+    DataError,
+    Key,
+    Problem,
+    Sources,
+    Tree,
+    choice,
+    optional_whole,
+    roles,
+    unknown,
+    validation_shares,
+)
+from hgms_llm.adapter import Lora
 from hgms_llm.cache import cache_folder, warn
 from hgms_llm.language import LanguageModel
-from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, shuffled, weights
-from hgms_llm.models import BaseModel, Lora
+from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, mean_lengths, shuffled, token_loss, weights
+from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.sources import Source, check_names, content
 from hgms_llm.table import TokenTable, left_out
 from hgms_llm.templates import TEMPLATES
 from hgms_llm.tokens import token_table
-
-optional_whole: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
 
 
 def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None:
@@ -108,9 +118,9 @@ class SourceMixture:
     adapter: Lora | None = None
     template: str = field(default="model", validator=_template)
     max_length: int = field(default=512, validator=[validators.instance_of(int), validators.ge(4)])
-    too_long: Literal["drop", "truncate"] = field(default="drop", validator=validators.in_(["drop", "truncate"]))
+    too_long: Literal["drop", "truncate"] = field(default="drop", validator=choice("drop", "truncate"))
     cache: int | None = field(default=None, validator=optional_whole)
-    average: Average = field(default="example", validator=validators.in_(["example", "token"]))
+    average: Average = field(default="example", validator=choice("example", "token"))
     validation_split: tuple[float, float, float] = field(default=(0.5, 0.3, 0.2), validator=validation_shares)
     reference: Mapping[str, float] | None = field(default=None, hash=False)
     micro_batch: int | None = field(default=None, validator=optional_whole)
@@ -120,18 +130,18 @@ class SourceMixture:
         if len(self.sources) < 2:
             raise ValueError("a mixture has at least two sources")
         if self.reference is not None:
-            self._given(self.reference, "reference")
+            self._shares(self.reference, "reference")
 
     @classmethod
     def testing_instance(cls) -> SourceMixture:
         """For ``hgms check``: all parameters of a tiny model of bytes, on a few written rows. Declared are the metrics of a
         task with a test set and a reference, so it has both."""
-        found = {name: Source(path=str(path)) for name, path in _testing_files().items()}
+        files = {name: Source(path=str(path)) for name, path in _testing_files().items()}
         size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 48}
         return cls(
-            sources={name: found[name] for name in ("doubles", "dots")},
-            validation={"doubles": found["validation"]},
-            test={"doubles": found["test"]},
+            sources={name: files[name] for name in ("doubles", "dots")},
+            validation={"doubles": files["validation"]},
+            test={"doubles": files["test"]},
             model=BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes"),
             template="plain",
             max_length=48,
@@ -146,21 +156,20 @@ class SourceMixture:
             "too_long": self.too_long,
             "cache_dir": cache_folder(),
         }
-        found = {}
+        tables = {}
         for name, source in getattr(self, which).items():
             with _placed(which, name):
-                found[name] = token_table(name, source, tokenizer, **options)
-        return found
+                tables[name] = token_table(name, source, tokenizer, **options)
+        return tables
 
     def contents(self) -> dict[str, dict[str, str]]:
         """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
-        found: dict[str, dict[str, str]] = {}
-        for which in ("sources", "validation", "test"):
-            found[which] = {}
+        contents: dict[str, dict[str, str]] = {"sources": {}, "validation": {}, "test": {}}
+        for which, digests in contents.items():
             for name, source in getattr(self, which).items():
                 with _placed(which, name):
-                    found[which][name] = content(name, source)
-        return found
+                    digests[name] = content(name, source)
+        return contents
 
     def made_of(self) -> dict[str, Any]:
         """What the problem depends on beside this configuration: the contents of its files, and of the model's folder."""
@@ -170,11 +179,11 @@ class SourceMixture:
         """The rows that the mixture is learned on: ``cache`` of each source."""
         if self.cache is None:
             return dict(tables)
-        found = {}
+        pool = {}
         for name, table in tables.items():
             chosen = shuffled(table.size, Key(seed).fold("cache", name))[: self.cache]
-            found[name] = table.take(chosen.sort().values)
-        return found
+            pool[name] = table.take(chosen.sort().values)
+        return pool
 
     def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
         base = self.model.load(device, dtype, len(tokenizer))
@@ -186,9 +195,8 @@ class SourceMixture:
         tokenizer = self.model.load_tokenizer()
         everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}
         overlapping = overlaps(everything["sources"], everything["validation"], everything["test"])
-        for said in (left_out(everything), overlap_warning(overlapping)):
-            if said:
-                warn(said)
+        for message in filter(None, (left_out(everything), overlap_warning(overlapping))):
+            warn(message)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
         self.fits(model.model, everything)
@@ -201,26 +209,26 @@ class SourceMixture:
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
         shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
 
-        training = Rows(model, self.average, _lengths(lower, device, dtype))
+        training = Rows(model, self.average, mean_lengths(lower, device, dtype))
         g = MixtureLoss(training, len(names))
-        f = UpperLoss(Rows(model, self.average, _lengths(upper, device, dtype)))
+        f = UpperLoss(Rows(model, self.average, mean_lengths(upper, device, dtype)))
         examples = Rows(model, "example", torch.ones(0))
 
-        def theta(given: Mapping[str, float]) -> Tree:
+        def theta(mixture: Mapping[str, float]) -> Tree:
             # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
-            share = torch.tensor(self._given(given, "mixture"), dtype=dtype, device=device)
+            share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
         references = {} if self.reference is None else {"reference": theta(self.reference)}
-        best = None if self.reference is None else torch.tensor(self._given(self.reference, "reference"))
+        best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
-            found = {"validation_loss": token_loss(model, x, upper, shares["stop"])}
+            metrics = {"validation_loss": token_loss(model, x, upper, shares["stop"])}
             if test is not None:
-                found["test_loss"] = token_loss(model, x, test, torch.arange(test.size))
+                metrics["test_loss"] = token_loss(model, x, test, torch.arange(test.size))
             if best is not None:
-                found["recovery_error"] = float((weights(theta).double().cpu() - best.double()).abs().sum())
-            return found
+                metrics["recovery_error"] = float((weights(theta).double().cpu() - best.double()).abs().sum())
+            return metrics
 
         start = Key(seed).fold("start")
         return Problem(
@@ -265,17 +273,17 @@ class SourceMixture:
                 "  take the model's own tokenizer"
             )
 
-    def _given(self, given: Mapping[str, float], what: str) -> list[float]:
+    def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
         """The weights of all sources in their order, summing to one."""
-        for name, share in given.items():
+        for name, share in mixture.items():
             if name not in self.sources:
                 raise ConfigError(f"{what}: " + unknown("source", name, self.sources))
             if not 0 <= share < math.inf:
                 raise ConfigError(f"{what}: the weight of {name!r} must be a number >= 0: {share}")
-        total = sum(given.values())
+        total = sum(mixture.values())
         if not total:
             raise ConfigError(f"{what}: no source has a positive weight")
-        return [given.get(name, 0.0) / total for name in self.sources]
+        return [mixture.get(name, 0.0) / total for name in self.sources]
 
 
 @contextlib.contextmanager
@@ -286,32 +294,6 @@ def _placed(which: str, name: str) -> Iterator[None]:
     except DataError as error:
         first, *rest = str(error).split("\n")
         raise DataError("\n".join([f"{first} @ task.{which}.{name}", *rest])) from error
-
-
-def _lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The mean number of scored tokens in a row, for each table."""
-    means = [_scored(table).double().mean() for table in batches.tables]
-    return torch.stack(means).to(device, dtype)
-
-
-def _scored(table: TokenTable) -> Tensor:
-    """How many tokens of each row are scored: all marked ones but a first token, which nothing predicts."""
-    marked = torch.cat([torch.zeros(1, dtype=torch.int64), table.mask.to(torch.int64).cumsum(0)])
-    first = table.mask[table.offsets[:-1]].to(torch.int64)
-    return marked[table.offsets[1:]] - marked[table.offsets[:-1]] - first
-
-
-@torch.no_grad()
-def token_loss(model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64) -> float:
-    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a time."""
-    lengths = torch.cat([table.lengths for table in batches.tables])[numbers]
-    order = numbers[lengths.argsort(stable=True)]
-    total, count = 0.0, 0
-    for first in range(0, len(order), rows):
-        batch = batches.rows(order[first : first + rows])
-        summed, scored = model.nll(x, batch["tokens"], batch["mask"])
-        total, count = total + float(summed.double().sum()), count + int(scored.sum())
-    return total / max(count, 1)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """From a conversation to pieces of text, which are part of the prompt or to be learned.
 
 A prompt template decides what stands around the turns. Every template here cuts its text where an answer begins and where it
-ends, and :func:`~hgms_llm.encoding.encode` turns each piece into tokens on its own. So no token lies across a border: the tokens
-before an answer in training are exactly those that a model is given which is to write the answer.
+ends, and ``encode`` turns each piece into tokens on its own. So no token lies across a border: the tokens before an answer in
+training are exactly those that a model is given which is to write the answer.
 """
 
 from __future__ import annotations

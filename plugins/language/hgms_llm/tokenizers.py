@@ -39,16 +39,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(["<bos>", "<eos>", "<pad>"])
-    made: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
     )
-    return made
+    return tokenizer
 
 
 def _printable(byte: int) -> str:
     """How byte-level encodings write a byte: as the character of its number if that can be seen, else the next from 256 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    return chr(byte) if byte in seen else chr(256 + [each for each in range(256) if each not in seen].index(byte))
+    return chr(byte) if byte in seen else chr(256 + [number for number in range(256) if number not in seen].index(byte))
 
 
 def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -62,32 +62,32 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     transformers = _transformers()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    given, folder = folder, expand(str(folder), "the tokenizer")
+    spec, folder = folder, expand(str(folder), "the tokenizer")
     try:
         vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise DataError(
-            f"no GPT-2 tokenizer in {given}: {Path(error.filename).name} is missing\n  it needs both files"
+            f"no GPT-2 tokenizer in {spec}: {Path(error.filename).name} is missing\n  it needs both files"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"no GPT-2 tokenizer in {given}: {as_written(str(error), str(given))}\n  fetch encoder.json and vocab.bpe again"
+            f"no GPT-2 tokenizer in {spec}: {as_written(str(error), str(spec))}\n  fetch encoder.json and vocab.bpe again"
         ) from None
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
-    pairs = [(one[0], one[-1]) for one in split]
+    pairs = [(parts[0], parts[-1]) for parts in split]
     end = "<|endoftext|>"
     try:
         core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     except Exception as error:  # the Rust library raises plain Exceptions
-        raise DataError(f"encoder.json and vocab.bpe in {given} do not belong together: {error}\n  fetch both again") from None
+        raise DataError(f"encoder.json and vocab.bpe in {spec} do not belong together: {error}\n  fetch both again") from None
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([end])
-    made: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=end, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False
     )
-    return made
+    return tokenizer
 
 
 def load_tokenizer(
@@ -112,7 +112,7 @@ def load_tokenizer(
         return gpt2_tokenizer(spec)
     where = located(spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
-        holds = ", ".join(sorted(each.name for each in folder.iterdir())[:12]) or "nothing"
+        holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
         raise ConfigError(
             f"there is no tokenizer in {spec!r} (it holds: {holds}) @ {place}\n"
             f'  set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or OWNER/NAME on the Hub'
@@ -122,11 +122,11 @@ def load_tokenizer(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises its own, the Hub's and the Rust library's errors
-        said = as_written(str(error), spec).strip().splitlines()
+        why = as_written(str(error), spec).strip().splitlines()
         if "trust_remote_code" in str(error):
             raise ConfigError(own_code("tokenizer", spec, place)) from None
         raise ConfigError(
-            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {said[0] if said else ''}) @ {place}\n"
+            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {why[0] if why else ''}) @ {place}\n"
             f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and vocab.bpe), or OWNER/NAME on the Hub'
         ) from error
     return padded(tokenizer)

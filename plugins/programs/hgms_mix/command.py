@@ -29,7 +29,7 @@ class _Mix(click.Group):
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             word = args[0]
             if "--demo" in args:
-                args = ["demo", *(one for one in args if one != "--demo")]
+                args = ["demo", *(word for word in args if word != "--demo")]
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
                 near = closest(word, self.commands)
                 hint = f"; did you mean {near!r}?" if near else ""
@@ -115,11 +115,11 @@ def demo(out: Path, seeds: int, as_json: bool) -> None:
     from hgms_run import Progress
 
     with Progress(enabled=not as_json) as view:
-        found = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
+        result = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
     if as_json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
         return
-    found.print()
+    result.print()
 
 
 def _run(

@@ -14,7 +14,7 @@ from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
 from hgms_mix.folder import digest
-from hgms_mix.grids import one_of
+from hgms_mix.grids import mix_of
 from hgms_mix.sample import Sample
 from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay_options, tables_of
 
@@ -47,7 +47,7 @@ def load(
     registry: Registry | None = None,
 ) -> MixConfig:
     """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
-    table = one_of(tables_of(path, "configuration"), method, scale, path.name)
+    table = mix_of(tables_of(path, "configuration"), method, scale, path.name)
     own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
     places = lay_options(table, sets, seed, out=out, device=device)
     config = read(table, path.name, places, registry)

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 from attrs import frozen
 
@@ -24,7 +25,7 @@ TEST = "word-problems"
 
 @frozen(kw_only=True)
 class Demo:
-    """What the demo found: the reports of its mixes, by method and seed."""
+    """The reports of the demo's mixes, by method and seed."""
 
     reports: Mapping[str, Mapping[int, Report]]
     picture: Path | None
@@ -32,7 +33,7 @@ class Demo:
 
     def losses(self, method: str) -> dict[int, float]:
         """Test losses by seed, a mean over tokens."""
-        return {seed: one.content["test"][TEST]["token_loss"]["value"] for seed, one in self.reports[method].items()}
+        return {seed: report.content["test"][TEST]["token_loss"]["value"] for seed, report in self.reports[method].items()}
 
     @property
     def difference(self) -> Interval:
@@ -41,18 +42,16 @@ class Demo:
 
     def rows(self) -> list[dict[str, str]]:
         """The table: per method the mean weights and counts of the sources, and the test loss."""
-        found = []
+        rows = []
         for method, reports in self.reports.items():
-            told = [one.content for one in reports.values()]
             row = {"method": method}
-            for i, source in enumerate(told[0]["sources"]):
-                name = source["source"]
-                weight = Interval.of([each["sources"][i]["weight"] for each in told])
-                rows = sum(each["sources"][i]["rows"] for each in told) / len(told)
-                row[name] = f"{weight.mean:.3f} ({rows:.0f} rows)"
+            for sources in zip(*(report.content["sources"] for report in reports.values()), strict=True):
+                weight = Interval.of([source["weight"] for source in sources])
+                count = sum(source["rows"] for source in sources) / len(sources)
+                row[sources[0]["source"]] = f"{weight.mean:.3f} ({count:.0f} rows)"
             row["test loss"] = str(Interval.of(list(self.losses(method).values())))
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         def spread(interval: Interval) -> dict[str, float | int]:
@@ -61,13 +60,9 @@ class Demo:
         methods = {}
         for method, reports in self.reports.items():
             losses = Interval.of(list(self.losses(method).values()))
-            methods[method] = {"test_loss": spread(losses), "mixes": [dict(one.content) for one in reports.values()]}
-        return {
-            "methods": methods,
-            "difference": spread(self.difference),
-            "picture": None if self.picture is None else str(self.picture),
-            "folder": str(self.folder),
-        }
+            methods[method] = {"test_loss": spread(losses), "mixes": [dict(report.content) for report in reports.values()]}
+        picture = None if self.picture is None else str(self.picture)
+        return {"methods": methods, "difference": spread(self.difference), "picture": picture, "folder": str(self.folder)}
 
     def print(self) -> None:
         budget = next(iter(self.reports[METHOD].values())).content["budget"]
@@ -76,13 +71,9 @@ class Demo:
         print_table(tuple(rows[0]), rows)
         gap = self.difference
         verdict = "lower" if gap.mean < 0 else "higher"
-        sure = (
-            ""
-            if gap.count < 2
-            else ", and the interval excludes zero"
-            if gap.excludes_zero
-            else ", but the interval holds zero"
-        )
+        sure = ""
+        if gap.count >= 2:
+            sure = ", and the interval excludes zero" if gap.excludes_zero else ", but the interval holds zero"
         click.echo(f"{METHOD}'s test loss − {REFERENCE}'s, by seed: {gap}: {verdict}{sure}")
         if self.picture is not None:
             click.echo(f"  {self.picture}")
@@ -94,7 +85,7 @@ def configs(out: Path, seeds: int) -> list[MixConfig]:
     """Every mix of the demo: both methods with each seed. What they share is one file, ``demo.toml``."""
     text = files("hgms_mix").joinpath("demo.toml").read_text(encoding="utf-8").replace("FOLDER", (out / "texts").as_posix())
     replace_file(out / "demo.toml", text.encode())
-    found = []
+    mixes = []
     for seed in range(seeds):
         for name in (METHOD, REFERENCE):
             table = read_toml(text, "demo.toml") | {"seed": seed}
@@ -102,8 +93,8 @@ def configs(out: Path, seeds: int) -> list[MixConfig]:
             if name == REFERENCE:
                 generator = table["method"]["generator"]
                 table["method"] = {"name": name, "generator": {key: generator[key] for key in ("lr", "batch_size", "mode")}}
-            found.append(read(table, "demo.toml"))
-    return found
+            mixes.append(read(table, "demo.toml"))
+    return mixes
 
 
 def run_demo(
@@ -120,12 +111,9 @@ def run_demo(
     for config in configs(out, seeds):
         say(f"{config.method_name}, seed {config.seed}")
         reports[config.method_name][config.seed] = carry_out(config, "demo", say=lambda line: say(f"  {line}"), view=view)
-    made = Demo(reports=reports, picture=None, folder=out)
+    demo = Demo(reports=reports, picture=None, folder=out)
     if not reports[METHOD][0].content["pictures"]:
-        return made  # matplotlib is not installed; the report says how to get it
-    runs = [RunFolder(Path(one.content["stages"]["reweight"]["folder"])).records() for one in reports[METHOD].values()]
-    losses = {method: list(made.losses(method).values()) for method in reports}
-    return Demo(reports=reports, picture=pictures.against_uniform(runs, losses, out / "demo.png"), folder=out)
-
-
-__all__ = ["Demo", "configs", "run_demo"]
+        return demo  # matplotlib is not installed; the report says how to get it
+    runs = [RunFolder(Path(report.content["stages"]["reweight"]["folder"])).records() for report in reports[METHOD].values()]
+    losses = {method: list(demo.losses(method).values()) for method in reports}
+    return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))

@@ -11,12 +11,12 @@ from hgms_core import ConfigError, overlay, unknown
 OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
 
 
-def one_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:
+def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:
     """The table of one mix: the grid's single task, and the method labelled ``method``. A table that is a mix's already stays
     as it is.
 
     >>> grid = {"seeds": [7], "task": {"name": "t", "label": "a"}, "method": ["x", {"name": "y", "label": "z", "lr": 1}]}
-    >>> one_of(grid, "z", None, "grid.toml")
+    >>> mix_of(grid, "z", None, "grid.toml")
     {'task': {'name': 't'}, 'method': {'name': 'y', 'lr': 1}, 'seed': 7, 'run': {'task_label': 'a', 'label': 'z'}}
     """
     if not isinstance(table.get("method"), list):
@@ -44,11 +44,11 @@ def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
     return {**table, **parts, **({"run": {**run, **labels}} if labels and isinstance(run, Mapping) else {})}
 
 
-def _chosen(given: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:
+def _chosen(part: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:
     """The label and the table of the entry called ``label``, or of the only one there is."""
-    listed = given if isinstance(given, list) else [given]
-    tables = [{"name": one} if isinstance(one, str) else dict(one) for one in listed if isinstance(one, str | Mapping)]
-    by_label = {str(one.get("label", one.get("name"))): one for one in tables}
+    listed = [{"name": entry} if isinstance(entry, str) else entry for entry in (part if isinstance(part, list) else [part])]
+    tables = [dict(entry) for entry in listed if isinstance(entry, Mapping)]
+    by_label = {str(entry.get("label", entry.get("name"))): entry for entry in tables}
     if label is None and len(by_label) == 1:
         return next(iter(by_label.items()))
     if label is None:

@@ -57,10 +57,10 @@ class Mix:
         """The stage ``last`` and all before it."""
         for stage in up_to(last):
             if stage.name not in self.done:
-                self.done[stage.name] = self._made(stage)
+                self.done[stage.name] = self._finish(stage)
         return self.done[last]
 
-    def _made(self, stage: Stage) -> Done:
+    def _finish(self, stage: Stage) -> Done:
         folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=stage.inputs(self))
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")
