@@ -8,7 +8,7 @@ from attrs import field, frozen, validators
 from torch import nn
 
 from hgms_core import ConfigError, positive, whole
-from hgms_llm.models import transformers_quietly
+from hgms_llm.hub import transformers_quietly
 
 
 @final

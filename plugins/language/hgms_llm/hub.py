@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
+from hgms_core import ConfigError, MissingExtra
 from hgms_llm.files import expand
 
 
@@ -109,3 +109,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def transformers_quietly() -> Any:
+    """transformers, without its progress bars; imported when a model is first needed."""
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("language models need the extra `llm`\n  pip install 'hgms[llm]'") from None
+    transformers.logging.disable_progress_bar()
+    return transformers

@@ -15,19 +15,11 @@ from attrs import field, frozen, validators
 from torch import nn
 
 from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
+from hgms_llm.files import as_written, expand
+from hgms_llm.hub import consented, located, own_code, transformers_quietly
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
-
-
-def transformers_quietly() -> Any:
-    """transformers, without its progress bars; imported when a model is first needed."""
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra("language models need the extra `llm`\n  pip install 'hgms[llm]'") from None
-    transformers.logging.disable_progress_bar()
-    return transformers
 
 
 @final
@@ -79,7 +71,6 @@ class BaseModel:
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a padding token."""
         transformers_quietly()
-        from hgms_llm.hub import consented
         from hgms_llm.tokenizers import load_tokenizer
 
         trust = consented(self.trust_remote_code, self.path or self.tokenizer)
@@ -93,8 +84,6 @@ class BaseModel:
 
         Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
         """
-        from hgms_llm.files import expand
-
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
         folders = [expand(name, place) for place, name in places.items() if name is not None]
         files = {
@@ -120,8 +109,6 @@ class BaseModel:
                 model = self._built(transformers, options, vocabulary, device)
             else:
                 assert self.path is not None
-                from hgms_llm.hub import consented, located
-
                 trust = consented(self.trust_remote_code, self.path)
                 where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
@@ -176,13 +163,9 @@ class BaseModel:
 
     def _why(self, error: Exception) -> str:
         if "trust_remote_code" in str(error):
-            from hgms_llm.hub import own_code
-
             return own_code("model", self.path, "task.model.path")
         if self.config is not None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
-        from hgms_llm.files import as_written
-
         assert self.path is not None
         return (
             f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ task.model.path\n"

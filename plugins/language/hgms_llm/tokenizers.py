@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError, DataError
 from hgms_llm.files import as_written, expand
+from hgms_llm.hub import located, own_code, transformers_quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -32,7 +32,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
     Errors: MissingExtra without transformers. Cost: milliseconds.
     """
-    transformers = _transformers()
+    transformers = transformers_quietly()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     core = Tokenizer(models.BPE(vocab={_printable(byte): byte for byte in range(256)}, merges=[]))
@@ -59,7 +59,7 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
     Errors: DataError for files that are missing or not those two; MissingExtra without transformers.
     """
-    transformers = _transformers()
+    transformers = transformers_quietly()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     spec, folder = folder, expand(str(folder), "the tokenizer")
@@ -104,9 +104,7 @@ def load_tokenizer(
     """
     if spec == BYTES:
         return byte_tokenizer()
-    transformers = _transformers()
-    from hgms_llm.hub import located, own_code
-
+    transformers = transformers_quietly()
     folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec)
@@ -142,11 +140,3 @@ def padded(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _transformers() -> ModuleType:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtra("language models need transformers, which is not installed\n  pip install 'hgms[llm]'") from error
-    return transformers

@@ -6,13 +6,16 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms_core import closest
-from hgms_core.registry import Registry
+
+if TYPE_CHECKING:
+    from hgms_mix.demo import Demo
+    from hgms_mix.summary import Report
 
 FILE = click.Path(path_type=Path)
 
@@ -63,16 +66,9 @@ def mix() -> None:
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        json_option,
-        plugin_option,
-        track_option,
-        trust_option,
+        json_option, plugin_option, track_option, trust_option,
         click.option(
-            "--send-key",
-            multiple=True,
-            metavar="HOST",
-            expose_value=False,
-            callback=_send_key,
+            "--send-key", multiple=True, metavar="HOST", expose_value=False, callback=_send_key,
             help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
         ),
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
@@ -82,18 +78,22 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable."),
         click.argument("config", type=FILE),
-    ):
+    ):  # fmt: skip
         command = option(command)
     return command
 
 
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
-    def stage(
-        config: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
-        device: str | None, track: Sequence[str], registry: Registry, as_json: bool,
-    ) -> None:  # fmt: skip
-        _run(upto, config, [*sets, *track], seed, method, scale, out, device, registry, as_json)
+    def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, **choices: Any) -> None:
+        from hgms_mix.config import load
+        from hgms_mix.summary import carry_out
+        from hgms_run import Progress
+
+        settings = load(config, [*sets, *track], **choices)
+        with Progress(enabled=not as_json) as view:
+            report = carry_out(settings, config.stem, upto=upto, say=_to_stderr, view=view)
+        _show(report, as_json)
 
     mix.command(name, help=text)(stage)
 
@@ -116,27 +116,14 @@ def demo(out: Path, seeds: int, as_json: bool) -> None:
 
     with Progress(enabled=not as_json) as view:
         result = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
+    _show(result, as_json)
+
+
+def _show(result: Report | Demo, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
-        return
-    result.print()
-
-
-def _run(
-    upto: str, path: Path, sets: Sequence[str], seed: int | None, method: str | None, scale: str | None, out: str | None,
-    device: str | None, registry: Registry, as_json: bool,
-) -> None:  # fmt: skip
-    from hgms_mix.config import load
-    from hgms_mix.summary import carry_out
-    from hgms_run import Progress
-
-    config = load(path, sets, seed=seed, out=out, device=device, method=method, scale=scale, registry=registry)
-    with Progress(enabled=not as_json) as view:
-        report = carry_out(config, path.stem, upto=upto, say=_to_stderr, view=view)
-    if as_json:
-        print_json(report.as_dict())
     else:
-        report.print()
+        result.print()
 
 
 def _to_stderr(line: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hgms_mix import losses
+from hgms_mix.stages import Stage
 from hgms_mix.training import without_peft_warnings
 from hgms_run import plain, replace_file
 
@@ -21,14 +22,11 @@ UNIFORM = "uniform"
 """The method that a mix is compared with."""
 
 
-class Evaluation:
+class Evaluation(Stage):
     """Writes the losses of every test row, so that two models can be compared row by row."""
 
     name: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "1"
-
-    def packages(self, mix: Mix) -> list[str]:
-        return []
 
     def check(self, mix: Mix) -> None:
         mix.config.evaluate.check()

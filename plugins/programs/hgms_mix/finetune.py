@@ -13,6 +13,7 @@ from torch import Tensor
 from hgms_core import DataError, RunInfo
 from hgms_llm import BaseModel, Lora
 from hgms_mix.sample import read_rows
+from hgms_mix.stages import Stage
 from hgms_mix.training import train
 from hgms_run import environment, plain, replace_file
 
@@ -76,7 +77,7 @@ class Finetune:
             )
 
 
-class Finetuning:
+class Finetuning(Stage):
     """Trains the adapter or model, and writes it with its tokenizer, so that the folder is all that another program needs."""
 
     name: ClassVar[str] = "finetune"

@@ -11,13 +11,14 @@ import attrs
 
 from hgms_core import CheckpointError, Problem
 from hgms_mix.config import held
+from hgms_mix.stages import Stage
 from hgms_run import RunFolder, replace_file, run_config
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
 
 
-class Reweight:
+class Reweight(Stage):
     """The folder is a run folder, as ``hgms run`` makes it; where ``hgms run`` or ``hgms compare`` made a finished run of this
     very configuration and data, that is copied."""
 
@@ -26,9 +27,6 @@ class Reweight:
 
     def packages(self, mix: Mix) -> list[str]:
         return ["transformers"]
-
-    def check(self, mix: Mix) -> None:
-        pass
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         config = mix.config.reweight

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Key, Problem
 from hgms_mix.apportion import apportion
+from hgms_mix.stages import Stage
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:
@@ -88,16 +89,10 @@ class Sample:
         return Key(seed if self.seed is None else self.seed).fold("sample")
 
 
-class Sampling:
+class Sampling(Stage):
     """Writes the drawn rows with their texts, so that any other program can train on them too."""
 
     name: ClassVar[str] = "sample"
-
-    def packages(self, mix: Mix) -> list[str]:
-        return []
-
-    def check(self, mix: Mix) -> None:
-        pass
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         sample, before = mix.config.sample, mix.done["reweight"]

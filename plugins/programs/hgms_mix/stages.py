@@ -18,11 +18,11 @@ class Stage(Protocol):
 
     def packages(self, mix: Mix) -> list[str]:
         """The optional packages that it imports."""
-        ...
+        return []
 
     def check(self, mix: Mix) -> None:
         """Raises ConfigError or MissingExtra for what can be known to fail before the first stage begins."""
-        ...
+        return
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         """Everything that its result depends on: a finished stage with these inputs is not made again."""
@@ -33,8 +33,7 @@ class Stage(Protocol):
         ...
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        """Does the work, or the rest of it: the files it wrote into ``folder``, and the facts that later stages and the
-        report need."""
+        """Does the work, or the rest of it: the files it wrote into ``folder``, and the facts that later stages need."""
         ...
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,32 +21,31 @@ SPOTS = ("station", "bridge", "library", "old gate", "fountain", "bus stop")
 Row = tuple[str, str]
 
 
+PROBLEMS = (
+    ("{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
+     "We add: {a} + {b} = {n}. {name} has {n} {thing}. The answer is {n}."),
+    ("There are {a} {thing} in the {place}. {name} takes {b} of them. How many are left?",
+     "We subtract: {a} - {b} = {n}. There are {n} {thing} left. The answer is {n}."),
+    ("{name} fills {a} {places} with {b} {thing} each. How many {thing} is that?",
+     "We multiply: {a} * {b} = {n}. That is {n} {thing}. The answer is {n}."),
+    ("{name} shares {n} {thing} equally among {a} friends. How many does each one get?",
+     "We divide: {n} / {a} = {b}. Each one gets {b} {thing}. The answer is {b}."),
+)  # fmt: skip
+
+
 def word_problem(random: random.Random) -> Row:
     """A word problem with one operation, and its worked answer."""
     name, thing, place = random.choice(NAMES), random.choice(THINGS), random.choice(tuple(PLACES))
     a, b = random.randint(2, 60), random.randint(2, 60)
     kind = random.randrange(4)
-    if kind == 0:
-        return (
-            f"{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
-            f"We add: {a} + {b} = {a + b}. {name} has {a + b} {thing}. The answer is {a + b}.",
-        )
     if kind == 1:
         a, b = max(a, b) + 1, min(a, b)
-        return (
-            f"There are {a} {thing} in the {place}. {name} takes {b} of them. How many are left?",
-            f"We subtract: {a} - {b} = {a - b}. There are {a - b} {thing} left. The answer is {a - b}.",
-        )
-    a, b = a % 11 + 2, b % 11 + 2
-    if kind == 2:
-        return (
-            f"{name} fills {a} {PLACES[place]} with {b} {thing} each. How many {thing} is that?",
-            f"We multiply: {a} * {b} = {a * b}. That is {a * b} {thing}. The answer is {a * b}.",
-        )
-    return (
-        f"{name} shares {a * b} {thing} equally among {a} friends. How many does each one get?",
-        f"We divide: {a * b} / {a} = {b}. Each one gets {b} {thing}. The answer is {b}.",
-    )
+    elif kind > 1:
+        a, b = a % 11 + 2, b % 11 + 2
+    n = (a + b, a - b, a * b, a * b)[kind]
+    words = {"name": name, "thing": thing, "place": place, "places": PLACES[place], "a": a, "b": b, "n": n}
+    prompt, answer = PROBLEMS[kind]
+    return prompt.format(**words), answer.format(**words)
 
 
 def small_talk(random: random.Random) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import re
 import shutil
 import signal
@@ -12,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hgms_core import Key, OutOfMemory, out_of_memory
 from hgms_mix.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
-from hgms_mix.randomness import borrowed
 from hgms_run import DiskError, Interrupted, Interrupts
 
 if TYPE_CHECKING:
@@ -253,3 +254,25 @@ def _memory(settings: Finetune) -> Iterator[None]:
         raise OutOfMemory(
             f"fine-tuning ran out of memory: {(str(error) or type(error).__name__).splitlines()[0]}\n  {fewer}{more}"
         ) from error
+
+
+@contextlib.contextmanager
+def borrowed(seed: int) -> Iterator[None]:
+    """The global generators of Python, numpy and torch (GPUs too), seeded inside and restored after.
+
+    >>> before = torch.get_rng_state()
+    >>> with borrowed(1):
+    ...     _ = torch.randn(3)
+    >>> torch.get_rng_state().equal(before)
+    True
+    """
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state of the global one is what is kept
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)  # noqa: NPY002
