@@ -56,26 +56,7 @@ budget = "2 steps"
 MIX = """seed = {seed}
 budget = "{steps} steps"
 method = "{method}"
-[task]
-name = "source-mixture"
-max_length = 40
-cache = 20
-template = "plain"
-[task.model]
-config = {{ model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }}
-tokenizer = "bytes"
-[task.adapter]
-rank = 2
-alpha = 4
-targets = ["c_attn"]
-[task.sources.sums]
-path = "sums.jsonl"
-[task.sources.dots]
-path = "dots.jsonl"
-[task.validation.sums]
-path = "validation.jsonl"
-[task.test.sums]
-path = "test.jsonl"
+{task}
 [run]
 checkpoint_seconds = {checkpoint}
 [sample]
@@ -86,6 +67,7 @@ micro_batch = 3
 accumulation = 2
 save_every = 1
 """
+MIX_TASK = Path(__file__).resolve().parents[2] / "tests" / "tiny_mix.toml"
 
 AS_IT_LIKES = (".lock", "resources.json", "resources.json.part", ".png")
 """Ends of the names of files that a run may leave or not."""
@@ -181,7 +163,7 @@ def command(chance: random.Random, kind: str) -> Command:
             f"compare {first} and {second}, {jobs} jobs", (("grid.toml", text),), ("compare", "grid.toml", "--jobs", jobs)
         )
     method = chance.choice(["uniform", "hg-ms", "hg-implicit", "hg-baseline"])  # a ranking needs more steps
-    text = MIX.format(method=method, steps=chance.choice([2, 3]), **common)
+    text = MIX.format(method=method, task=MIX_TASK.read_text(), steps=chance.choice([2, 3]), **common)
     return Command(f"mix {method}", (("mix.toml", text), *SOURCES), ("mix", "mix.toml"))
 
 

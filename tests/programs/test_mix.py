@@ -24,30 +24,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
 ]
 
-MIX = """
+MIX = f"""
 seed = 1
 budget = "3 steps"
 method = "uniform"
-[task]
-name = "source-mixture"
-max_length = 40
-cache = 20
-template = "plain"
-[task.model]
-config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }
-tokenizer = "bytes"
-[task.adapter]
-rank = 2
-alpha = 4
-targets = ["c_attn"]
-[task.sources.sums]
-path = "sums.jsonl"
-[task.sources.dots]
-path = "dots.jsonl"
-[task.validation.sums]
-path = "validation.jsonl"
-[task.test.sums]
-path = "test.jsonl"
+{(Path(__file__).resolve().parents[1] / "tiny_mix.toml").read_text()}
 [sample]
 size = 30
 [finetune]
