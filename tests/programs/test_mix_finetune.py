@@ -15,8 +15,8 @@ import torch
 
 from hgms_core import CheckpointError, NumericalError, OutOfMemory
 from hgms_mix.checkpoints import SEAL, newest_checkpoint
+from hgms_mix.evaluate import row_losses
 from hgms_mix.finetune import Finetune
-from hgms_mix.losses import row_losses
 from hgms_mix.training import collate, completion_loss, tied_are_there, train
 from hgms_run import DiskError, Interrupted
 

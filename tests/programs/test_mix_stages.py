@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_mix.folder import StageFolder
-from hgms_mix.losses import RowLosses, difference, summary
+from hgms_mix.evaluate import RowLosses, difference, means
 from hgms_mix.sample import Sample, read_rows, write_rows
+from hgms_mix.stages import StageFolder
 
 NAN = float("nan")
 
@@ -206,7 +206,7 @@ def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
     level = 2 + torch.rand(200, generator=generator, dtype=torch.float64)
     theirs = RowLosses(total=level * tokens, tokens=tokens)
     ours = RowLosses(total=(level - 0.1) * tokens, tokens=tokens)
-    found = summary(ours)
+    found = means(ours)
     assert (found["rows"], found["tokens"]) == (200, int(tokens.sum()))
     assert found["token_loss"]["value"] == pytest.approx(float(ours.total.sum() / tokens.sum()))
     assert found["example_loss"]["value"] == pytest.approx(float((level - 0.1).mean()))

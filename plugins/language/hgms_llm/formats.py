@@ -48,15 +48,8 @@ class Format:
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bing", "bard"), "assistant"),
 }
 """What a turn calls its speaker, and who that is."""
 
@@ -191,53 +184,22 @@ def _list_of(row: Row, names: Iterable[str]) -> bool:
     return any(isinstance(row.get(name), list | Mapping) for name in names)
 
 
-FORMATS: Mapping[str, Format] = {
-    form.name: form
-    for form in (
-        Format(
-            "chat",
-            "messages = [{role, content}, …]",
-            lambda row: _list_of(row, ["messages"]),
-            lambda row: _turns(row, ["messages"]),
-        ),
-        Format(
-            "sharegpt",
-            "conversations (or items) = [{from, value}, …]",
-            lambda row: _list_of(row, CONVERSATIONS),
-            lambda row: _turns(row, CONVERSATIONS),
-        ),
-        Format(
-            "alpaca",
-            "instruction, input (may be empty or absent), output (or response)",
-            lambda row: "instruction" in row and ("output" in row or "response" in row),
-            _alpaca,
-        ),
-        Format(
-            "gsm8k",
-            "question, answer that ends in '#### N'",
-            lambda row: "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"],
-            _gsm8k,
-        ),
-        Format(
-            "math",
-            "problem, solution",
-            lambda row: "problem" in row and "solution" in row,
-            lambda row: _pair(row, [("problem", "solution")]),
-        ),
-        Format(
-            "prompt-completion",
-            " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
-            lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS),
-            lambda row: _pair(row, PAIRS),
-        ),
-        Format(
-            "text",
-            "text, learned from its beginning (has to be named, but for .txt files)",
-            lambda row: set(row) == {RAW},
-            lambda row: (Message("assistant", _answer(row, "text", RAW)),),
-        ),
-    )
-}
+FORMATS: Mapping[str, Format] = {form.name: form for form in (
+    Format("chat", "messages = [{role, content}, …]",
+           lambda row: _list_of(row, ["messages"]), lambda row: _turns(row, ["messages"])),
+    Format("sharegpt", "conversations (or items) = [{from, value}, …]",
+           lambda row: _list_of(row, CONVERSATIONS), lambda row: _turns(row, CONVERSATIONS)),
+    Format("alpaca", "instruction, input (may be empty or absent), output (or response)",
+           lambda row: "instruction" in row and ("output" in row or "response" in row), _alpaca),
+    Format("gsm8k", "question, answer that ends in '#### N'",
+           lambda row: "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"], _gsm8k),
+    Format("math", "problem, solution",
+           lambda row: "problem" in row and "solution" in row, lambda row: _pair(row, [("problem", "solution")])),
+    Format("prompt-completion", " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
+           lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS), lambda row: _pair(row, PAIRS)),
+    Format("text", "text, learned from its beginning (has to be named, but for .txt files)",
+           lambda row: set(row) == {RAW}, lambda row: (Message("assistant", _answer(row, "text", RAW)),)),
+)}  # fmt: skip
 """Every format by its name, in the order in which rows are tried."""
 
 

@@ -27,7 +27,7 @@ from hgms_core import (
     whole,
 )
 from hgms_rho_loss import reference
-from hgms_rho_loss.steps import next_losses, row_losses, sources_of, update
+from hgms_rho_loss.reference import next_losses, row_losses, sources_of, update
 
 
 @final

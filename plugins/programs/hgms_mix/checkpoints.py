@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import CheckpointError, NumericalError
-from hgms_mix.folder import file_digest
+from hgms_mix.stages import file_digest
 from hgms_run import Interrupts, appending, replace_file
 
 SEAL = "sha256.json"

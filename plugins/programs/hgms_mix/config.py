@@ -14,8 +14,8 @@ from hgms_core import ConfigError, overlay, unknown
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate
 from hgms_mix.finetune import Finetune
-from hgms_mix.folder import digest
 from hgms_mix.sample import Sample
+from hgms_mix.stages import digest
 from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay_options, tables_of
 
 

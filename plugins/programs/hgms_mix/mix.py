@@ -16,10 +16,9 @@ from hgms_core import MissingExtra
 from hgms_mix.config import MixConfig
 from hgms_mix.evaluate import Evaluation
 from hgms_mix.finetune import Finetuning
-from hgms_mix.folder import Done, StageFolder
 from hgms_mix.reweight import Reweight
 from hgms_mix.sample import Sampling
-from hgms_mix.stages import Stage
+from hgms_mix.stages import Done, Stage, StageFolder
 from hgms_run import Progress, RunFolder, device_called
 
 STAGES: Sequence[Stage] = (Reweight(), Sampling(), Finetuning(), Evaluation())
