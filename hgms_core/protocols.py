@@ -51,6 +51,7 @@ class CandidateGenerator(Protocol):
 
     >>> from attrs import frozen
     >>> from hgms_core import repeat
+    >>> from attrs import frozen
     >>> @frozen(kw_only=True)
     ... class Beside:
     ...     name = "beside"
@@ -92,6 +93,7 @@ class Selector(Protocol):
 
     The candidate of least norm:
 
+    >>> from attrs import frozen
     >>> @frozen
     ... class Shortest:
     ...     name = "shortest"
@@ -123,6 +125,7 @@ class LinearSolver(Protocol):
 
     For an H that is a multiple of the identity:
 
+    >>> from attrs import frozen
     >>> @frozen(kw_only=True)
     ... class OneProduct:
     ...     name = "one-product"
@@ -155,13 +158,14 @@ class HyperGradient(Protocol):
 
     The direct part alone, ∂_θ f, which is right where the lower solution does not depend on θ:
 
+    >>> from attrs import frozen
     >>> @frozen
     ... class Direct:
     ...     name = "direct"
     ...     def init(self, problem):
     ...         return {}
     ...     def estimate(self, problem, theta, branch, key, state):
-    ...         from hgms_core import upper_gradients
+    ...         from hgms_core import Cost, upper_gradients
     ...         batch = problem.upper_data["differentiate"].batch(None)
     ...         loss, direct, _ = upper_gradients(lambda theta, x: problem.f(theta, x, batch), theta, branch.x)
     ...         return Estimate(value=direct, upper_loss=loss, cost=Cost(upper_gradients=1)), state
@@ -191,6 +195,7 @@ class OuterOptimizer(Protocol):
 
     Called: ``init`` once in a run; ``step`` in every outer step, after ``estimate``. The problem's projection comes after it.
 
+    >>> from attrs import frozen
     >>> @frozen(kw_only=True)
     ... class Signs:
     ...     name = "signs"
@@ -224,6 +229,7 @@ class Task(Protocol):
 
     Where should a point lie so that the least of a bowl around it is at 1?
 
+    >>> from attrs import frozen
     >>> @frozen(kw_only=True)
     ... class Point:
     ...     name, version, metrics = "point", "1", {"distance": False}
@@ -268,6 +274,7 @@ class Method(Protocol):
     Called: ``init`` once in a run; ``step`` until the budget is spent; ``result`` after each step and at the end. A Pipeline is
     one; so is whatever is not made of its parts:
 
+    >>> from attrs import frozen
     >>> @frozen
     ... class Guess:
     ...     name = "guess"
