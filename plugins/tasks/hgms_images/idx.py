@@ -54,11 +54,11 @@ def _sizes(path: Path, header: bytes, magic: int) -> list[int]:
             f"{path}: {len(header)} bytes are too few for {KIND[magic]} (its header alone takes {4 + 4 * axes})\n"
             "  the file is truncated: fetch it again"
         )
-    found, *sizes = struct.unpack(f">{1 + axes}I", header)
-    if found != magic:
-        swapped = KIND.get(found)
+    begin, *sizes = struct.unpack(f">{1 + axes}I", header)
+    if begin != magic:
+        swapped = KIND.get(begin)
         raise DataError(
-            f"{path}: magic number 0x{found:08x}, but {KIND[magic]} begins with 0x{magic:08x}\n  "
+            f"{path}: magic number 0x{begin:08x}, but {KIND[magic]} begins with 0x{magic:08x}\n  "
             + (f"this is {swapped}: the two files may have changed names" if swapped else "this is not an IDX file of bytes")
         )
     if not all(sizes):

@@ -9,7 +9,7 @@ from hgms_core import DataError, Key, Tree, check_memory
 from hgms_images import Images
 
 
-def draw(images: Images, sizes: tuple[int, ...], key: Key, device: torch.device, dtype: torch.dtype) -> list[Tree]:
+def draw(images: Images, sizes: list[int], key: Key, device: torch.device, dtype: torch.dtype) -> list[Tree]:
     """Disjoint parts (train, validation, test) of the images, in a seeded order. Only the rows drawn become tensors."""
     if sum(sizes) > len(images.labels):
         raise DataError(

@@ -12,7 +12,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree, check_memory, roles, validation_shares
-from hgms_images import image_set, load_images
+from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_cleaning.rows import corrupt, draw, standardise
 
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
@@ -26,8 +26,8 @@ def logits(x: Tree, pixels: Tensor) -> Tensor:
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
-    """Cross-entropy of every row. A gather, because the rule of F.cross_entropy under vmap takes twice as many operations."""
-    return -logits(x, batch["pixels"]).log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).squeeze(-1)
+    """Cross-entropy of every row."""
+    return cross_entropy(logits(x, batch["pixels"]), batch["label"])
 
 
 def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -99,27 +99,29 @@ class HyperCleaning:
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        images = load_images(self.dataset)
-        images.check_labels(self.classes)
+        images = load_images(self.dataset).check_labels(self.classes)
         key = Key(seed).fold("hyper-cleaning")
-        sizes = self._sizes()
-        parts = draw(images, sizes[:3], key.fold("split"), device, dtype)
+        usual = (600, 100, 1097, 32) if self.dataset == "digits" else (5000, 500, 10000, 300)
+        fields = (self.train_size, self.validation_size, self.test_size, self.hidden)
+        *sizes, hidden = (size if own is None else own for own, size in zip(fields, usual, strict=True))
+        parts = draw(images, sizes, key.fold("split"), device, dtype)
         if not sizes[2]:
-            parts[2] = self._test_split(device, dtype)
+            own = load_images(self.dataset, "test").check_labels(self.classes)
+            parts[2] = draw(own, [len(own.labels)], Key(0), device, dtype)[0]
         train, validation, test = standardise(parts) if self.standardise else parts
-        width, hidden = train["pixels"].shape[1], sizes[3]
+        width = train["pixels"].shape[1]
         check_memory("(hidden + classes) × pixels", hidden + self.classes, width)
         check_memory("hidden × classes", hidden, self.classes)
         true_label = train["label"]
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
         wrong = train["label"] != true_label
-        lower_data = Data.of(train)
-        omega = self.omega
 
         def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
             # leaf·leaf rather than leaf², whose second derivative is a power again
-            return (weights * losses(x, batch)).mean() + omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+            return (weights * losses(x, batch)).mean() + self.omega * torch.stack(
+                [(leaf * leaf).sum() for leaf in x.values()]
+            ).sum()
 
         def fresh(key: Key) -> Tree:
             """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
@@ -130,22 +132,18 @@ class HyperCleaning:
                 return ((2 * unit - 1) / fan_in**0.5).to(device, dtype)
 
             below = {"hidden.weight": uniform(width, hidden, width), "hidden.bias": uniform(width, hidden)} if hidden else {}
-            fan_in = hidden or width
-            return {
-                **below,
-                "output.weight": uniform(fan_in, self.classes, fan_in),
-                "output.bias": uniform(fan_in, self.classes),
-            }
+            inside, classes = hidden or width, self.classes
+            return below | {"output.weight": uniform(inside, classes, inside), "output.bias": uniform(inside, classes)}
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            said = logits(x, train["pixels"]).argmax(-1)
+            answer = logits(x, train["pixels"]).argmax(-1)
             weights = theta["logits"].double().sigmoid()
             kept = weights >= 0.5
             numbers = [
                 (logits(x, test["pixels"]).argmax(-1) == test["label"]).double().mean(),
-                (said == true_label).double().mean(),
-                (said == train["label"])[wrong].double().mean(),
+                (answer == true_label).double().mean(),
+                (answer == train["label"])[wrong].double().mean(),
                 _upper(theta, x, validation),
                 2 * (kept & ~wrong).sum() / (kept.sum() + (~wrong).sum()).clamp_min(1),
                 *_spread(weights[~wrong]),
@@ -160,7 +158,7 @@ class HyperCleaning:
             x0=fresh(key.fold("x0")),
             g=lower,
             f=_upper,
-            lower_data=lower_data,
+            lower_data=Data.of(train),
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=fresh,
@@ -169,18 +167,6 @@ class HyperCleaning:
                 "uniform": {"logits": uniform_weights},
             },
         )
-
-    def _test_split(self, device: torch.device, dtype: torch.dtype) -> Tree:
-        images = load_images(self.dataset, "test")
-        images.check_labels(self.classes)
-        return draw(images, (len(images.labels),), Key(0), device, dtype)[0]
-
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """(train, validation, test, hidden): as asked, else by data set."""
-        usual = (600, 100, 1097, 32) if self.dataset == "digits" else (5000, 500, 10000, 300)
-        asked = (self.train_size, self.validation_size, self.test_size, self.hidden)
-        train, validation, test, hidden = (usual if own is None else own for own, usual in zip(asked, usual, strict=True))
-        return train, validation, test, hidden
 
 
 def _spread(weights: Tensor) -> list[Tensor]:

@@ -85,18 +85,18 @@ def views(pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float,
         return pixels, label
     rows, _, height, width = pixels.shape
     generator = key.generator()
-    found = []
+    shifted = []
     for _ in range(count):
-        seen = pixels.cpu()
+        turned = pixels.cpu()
         angle = math.radians(degrees) * (2 * torch.rand(rows, generator=generator) - 1)
         move = torch.randint(-shift, shift + 1, (rows, 2), generator=generator)
         if degrees:
-            seen = _turned(seen, angle.to(seen.dtype))
-        padded = F.pad(seen, (shift, shift, shift, shift))
+            turned = _turned(turned, angle.to(turned.dtype))
+        padded = F.pad(turned, (shift, shift, shift, shift))
         down, right = ((shift - move[:, axis])[:, None] + torch.arange(size) for axis, size in ((0, height), (1, width)))
         row = torch.arange(rows)[:, None, None]
-        found.append(padded[row, :, down[:, :, None], right[:, None, :]].movedim(-1, 1))
-    return torch.cat(found).contiguous().to(pixels.device), label.repeat(count)
+        shifted.append(padded[row, :, down[:, :, None], right[:, None, :]].movedim(-1, 1))
+    return torch.cat(shifted).contiguous().to(pixels.device), label.repeat(count)
 
 
 def _turned(pixels: Tensor, angle: Tensor) -> Tensor:

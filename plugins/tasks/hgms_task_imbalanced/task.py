@@ -10,7 +10,7 @@ from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
 from hgms_core import Data, DataError, Key, Problem, Tree, check_memory, roles, validation_shares
-from hgms_images import Images, image_set, load_images
+from hgms_images import Images, cross_entropy, image_set, load_images
 from hgms_task_imbalanced.network import Network
 from hgms_task_imbalanced.rows import class_weights, split, views
 
@@ -77,13 +77,9 @@ class ImbalancedLoss:
         {"smooth-lower", "direct-upper", "few-upper", "per-example-losses", "stop-rows"}
     )
     metrics: ClassVar[Mapping[str, bool]] = {
-        "test_balanced_accuracy": True,
-        "test_balanced_accuracy_adjusted": True,
-        "test_accuracy": True,
-        "train_balanced_accuracy": True,
-        "validation_loss": False,
-        **{f"recall_{c}": True for c in range(CLASSES)},
-    }
+        "test_balanced_accuracy": True, "test_balanced_accuracy_adjusted": True, "test_accuracy": True,
+        "train_balanced_accuracy": True, "validation_loss": False, **{f"recall_{c}": True for c in range(CLASSES)},
+    }  # fmt: skip
 
     dataset: str = field(default="digits", validator=image_set)
     ratio: float = field(default=0.3, validator=[validators.gt(0), validators.le(1)])
@@ -104,8 +100,7 @@ class ImbalancedLoss:
     bound_gamma: float = field(default=0.15, validator=[validators.ge(0), validators.lt(1)])
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        images = load_images(self.dataset)
-        images.check_labels(CLASSES)
+        images = load_images(self.dataset).check_labels(CLASSES)
         key = Key(seed).fold("imbalanced-loss")
         digits = self.dataset == "digits"
         validation_size = self.validation_size or (200 if digits else 1000)
@@ -114,18 +109,19 @@ class ImbalancedLoss:
         label = torch.from_numpy(images.labels)
         rows = split(label, CLASSES, validation_size, test_size, self.ratio, least, key.fold("split"), images.where)
 
-        train, validation = (_maps(images, part, device, dtype) for part in (rows.train, rows.validation))
-        test = _maps(images, rows.test, device, dtype) if test_size else self._test_split(device, dtype)
+        train, validation, test = (_maps(images, part, device, dtype) for part in (rows.train, rows.validation, rows.test))
+        if not test_size:
+            own = load_images(self.dataset, "test").check_labels(CLASSES)
+            test = _maps(own, torch.arange(len(own.labels)), device, dtype)
         validation["weight"] = class_weights(validation["label"], CLASSES).to(dtype)
         shift = self.shift if self.shift is not None else (1 if digits else 2)
         colours, height, width = train["pixels"].shape[1:]
         padded = (height + 2 * shift, width + 2 * shift)
         check_memory("training images × colours × (height + 2 shift) × (width + 2 shift)", len(rows.train), colours, *padded)
         check_memory("views × training images × pixels", self.views, len(rows.train), colours * height * width)
-        seen, said = views(train["pixels"], train["label"], self.views, shift, self.rotation, key.fold("views"))
-        shape = tuple(train["pixels"].shape[1:])
+        pixels, labels = views(train["pixels"], train["label"], self.views, shift, self.rotation, key.fold("views"))
         network = Network(
-            shape=(shape[0], shape[1], shape[2]),
+            shape=(colours, height, width),
             channels=self.channels or ((8, 16) if digits else (32, 64)),
             hidden=self.hidden or (32 if digits else 256),
             classes=CLASSES,
@@ -135,36 +131,35 @@ class ImbalancedLoss:
         def adjust(theta: Tree) -> tuple[Tensor, Tensor]:
             return self.bound_delta * theta["delta_raw"].tanh(), self.bound_gamma * theta["gamma_raw"].tanh()
 
-        def losses(delta: Tensor, tilt: Tensor, x: Tree, batch: Tree) -> Tensor:
-            adjusted = network.logits(x, batch["pixels"]) * (1 + tilt) + delta
-            # A gather: the rule of F.cross_entropy under vmap takes twice as many operations.
-            return -adjusted.log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).squeeze(-1)
+        def losses(delta: Tensor, scale: Tensor, x: Tree, batch: Tree) -> Tensor:
+            return cross_entropy(network.logits(x, batch["pixels"]) * (1 + scale) + delta, batch["label"])
+
+        def penalty(delta: Tensor, scale: Tensor) -> Tensor:
+            return 0.5 * (self.omega_delta * (delta * delta).sum() + self.omega_gamma * (scale * scale).sum())
 
         def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             decay = torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
             return losses(*adjust(theta), x, batch).mean() + 0.5 * self.omega * decay
 
         def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            delta, tilt = adjust(theta)
-            penalty = self.omega_delta * (delta * delta).sum() + self.omega_gamma * (tilt * tilt).sum()
-            return (batch["weight"] * losses(delta, tilt, x, batch)).mean() + 0.5 * penalty
+            return (batch["weight"] * losses(*adjust(theta), x, batch)).mean() + penalty(*adjust(theta))
 
         def logits(x: Tree, pixels: Tensor) -> Tensor:
             return torch.cat([network.logits(x, chunk) for chunk in pixels.split(CHUNK)])
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            delta, tilt = adjust(theta)
+            delta, scale = adjust(theta)
             own = logits(x, test["pixels"])
             recalls = recall(own, test["label"])
             parts = [{name: leaf[i : i + CHUNK] for name, leaf in validation.items()} for i in range(0, validation_size, CHUNK)]
-            fit = torch.cat([part["weight"] * losses(delta, tilt, x, part) for part in parts]).mean()
+            fit = torch.cat([part["weight"] * losses(delta, scale, x, part) for part in parts]).mean()
             numbers = [
                 recalls.nanmean(),
-                recall(own * (1 + tilt) + delta, test["label"]).nanmean(),
+                recall(own * (1 + scale) + delta, test["label"]).nanmean(),
                 (own.argmax(-1) == test["label"]).double().mean(),
                 recall(logits(x, train["pixels"]), train["label"]).nanmean(),
-                fit + 0.5 * (self.omega_delta * (delta * delta).sum() + self.omega_gamma * (tilt * tilt).sum()),
+                fit + penalty(delta, scale),
                 *recalls,
             ]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
@@ -175,22 +170,17 @@ class ImbalancedLoss:
             x0=network.fresh(key.fold("x0"), device, dtype),
             g=lower,
             f=upper,
-            lower_data=Data.of({"pixels": seen, "label": said}),
+            lower_data=Data.of({"pixels": pixels, "label": labels}),
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=lambda key: network.fresh(key, device, dtype),
         )
 
-    def _test_split(self, device: torch.device, dtype: torch.dtype) -> Tree:
-        images = load_images(self.dataset, "test")
-        images.check_labels(CLASSES)
-        return _maps(images, torch.arange(len(images.labels)), device, dtype)
-
 
 def recall(logits: Tensor, label: Tensor) -> Tensor:
     """For every class, the share of its images that are recognised; NaN for a class without images."""
     right = (logits.argmax(-1) == label).double()
-    hits, counts = (torch.bincount(label, weights=each, minlength=CLASSES) for each in (right, torch.ones_like(right)))
+    hits, counts = (torch.bincount(label, weights=marks, minlength=CLASSES) for marks in (right, torch.ones_like(right)))
     return hits / counts
 
 
