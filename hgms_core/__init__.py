@@ -40,20 +40,17 @@ from hgms_core.fields import (
 )
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
-    CallableSolver,
     Linearization,
     Strategy,
-    as_solver,
     cross_product,
     curvature,
     differences_named,
     hypergradient,
     implicit,
-    pure,
     twice_differentiable_attention,
     upper_gradients,
 )
-from hgms_core.linear import LinearSystem
+from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import (
     ROLES,
@@ -63,6 +60,7 @@ from hgms_core.problem import (
     Problem,
     Sources,
     check_floating,
+    pure,
     roles,
     validation_shares,
 )
@@ -81,7 +79,7 @@ from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outc
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.traits import TRAITS, ensure_fits, misfit, missing_traits, needs, wanted_traits
-from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, stack, trainable
+from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
 
 __version__ = "0.2.0"
 
@@ -95,8 +93,8 @@ __all__ = [
     "cross_product", "curvature", "decay_rate", "decay_rates", "detach", "differences_named", "ensure_fits", "gradient",
     "groups", "hookimpl", "hypergradient", "implicit", "misfit", "missing_traits", "needs", "norm", "not_negative",
     "once_differentiable", "one_of", "optional_positive", "optional_whole", "out_of_memory", "overlay", "positive", "pure",
-    "repeat", "roles", "share", "shortened", "stack", "to_numbers", "trainable", "twice_differentiable_attention",
-    "unknown", "upper_gradients", "validation_shares", "values", "wanted_traits", "whole",
+    "repeat", "roles", "share", "shortened", "slopes", "stack", "to_numbers", "trainable",
+    "twice_differentiable_attention", "unknown", "upper_gradients", "validation_shares", "values", "wanted_traits", "whole",
 ]  # fmt: skip
 
 _MOVED = {

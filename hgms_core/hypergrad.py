@@ -11,7 +11,7 @@ All products are matrix-free. This file is the only one that builds them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,11 +19,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hgms_core.errors import DRAWS, ConfigError, explained, once_differentiable, one_of
-from hgms_core.problem import check_floating
-from hgms_core.records import Cost, Estimate, Outcome, Solution
-from hgms_core.seeding import global_states
-from hgms_core.trees import Ravel, Tree, detach, require_grad
+from hgms_core.errors import ConfigError, explained, once_differentiable, one_of
+from hgms_core.linear import as_solver
+from hgms_core.problem import check_floating, check_used, pure
+from hgms_core.records import Cost, Estimate
+from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
 
 Strategy = Literal["vjp", "jvp", "difference"]
 """How products with the lower Hessian are made; :func:`curvature` says which costs what."""
@@ -47,8 +47,8 @@ def twice_differentiable_attention() -> Iterator[None]:
 class Curvature:
     """The lower loss's gradient and Hessian products at one point (or at N stacked points, one Hessian each).
 
-    ``matvec`` maps a flat ``[d]`` (``[N, d]``) vector to H·v; ``gradient`` is ∇_x g as a flat vector, evaluated when it is
-    asked for (with ``vjp`` it is there already).
+    ``matvec`` maps a flat ``[d]`` (``[N, d]``) vector to H·v; ``gradient`` is ∇_x g as a flat vector, evaluated at its first
+    use (with ``vjp`` it is there already).
     """
 
     matvec: Callable[[Tensor], Tensor]
@@ -186,21 +186,15 @@ def cross_product(
             length = torch.linalg.vector_norm(direction)
             step = (displacement / torch.where(length > 0, length, torch.ones_like(length))).reshape(1)
 
-        def upper_slope(point: Tensor) -> tuple[Tensor, ...]:
+        def upper_slope(point: Tensor) -> list[Tensor]:
             with torch.enable_grad():
-                value = g(leaves, spec.unravel(point))
-                if not value.requires_grad:
-                    return tuple(torch.zeros_like(leaf) for leaf in leaves.values())
-                return torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+                return slopes(g(leaves, spec.unravel(point)), list(leaves.values()))
 
         plus, minus = upper_slope(flat + step * direction), upper_slope(flat - step * direction)
         return {name: (p - m) / (2 * step.squeeze(-1)) for name, p, m in zip(names, plus, minus, strict=True)}
     with torch.enable_grad(), twice_differentiable_attention():
         slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[1]
-        if not slope.requires_grad:  # θ does not enter g here
-            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-        grads = torch.autograd.grad(slope, list(leaves.values()), materialize_grads=True)
-    return dict(zip(names, grads, strict=True))
+        return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
 
 
 def upper_gradients(f: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
@@ -208,64 +202,9 @@ def upper_gradients(f: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> 
     upper, lower = require_grad(theta), require_grad(x)
     with torch.enable_grad():
         value = f(upper, lower)
-        if value.requires_grad:
-            grads = torch.autograd.grad(value, [*upper.values(), *lower.values()], materialize_grads=True)
-        else:
-            grads = tuple(torch.zeros_like(leaf) for leaf in [*upper.values(), *lower.values()])
-    return (
-        value.detach(),
-        dict(zip(upper, grads[: len(upper)], strict=True)),
-        dict(zip(lower, grads[len(upper) :], strict=True)),
-    )
-
-
-def as_solver(solver: Any) -> Any:
-    """The solver itself, or a LinearSolver made of a plain callable ``solve(matvec, b) -> x``."""
-    return solver if hasattr(solver, "solve") else CallableSolver(solver)
-
-
-@frozen
-class CallableSolver:
-    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and wrappers of SciPy.
-
-    Such a callable cannot say how it ended, so its answer is checked with one more product: converged means a relative
-    residual of at most ``rtol``.
-
-    >>> solver = CallableSolver(lambda matvec, b: b / 2)
-    >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label
-    'converged'
-    """
-
-    function: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-    rtol: float = 1e-4
-    name = "callable"
-
-    def solve(self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None) -> Solution:
-        products = 0
-
-        def counted(v: Tensor) -> Tensor:
-            nonlocal products
-            products += 1
-            return matvec(v)
-
-        value = self.function(counted, b).detach()
-        finite = torch.isfinite(value).all(-1)
-        value = torch.where(finite[..., None], value, torch.zeros_like(value))
-        size = torch.linalg.vector_norm(b, dim=-1)
-        residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
-        codes = torch.where(
-            finite,
-            torch.where(residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code),
-            Outcome.NONFINITE.code,
-        )
-        return Solution(
-            value=value,
-            codes=codes,
-            residual=residual,
-            iterations=torch.full_like(codes, products),
-            curvature=torch.full_like(residual, torch.inf),
-            products=products + 1,
-        )
+        grads = slopes(value, [*upper.values(), *lower.values()])
+    count = len(upper)
+    return value.detach(), dict(zip(upper, grads[:count], strict=True)), dict(zip(lower, grads[count:], strict=True))
 
 
 @frozen(eq=False)
@@ -311,32 +250,20 @@ class Linearization:
     def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Estimate:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
-        return _estimate(self.upper_loss, self.direct, self.mixed(solution.value), self.slope, solution, rows, self.passes)
-
-
-def _estimate(
-    upper_loss: Tensor,
-    direct: Tree,
-    mixed: Tree,
-    slope: Tensor,
-    solution: Solution,
-    rows: tuple[int, int],
-    passes: int,
-    lower_gradients: int = 1,
-) -> Estimate:
-    return Estimate(
-        value={name: direct[name] - mixed[name] for name in direct},
-        upper_loss=upper_loss,
-        lower_gradient_norm=torch.linalg.vector_norm(slope),
-        solution=solution,
-        cost=Cost(
-            upper_gradients=1,
-            lower_gradients=lower_gradients,
-            products=solution.products,
-            cross_products=1,
-            rows=rows[0] + rows[1] * (lower_gradients + passes * (solution.products + 1)),
-        ),
-    )
+        mixed = self.mixed(solution.value)
+        return Estimate(
+            value={name: self.direct[name] - mixed[name] for name in self.direct},
+            upper_loss=self.upper_loss,
+            lower_gradient_norm=torch.linalg.vector_norm(self.slope),
+            solution=solution,
+            cost=Cost(
+                upper_gradients=1,
+                lower_gradients=1,
+                products=solution.products,
+                cross_products=1,
+                rows=rows[0] + rows[1] * (1 + self.passes * (solution.products + 1)),
+            ),
+        )
 
 
 def implicit(
@@ -348,35 +275,11 @@ def implicit(
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
     rows: tuple[int, int] = (1, 1),
-    another: Iterator[Callable[[Tree, Tree], Tensor]] | None = None,
     precision: torch.dtype | None = None,
 ) -> Estimate:
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
-    (f, g), for the cost. With ``another``, every product and the mixed term take the next lower loss from it (g on another
-    batch); how large ∇_x g is, the first of them says. A product with ``vjp`` then takes a gradient too, whose graph it goes
-    back through, and the cost counts it. ``precision`` as in :func:`curvature`."""
-    if another is None:
-        return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)
-    theta, x = detach(theta), detach(x)
-    upper_loss, direct, rhs = upper_gradients(f, theta, x)
-    spec = Ravel.of(x)
-    slope: Tensor | None = None
-    gradients = 0
-
-    def product(v: Tensor) -> Tensor:
-        nonlocal slope, gradients
-        loss = next(another)
-        here = curvature(lambda point: loss(theta, point), x, strategy, precision=precision)
-        gradients += strategy == "vjp" or slope is None
-        if slope is None:
-            slope = here.gradient
-        return here.matvec(v)
-
-    solution = as_solver(solver).solve(product, spec.ravel(rhs), v0)
-    if slope is None:  # nothing was multiplied
-        slope, gradients = curvature(lambda point: g(theta, point), x, strategy).gradient, 1
-    mixed = cross_product(next(another), theta, x, spec.unravel(solution.value), strategy, precision=precision)
-    return _estimate(upper_loss, direct, mixed, slope, solution, rows, _passes(strategy), gradients)
+    (f, g), for the cost; ``precision`` as in :func:`curvature`."""
+    return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)
 
 
 def hypergradient(
@@ -447,64 +350,7 @@ def differences_named() -> Iterator[None]:
         raise
 
 
-def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x: Tree) -> None:
-    """ConfigError where no loss depends on θ. Cost: a value and a first-order gradient of each loss until one does; to be asked
-    where h is zero, which alone says nothing: at an optimum it is zero too."""
-    for loss in losses:
-        leaves = require_grad(theta)
-        with torch.enable_grad():
-            value = loss(leaves, detach(x))
-            if value.requires_grad and any(
-                grad is not None for grad in torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            ):
-                return
-    raise ConfigError(
-        f"neither loss depends on θ ({', '.join(theta)}), so there is nothing to learn\n"
-        "  use its leaves in g or f; a copy of θ that was made before (`.detach()`, `.item()`) is no longer θ"
-    )
-
-
-def check_repeats(loss: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> None:
-    """ConfigError where a loss has another value the second time. Cost: two values."""
-    with torch.no_grad():
-        if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
-            raise ConfigError(DRAWS)
-
-
-def pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
-    """The loss, refused where its first call draws from torch's global generators and a second one has another value."""
-    called = False
-
-    def watched(theta: Tree, x: Tree) -> Tensor:
-        nonlocal called
-        if called:
-            return loss(theta, x)
-        called, device = True, next(iter(x.values())).device
-        before = global_states(device)
-        value = loss(theta, x)
-        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
-            check_repeats(loss, theta, x)
-        return value
-
-    return watched
-
-
 def _named(value: Tree | Tensor, name: str) -> Tree:
     tree = dict(value) if isinstance(value, Mapping) else {name: value}
     check_floating(f"'{name}'", tree)
     return tree
-
-
-__all__ = [
-    "CallableSolver",
-    "Curvature",
-    "Linearization",
-    "Strategy",
-    "as_solver",
-    "cross_product",
-    "curvature",
-    "hypergradient",
-    "implicit",
-    "twice_differentiable_attention",
-    "upper_gradients",
-]

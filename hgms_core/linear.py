@@ -6,8 +6,11 @@ are not changed, a batch is rows, nothing non-finite is returned, the residual i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor
 
 from hgms_core.protocols import MatVec
@@ -114,4 +117,53 @@ class LinearSystem:
             value = value * self.rows(torch.where(length > clip, clip / length, torch.ones_like(length)))
         return Solution(
             value=value, codes=codes, residual=residual, iterations=iterations, curvature=curvature, products=self.products
+        )
+
+
+def as_solver(solver: Any) -> Any:
+    """The solver itself, or a LinearSolver made of a plain callable ``solve(matvec, b) -> x``."""
+    return solver if hasattr(solver, "solve") else CallableSolver(solver)
+
+
+@frozen
+class CallableSolver:
+    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and wrappers of SciPy.
+
+    Such a callable cannot say how it ended, so its answer is checked with one more product: converged means a relative
+    residual of at most ``rtol``.
+
+    >>> solver = CallableSolver(lambda matvec, b: b / 2)
+    >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label
+    'converged'
+    """
+
+    function: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    rtol: float = 1e-4
+    name = "callable"
+
+    def solve(self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None) -> Solution:
+        products = 0
+
+        def counted(v: Tensor) -> Tensor:
+            nonlocal products
+            products += 1
+            return matvec(v)
+
+        value = self.function(counted, b).detach()
+        finite = torch.isfinite(value).all(-1)
+        value = torch.where(finite[..., None], value, torch.zeros_like(value))
+        size = torch.linalg.vector_norm(b, dim=-1)
+        residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
+        codes = torch.where(
+            finite,
+            torch.where(residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code),
+            Outcome.NONFINITE.code,
+        )
+        return Solution(
+            value=value,
+            codes=codes,
+            residual=residual,
+            iterations=torch.full_like(codes, products),
+            curvature=torch.full_like(residual, torch.inf),
+            products=products + 1,
         )

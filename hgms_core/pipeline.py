@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -11,8 +10,7 @@ from attrs import field, frozen
 
 from hgms_core.errors import ConfigError
 from hgms_core.fields import choice
-from hgms_core.hypergrad import check_repeats, check_used
-from hgms_core.problem import Batch, Loss, Problem
+from hgms_core.problem import Problem, check_losses
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key, global_states
@@ -84,12 +82,7 @@ class Pipeline:
         estimating = key.fold("differentiate")
         estimate, memory = self.hypergradient.estimate(problem, theta, branch, estimating, state["hypergradient"])
         spent = candidates.cost + estimate.cost
-        if drawn is not None:  # once, at the start: what is wrong with the losses themselves
-            if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
-                for loss in _on_a_few_rows(problem, key):
-                    check_repeats(loss, theta, branch.x)
-            if theta and spent.upper_gradients and not any(bool(leaf.any()) for leaf in estimate.value.values()):
-                check_used(_on_a_few_rows(problem, key), theta, branch.x)
+        moved = drawn and any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
@@ -111,14 +104,20 @@ class Pipeline:
         }
         best, x = state["best"], branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
         if self.keep == "best":
-            best, stop_loss, rows = self._better(problem, theta, x, best)
-            record["stop_loss"] = stop_loss
+            batch, rows = problem.upper_data["stop"].sample(key, None)
+            with torch.no_grad():
+                record["stop_loss"] = loss = problem.f(theta, x, batch)
+            if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
+                best = {"loss": loss, "theta": theta, "x": x}
             cost = cost + Cost(upper_values=1, rows=rows)
         record["outcome"] = estimate.outcome.label
         counts = cost.numbers()
         record.update({f"cost_{name}": value for name, value in counts.items()})
         record["oracle_calls"] = cost.calls
         start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
+        if drawn:  # once, at the start: what is wrong with the losses themselves
+            idle = bool(theta and spent.upper_gradients) and not any(bool(leaf.any()) for leaf in estimate.value.values())
+            check_losses(problem, theta, branch.x, key, repeat=bool(moved), use=idle)
         return {
             **state, "step": state["step"] + 1, "theta": updated, "x": x, "start": start, "hypergradient": memory,
             "outer": outer, "cost": counts, "best": best,
@@ -127,23 +126,6 @@ class Pipeline:
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
-
-    def _better(self, problem: Problem, theta: Tree, x: Tree, best: State | None) -> tuple[State, torch.Tensor, int]:
-        data = problem.upper_data["stop"]
-        with torch.no_grad():
-            loss = problem.f(theta, x, data.batch(None))
-        if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
-            best = {"loss": loss, "theta": theta, "x": x}
-        return best, loss, data.count(None)
-
-
-def _on_a_few_rows(problem: Problem, key: Key) -> list[Callable[[Tree, Tree], torch.Tensor]]:
-    pairs = (problem.f, problem.upper_data["differentiate"]), (problem.g, problem.lower_data)
-    return [functools.partial(_on, loss, data.sample(key.fold("few"), 8)[0]) for loss, data in pairs]
-
-
-def _on(loss: Loss, batch: Batch, theta: Tree, x: Tree) -> torch.Tensor:
-    return loss(theta, x, batch)
 
 
 def _difference(a: Tree, b: Tree) -> Tree:

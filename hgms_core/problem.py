@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import Attribute, Factory, field, frozen
 from torch import Tensor
 
-from hgms_core.errors import ConfigError
-from hgms_core.seeding import Key
-from hgms_core.trees import Tree
+from hgms_core.errors import DRAWS, ConfigError
+from hgms_core.seeding import Key, global_states
+from hgms_core.trees import Tree, detach, require_grad
 
 Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
@@ -258,3 +258,60 @@ class Problem:
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
         return self.x0 if self.fresh is None else self.fresh(key)
+
+
+def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x: Tree) -> None:
+    """ConfigError where no loss depends on θ. Cost: a value and a first-order gradient of each loss until one does; to be asked
+    where h is zero, which alone says nothing: at an optimum it is zero too."""
+    for loss in losses:
+        leaves = require_grad(theta)
+        with torch.enable_grad():
+            value = loss(leaves, detach(x))
+            if value.requires_grad and any(
+                grad is not None for grad in torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            ):
+                return
+    raise ConfigError(
+        f"neither loss depends on θ ({', '.join(theta)}), so there is nothing to learn\n"
+        "  use its leaves in g or f; a copy of θ that was made before (`.detach()`, `.item()`) is no longer θ"
+    )
+
+
+def check_repeats(loss: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> None:
+    """ConfigError where a loss has another value the second time. Cost: two values."""
+    with torch.no_grad():
+        if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
+            raise ConfigError(DRAWS)
+
+
+def pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
+    """The loss, refused where its first call draws from torch's global generators and a second one has another value."""
+    called = False
+
+    def watched(theta: Tree, x: Tree) -> Tensor:
+        nonlocal called
+        if called:
+            return loss(theta, x)
+        called, device = True, next(iter(x.values())).device
+        before = global_states(device)
+        value = loss(theta, x)
+        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
+            check_repeats(loss, theta, x)
+        return value
+
+    return watched
+
+
+def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, *, repeat: bool, use: bool) -> None:
+    """ConfigError, on a few rows of each loss, where it does not ``repeat`` its value, and where none makes ``use`` of θ."""
+
+    def on_few_rows(loss: Loss, data: Data) -> Callable[[Tree, Tree], Tensor]:
+        batch, _ = data.sample(key.fold("few"), 8)
+        return lambda theta, x: loss(theta, x, batch)
+
+    losses = [on_few_rows(problem.f, problem.upper_data["differentiate"]), on_few_rows(problem.g, problem.lower_data)]
+    if repeat:
+        for loss in losses:
+            check_repeats(loss, theta, x)
+    if use:
+        check_used(losses, theta, x)

@@ -85,9 +85,18 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
     return total
 
 
-def is_finite(tree: Mapping[str, Tensor]) -> Tensor:
-    """Whether all numbers of the tree are finite (a 0-dimensional bool tensor)."""
-    return torch.stack([torch.isfinite(leaf).all() for leaf in tree.values()]).all()
+def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not depend on.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
+    ([tensor([3., 3.])], [tensor([0., 0.])])
+
+    .. versionadded:: 0.3
+    """
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return list(torch.autograd.grad(value, list(leaves), materialize_grads=True))
 
 
 @frozen

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import F64, assert_same, normal
+from helpers import assert_same, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import Ravel, Tree, clone, detach, norm, repeat, stack
-from hgms_core.trees import is_finite, require_grad, take
+from hgms_core.trees import require_grad, take
 
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
 
@@ -87,10 +87,3 @@ def test_detach_shares_and_clone_copies() -> None:
     assert shared["x"].data_ptr() == tree["x"].data_ptr() != copied["x"].data_ptr()
     assert require_grad(shared)["x"].requires_grad
     assert not shared["x"].requires_grad
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_is_finite_sees_one_bad_number(bad: float) -> None:
-    tree = {"a": normal(3), "b": torch.zeros((), dtype=F64)}
-    assert is_finite(tree)
-    assert not is_finite({**tree, "b": torch.tensor(bad, dtype=F64)})

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import F64, network_problem, normal, spd
-from hgms_branches.update import gradient_on
 from torch import Tensor
 from waiting import NoWaiting, Waits
 
 from hgms_branches import Branches
-from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, groups, repeat
+from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, gradient, groups, repeat
 from hgms_graphs import graphs
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded
 from hgms_hypergradients import Implicit
@@ -232,8 +231,8 @@ def test_nothing_that_is_recorded_waits_for_the_device(task: str) -> None:
     (group,) = groups(problem.g, repeat(problem.x0, 3), own_batch=numbers is not None, mode="stacked")
     own = None if numbers is None else numbers[0]
     with NoWaiting():
-        gradient_on(group.loss, problem.lower_data)(problem.theta0, group.x, numbers)
-        gradient_on(problem.g, problem.lower_data)(problem.theta0, problem.x0, own)
+        gradient(group.loss, problem.theta0, group.x, problem.lower_data.batch(numbers))
+        gradient(problem.g, problem.theta0, problem.x0, problem.lower_data.batch(own))
         below, above = problem.lower_data.batch(own), problem.upper_data["differentiate"].batch(None)
         for strategy in STRATEGIES:
             at = Linearization.of(

@@ -8,13 +8,12 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_branches.path import Path, Replay, on_kept_graph
-from hgms_branches.rates import check_spread, factors, for_group, scheduled
-from hgms_branches.starts import add_noise_, row_numbers, starts
-from hgms_branches.steps import Rule, advance, recorded_gradient
+from hgms_branches.path import Path
+from hgms_branches.rates import check_spread, factors, scheduled
+from hgms_branches.starts import add_noise_, starts
+from hgms_branches.steps import Rule, advance, of_part, slope_of
 from hgms_core import (
     Candidates,
-    ConfigError,
     Cost,
     Key,
     LastStep,
@@ -46,33 +45,29 @@ class Branches:
 
         y ← y_start + noise_i,    y ← y − η_i (∇_y g(θ, y; B) clipped + wd_i·y)      K times
 
-    Branch 0 is always free of noise. The candidates differ through the order of the batches (``batches = "independent"``),
-    noise at the start, and factors on learning rate and weight decay spaced evenly in the logarithm.
-
-    Use when the lower level is a network that is trained by steps, not solved. Avoid when a temperature matters (``ula``).
+    Branch 0 is always free of noise. The candidates differ by the order of their batches, noise at the start, and factors on
+    learning rate and weight decay. Use when the lower level is a network that is trained by steps, not solved. Avoid when a
+    temperature matters (``ula``).
 
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
         optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers).
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
-        noise: standard deviation of the Gaussian added to the start; in units of each leaf's root mean square if
-            ``noise_scale = "relative"`` (a leaf that is all zero then gets none).
+        noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
+            root mean square.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient.
         schedule: ``constant``; ``cosine`` from lr to ``floor``·lr over the K steps; ``cosine-restarts`` over ``period`` lower
             steps, again and again, counted over the whole run.
         carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
             each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
-        restart_every: also draw a new lower state after this many outer steps (None: never), which forgets what the lower level
-            has memorised.
+        restart_every: draw a new lower state after so many outer steps too (None: never), which forgets what was memorised.
         moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts them at zero each time.
         mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked branches at a time.
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not run it again: saves K lower
-            gradients an outer step. Only for ``unrolled``. Of several branches the selected one is run again all the same,
-            so memory stays that of one.
-        cuda_graphs: on a GPU, record the gradient of a lower step once and launch its kernels together afterwards: for losses
-            so small that launching takes longer than computing. The same numbers; needs losses that can be recorded
-            (:class:`hgms_graphs.Recording`). No effect on a CPU, nor with a tilt or a learned start.
+            gradients an outer step. Of several branches the selected one is run again all the same, so memory is that of one.
+        cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
+            losses so small that launching takes longer than computing. No effect with a tilt or a learned start.
 
     Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, and activations of ``chunk`` branches; with
     ``keep_graph`` and one branch K graphs of a gradient.
@@ -80,8 +75,7 @@ class Branches:
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
     >>> branches = Branches(count=3, steps=50, lr=0.1, noise=1.0)
-    >>> start = branches.init(problem, Key(0))
-    >>> candidates = branches.propose(problem, problem.theta0, start, Key(0))
+    >>> candidates = branches.propose(problem, problem.theta0, branches.init(problem, Key(0)), Key(0))
     >>> candidates.x["x"].shape, bool((candidates.x["x"].abs() < 1e-3).all())
     (torch.Size([3, 1]), True)
 
@@ -89,7 +83,6 @@ class Branches:
     """
 
     name: ClassVar[str] = "branches"
-
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
@@ -133,17 +126,17 @@ class Branches:
             return path(index).replay(theta, last)
 
         def last_step(index: Tensor) -> LastStep:
-            self._check_linear()
+            Rule.of(self).check_linear()
             return path(index).last_step(theta)
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
-            self._check_linear()
+            Rule.of(self).check_linear()
             rate = self._rates(start)[-1][0 if self.lr_spread is None else int(index)]
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
         if self.keep_graph and self.count == 1:
-            x, moments, losses, replay = self._with_graph(path(0), theta, run_again)
+            x, moments, losses, replay = path(0).with_graph(theta, run_again)
         else:
             (x, moments, losses), replay = self._forward(problem, detach(theta), start, key), run_again
         calls = self.count * self.steps
@@ -154,15 +147,13 @@ class Branches:
         outer_steps = start["lower_steps"] // self.steps + 1
         restart = self.carry_rule == "restart" or (self.restart_every is not None and outer_steps % self.restart_every == 0)
         x, moments = candidates.x, candidates.aux
-        if restart:
-            x = repeat(problem.initial(key), 1)
-        elif self.carry_rule != "per-branch":
+        if restart or self.carry_rule != "per-branch":
             row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
             x, moments = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, moments))
         fresh = restart or self.moments == "fresh"
         return {
-            "x": x,
-            "moments": Rule.of(self).no_moments(x) if fresh else moments,
+            "x": repeat(problem.initial(key), 1) if restart else x,
+            "moments": {name: torch.zeros_like(leaf) for name, leaf in moments.items()} if fresh else moments,
             "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
             "lower_steps": start["lower_steps"] + self.steps,
         }
@@ -170,35 +161,16 @@ class Branches:
     def _forward(self, problem: Problem, theta: Tree, start: State, key: Key) -> tuple[Tree, Tree, Tensor]:
         """The ends of all branches, their moments and the last losses, without a graph."""
         x, moments, index = self._begin(problem, start, key, list(range(self.count)))
-        first = next(iter(x.values()))
-        losses = torch.empty(self.count, dtype=first.dtype, device=first.device)
-        own_batch = self.batches == "independent" and index is not None
+        losses = next(iter(x.values())).new_empty(self.count)
+        own = self.batches == "independent" and index is not None
         rates, decays = self._rates(start), [self.weight_decay * f for f in factors(self.decay_spread, self.count)]
         rows = problem.lower_data.count(self.batch_size)
-        for group in groups(problem.g, x, own_batch=own_batch, rows=rows, mode=self.mode, chunk=self.chunk):
-            own = group.rows_of(index) if own_batch else index
-            losses[group.part] = advance(
-                Rule.of(self, start["optimizer_steps"]),
-                group,
-                theta,
-                {name: leaf[group.part] for name, leaf in moments.items()},
-                problem.lower_data,
-                own,
-                [for_group(group, step) for step in rates],
-                for_group(group, decays),
-                recorded_gradient(problem, self, theta, group, own) if self.cuda_graphs else None,
-            )
+        for group in groups(problem.g, x, own_batch=own, rows=rows, mode=self.mode, chunk=self.chunk):
+            mine, numbers = {name: leaf[group.part] for name, leaf in moments.items()}, group.rows_of(index) if own else index
+            slope = slope_of(problem, theta, group, numbers, owner=self if self.cuda_graphs else None)
+            steps, decay = [of_part(group.part, step, losses) for step in rates], of_part(group.part, decays, losses)
+            losses[group.part] = advance(Rule.of(self, start["optimizer_steps"]), group, mine, slope, steps, decay)
         return x, moments, losses
-
-    def _with_graph(self, path: Path, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
-        """The same for one branch, with the graph that its replay then goes back through."""
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        *_, ((end, *kept), loss) = path.states(leaves, self.steps)
-        x = {name: leaf.detach()[None] for name, leaf in end.items()}
-        moments = {
-            f"{kind}.{name}": moment[name].detach()[None] for kind, moment in zip("mv", kept, strict=False) for name in x
-        }
-        return x, moments, loss[None], on_kept_graph([end], [self.steps], leaves, path.rows, run_again)
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
         x, moments, index = self._begin(problem, start, key, [member])
@@ -217,19 +189,12 @@ class Branches:
         """Starts, moments and row numbers of some branches: a function of the arguments alone, so one can be run again."""
         x, moments = starts(start, self.count, members)
         add_noise_(x, members, self.noise, self.noise_scale == "relative", key)
-        shared = self.batches == "shared"
-        return x, moments, row_numbers(problem.lower_data, key, members, shared, self.batch_size, self.steps)
+        data, key = problem.lower_data, key.fold("batches")
+        if self.batches == "shared":
+            return x, moments, data.draw(key, self.batch_size, self.steps)
+        drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
+        return x, moments, None if drawn[0] is None else torch.stack([numbers for numbers in drawn if numbers is not None])
 
     def _rates(self, start: State) -> list[list[float]]:
-        """Learning rate of every branch at each of the K steps."""
-        spread = factors(self.lr_spread, self.count)
         shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])
-        return [[self.lr * factor * step for factor in spread] for step in shape]
-
-    def _check_linear(self) -> None:
-        if self.optimizer != "sgd" or self.clip is not None:
-            raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
-                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
-                "  change these, or use the hypergradient 'unrolled' with last = 1"
-            )
+        return [[self.lr * factor * step for factor in factors(self.lr_spread, self.count)] for step in shape]

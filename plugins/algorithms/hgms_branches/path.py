@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms_adam import adam
-from hgms_branches.steps import Rule, advance
+from hgms_branches.steps import Rule, advance, slope_of
 from hgms_core import Cost, Group, LastStep, Problem, Tree, detach, twice_differentiable_attention
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
@@ -42,7 +42,7 @@ class Path:
         state += [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
         for step, rate in enumerate(self.rates):
             graph = step >= len(self.rates) - last
-            batch = self.problem.lower_data.batch(None if self.index is None else self.index[step])
+            batch = self._batch(step)
             leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in state[0].values()]
             with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
                 value = self.problem.g(theta if graph else still, dict(zip(names, leaves, strict=True)), batch)
@@ -59,15 +59,25 @@ class Path:
         rows = self.rows * (steps + 2 * graphs)
         return end, Cost(lower_gradients=steps, products=graphs, cross_products=graphs, rows=rows)
 
+    def with_graph(self, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
+        """The end as the only candidate: x, moments and loss, and its replay through the graph of this run, which is kept."""
+        leaves, steps = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}, len(self.rates)
+        *_, ((end, *kept), loss) = self.states(leaves, steps)
+        x = {name: leaf.detach()[None] for name, leaf in end.items()}
+        moments = {f"{kind}.{name}": tree[name].detach()[None] for kind, tree in zip("mv", kept, strict=False) for name in x}
+        return x, moments, loss[None], on_kept_graph([end], [steps], leaves, self.rows, run_again)
+
     def last_step(self, theta: Tree) -> LastStep:
         """How the last step is taken: those before it are run in place, without a graph."""
-        before, data = len(self.rates) - 1, self.problem.lower_data
-        if before:
-            group = Group(0, self.x, self.problem.g)
-            advance(self.rule, group, detach(theta), self.moments, data, self.index, self.rates[:before], self.decay)
-        batch = data.batch(None if self.index is None else self.index[before])
+        before, group = len(self.rates) - 1, Group(0, self.x, self.problem.g)
+        slope = slope_of(self.problem, detach(theta), group, self.index)
+        advance(self.rule, group, self.moments, slope, self.rates[:before], self.decay)
+        batch = self._batch(before)
         cost = Cost(lower_gradients=before, rows=before * self.rows)
         return LastStep(x=self.x, batch=batch, rows=self.rows, rate=self.rates[before], cost=cost)
+
+    def _batch(self, step: int) -> Tree:
+        return self.problem.lower_data.batch(None if self.index is None else self.index[step])
 
     def _clipped(self, slopes: tuple[Tensor, ...], names: list[str]) -> Tree:
         grads = dict(zip(names, slopes, strict=True))

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
-from hgms_core import Group
-
 
 def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
     """The attrs validator of a spread."""
@@ -37,12 +32,3 @@ def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -
         return [1.0] * steps
     turns = [step / steps if schedule == "cosine" else ((done + step) % period) / period for step in range(steps)]
     return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
-
-
-def for_group(group: Group, values: list[float]) -> float | Tensor:
-    """The numbers of a group's branches: one where all agree (the usual case, and the faster one), else one per member."""
-    own = values[group.part] if isinstance(group.part, slice) else [values[group.part]]
-    if all(value == own[0] for value in own):
-        return own[0]
-    leaf = next(iter(group.x.values()))
-    return torch.tensor(own, dtype=leaf.dtype).to(leaf.device, non_blocking=True)

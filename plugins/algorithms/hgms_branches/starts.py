@@ -1,11 +1,10 @@
-"""Where branches start: the carried state with noise, its moments, and the rows of every step."""
+"""Where branches start: the carried state, its moments, and noise."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from hgms_core import ConfigError, Data, Key, State, Tree, repeat
+from hgms_core import ConfigError, Key, State, Tree, repeat
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
@@ -34,11 +33,3 @@ def add_noise_(x: Tree, members: list[int], noise: float, relative: bool, key: K
             scale = leaf[row].square().mean().sqrt() if relative else 1.0
             drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
             leaf[row] += noise * scale * drawn
-
-
-def row_numbers(data: Data, key: Key, members: list[int], shared: bool, batch_size: int | None, steps: int) -> Tensor | None:
-    """``[steps, batch]`` where all branches share their batches, else ``[members, steps, batch]``; None for all rows."""
-    if shared:
-        return data.draw(key.fold("batches"), batch_size, steps)
-    own = [data.draw(key.fold("batches", member), batch_size, steps) for member in members]
-    return None if own[0] is None else torch.stack([numbers for numbers in own if numbers is not None])

@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_adam import adam_
-from hgms_core import Data, Group, Loss, Problem, Tree, gradient
+from hgms_core import ConfigError, Group, Problem, Tree, gradient
 from hgms_graphs import Recording, recorded
 
 
@@ -30,77 +30,90 @@ class Rule:
         """The fields of these names of a generator."""
         return cls(generator.optimizer, generator.momentum, generator.betas, generator.eps, generator.clip, done)
 
+    def check_linear(self) -> None:
+        if self.optimizer != "sgd" or self.clip is not None:
+            raise ConfigError(
+                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
+                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
+                "  change these, or use the hypergradient 'unrolled' with last = 1"
+            )
+
     def no_moments(self, x: Tree) -> Tree:
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
         return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
 
 
-def advance(
-    rule: Rule,
-    group: Group,
-    theta: Tree,
-    moments: Tree,
-    data: Data,
-    index: Tensor | None,
-    rates: Sequence[float | Tensor],
-    decay: float | Tensor,
-    recording: Recording | None = None,
-) -> Tensor:
-    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the last lower losses.
+@frozen(eq=False)
+class Slope:
+    """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or a recording's copy of them."""
 
-    ``index`` holds batch numbers with axes (steps, batch), after an axis of members where each has its own batch.
-    ``recording`` is that of a gradient of this group (:func:`recorded_gradient`).
-    """
-    leaves = list(group.x.values())
-    if recording is not None:
-        recording.load(theta, group.x, None if index is None else index[..., 0, :])
-        leaves = list(recording.arguments[1].values())
+    x: Tree
+    at: Callable[[int], tuple[list[Tensor], Tensor]]
+
+
+def slope_of(problem: Problem, theta: Tree, group: Group, index: Tensor | None, owner: Hashable | None = None) -> Slope:
+    """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members where each has its own; None:
+    all rows), recorded for an ``owner``, where there is one and the device records."""
+    data, loss = problem.lower_data, group.loss  # not the problem, to which a recording must not refer
+
+    def at(theta: Tree, x: Tree, numbers: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        return gradient(loss, theta, x, data.batch(numbers))
+
+    def numbers(step: int) -> Tensor | None:
+        return None if index is None else index[..., step, :]
+
+    part, device = group.part, next(iter(group.x.values())).device
+    key = (owner, (part.start, part.stop) if isinstance(part, slice) else "single")
+    recording = recorded(problem, key, device, lambda: Recording(at, theta, group.x, numbers(0))) if owner is not None else None
+    if recording is None:
+        return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
+    recording.load(theta, group.x, numbers(0))
+
+    def again(step: int) -> tuple[list[Tensor], Tensor]:
+        if index is not None:
+            recording.arguments[2].copy_(numbers(step))
+        grads, loss = recording.run()
+        return grads, loss
+
+    return Slope(recording.arguments[1], again)
+
+
+def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
+    """Those of some branches: one number where all agree (the usual case, and the faster one), else one per member."""
+    own = numbers[part] if isinstance(part, slice) else [numbers[part]]
+    if all(number == own[0] for number in own):
+        return own[0]
+    return torch.tensor(own, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+def advance(
+    rule: Rule, group: Group, moments: Tree, slope: Slope, rates: Sequence[float | Tensor], decay: float | Tensor
+) -> Tensor:
+    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the last lower losses."""
+    leaves = list(slope.x.values())
     first, second = list(moments.values())[: len(leaves)], list(moments.values())[len(leaves) :]
     loss = torch.empty(())
     for step, rate in enumerate(rates):
-        numbers = None if index is None else index[..., step, :]
-        if recording is None:
-            grads, loss = gradient(group.loss, theta, group.x, data.batch(numbers))
-        else:
-            if numbers is not None:
-                recording.arguments[2].copy_(numbers)
-            grads, loss = recording.run()
+        grads, loss = slope.at(step)
         if rule.clip is not None:
             _clip_(grads, rule.clip, stacked=isinstance(group.part, slice))
         if not isinstance(decay, float) or decay:
             _scale_(leaves, 1 - rate * decay)
         if rule.optimizer == "adamw":
             adam_(leaves, grads, first, second, count=rule.done + step + 1, rate=rate, betas=rule.betas, eps=rule.eps)
+            continue
+        if rule.momentum:
+            torch._foreach_mul_(first, rule.momentum)
+            torch._foreach_add_(first, grads)
+            grads = first
+        if isinstance(rate, Tensor):
+            for leaf, direction in zip(leaves, grads, strict=True):
+                leaf.sub_(_per_member(rate, leaf) * direction)
         else:
-            _sgd_(leaves, grads, first, rate, rule.momentum)
-    if recording is not None:
+            torch._foreach_add_(leaves, grads, alpha=-rate)
+    if slope.x is not group.x:
         torch._foreach_copy_(list(group.x.values()), leaves)
-        loss = loss.clone()
     return loss
-
-
-def recorded_gradient(problem: Problem, owner: Hashable, theta: Tree, group: Group, index: Tensor | None) -> Recording | None:
-    """(∇_x loss, loss) of a group as a recorded function of θ, x and row numbers; None where nothing is recorded."""
-    device, data, loss = next(iter(group.x.values())).device, problem.lower_data, group.loss
-    place = (group.part.start, group.part.stop) if isinstance(group.part, slice) else "single"
-    first = None if index is None else index[..., 0, :]
-    return recorded(problem, (owner, place), device, lambda: Recording(_gradient_on(loss, data), theta, group.x, first))
-
-
-def _gradient_on(loss: Loss, data: Data) -> Callable[[Tree, Tree, Tensor | None], tuple[list[Tensor], Tensor]]:
-    return lambda theta, x, index: gradient(loss, theta, x, data.batch(index))
-
-
-def _sgd_(leaves: list[Tensor], grads: list[Tensor], first: list[Tensor], rate: float | Tensor, momentum: float) -> None:
-    if momentum:
-        torch._foreach_mul_(first, momentum)
-        torch._foreach_add_(first, grads)
-        grads = first
-    if isinstance(rate, Tensor):
-        for leaf, direction in zip(leaves, grads, strict=True):
-            leaf.sub_(_per_member(rate, leaf) * direction)
-    else:
-        torch._foreach_add_(leaves, grads, alpha=-rate)
 
 
 def _clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:

@@ -9,7 +9,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms_branches.path import Path, Replay, on_kept_graph
-from hgms_branches.steps import Rule, advance
+from hgms_branches.steps import Rule, advance, slope_of
 from hgms_core import (
     Candidates,
     Cost,
@@ -114,17 +114,10 @@ class Trajectory:
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
         x, first = repeat(point, len(self._kept)), next(iter(point.values()))
         losses, done = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0
+        group = Group(0, point, path.problem.g)
         for row, step in enumerate(self._kept):
-            losses[row] = advance(
-                Rule.of(self, done),
-                Group(0, point, path.problem.g),
-                theta,
-                path.moments,
-                path.problem.lower_data,
-                None if path.index is None else path.index[done:step],
-                path.rates[done:step],
-                self.weight_decay,
-            )
+            slope = slope_of(path.problem, theta, group, None if path.index is None else path.index[done:step])
+            losses[row] = advance(Rule.of(self, done), group, path.moments, slope, path.rates[done:step], self.weight_decay)
             for name, leaf in point.items():
                 x[name][row] = leaf
             done = step

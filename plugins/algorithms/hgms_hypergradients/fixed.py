@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
+from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, optional_whole
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -33,9 +33,7 @@ class Fixed:
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("closed-form-bowl", "closed-form-ridge", "closed-form-sphere", "central-difference"), "h = 0 is its definition"
     )
-    upper_batch_size: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
-    )
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
     def init(self, problem: Problem) -> State:
         return {}

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from typing import ClassVar, Literal, final
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Branch, Estimate, Key, LinearSolver, Problem, State, Strategy, Tree, choice, implicit
+from hgms_core import (
+    Branch,
+    Estimate,
+    Key,
+    LinearSolver,
+    Loss,
+    Problem,
+    State,
+    Strategy,
+    Tree,
+    choice,
+    implicit,
+    optional_whole,
+)
 from hgms_graphs import recorded
+from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.recorded import Recorded
 
 
@@ -63,10 +76,8 @@ class Implicit:
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
-    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
-    upper_batch_size: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
-    )
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
     warm_start: bool = False
     cuda_graphs: bool = field(default=False)
@@ -81,44 +92,35 @@ class Implicit:
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         lower, upper = problem.lower_data, problem.upper_data["differentiate"]
-        below = lower.draw(key.fold("lower"), self.batch_size, 1)
-        above = upper.draw(key.fold("upper"), self.upper_batch_size, 1)
-        below, above = (None if drawn is None else drawn[0] for drawn in (below, above))
-        v0 = state["v"] if self.warm_start else None
+        below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
+        above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
-        kept = self._recorded(problem, theta, branch.x, below, above) if self.cuda_graphs else None
-        if kept is not None:
-            estimate = kept.at(theta, branch.x, below, above).hypergradient(self.solver, v0, rows)
+        x, v0 = branch.x, state["v"] if self.warm_start else None
+        recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
+        if recording is not None:
+            estimate = recording.at(theta, x, below, above).hypergradient(self.solver, v0, rows)
         else:
-            lower_batch, upper_batch = lower.batch(below), upper.batch(above)
-            estimate = implicit(
-                lambda t, x: problem.f(t, x, upper_batch),
-                lambda t, x: problem.g(t, x, lower_batch),
-                theta,
-                branch.x,
-                self.solver,
-                self.strategy,
-                v0,
-                rows,
-                another=self._batches(problem, key) if self.batches == "fresh" and below is not None else None,
-                precision=problem.precision,
-            )
+            f = partial(_on, problem.f, upper.batch(above))
+            g = partial(_on, problem.g, lower.batch(below))
+            if self.batches == "fresh" and below is not None:
+                more = (partial(_on, problem.g, lower.sample(key.fold("lower", i), self.batch_size)[0]) for i in count(1))
+                estimate = on_fresh_batches(f, g, more, theta, x, self.solver, self.strategy, v0, rows, problem.precision)
+            else:
+                estimate = implicit(f, g, theta, x, self.solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None}
 
     def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
         data = problem.lower_data, problem.upper_data["differentiate"]
         how = (self.strategy, problem.precision)
-        make = functools.partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)
+        record = partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)
         key = (self.name, self.strategy, self.batch_size, self.upper_batch_size)
-        return recorded(problem, key, next(iter(x.values())).device, make)
-
-    def _batches(self, problem: Problem, key: Key) -> Iterator[Callable[[Tree, Tree], Tensor]]:
-        """The lower loss on one new batch after the other."""
-        for count in itertools.count(1):
-            index = problem.lower_data.draw(key.fold("lower", count), self.batch_size, 1)
-            yield functools.partial(_on, problem, problem.lower_data.batch(None if index is None else index[0]))
+        return recorded(problem, key, next(iter(x.values())).device, record)
 
 
-def _on(problem: Problem, batch: Tree, theta: Tree, x: Tree) -> Tensor:
-    return problem.g(theta, x, batch)
+def _single(numbers: Tensor | None) -> Tensor | None:
+    return None if numbers is None else numbers[0]
+
+
+def _on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
+    return loss(theta, x, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
 from hgms_core import (
     Branch,
@@ -19,6 +19,8 @@ from hgms_core import (
     cross_product,
     gradient,
     norm,
+    optional_whole,
+    positive,
     upper_gradients,
 )
 from hgms_hypergradients.upper import upper_batch
@@ -60,12 +62,10 @@ class OneStep:
         ("closed-form-ridge", "central-difference"),
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
-    lr: float = field(default=0.1, validator=validators.gt(0))
+    lr: float = field(default=0.1, validator=positive)
     derivative: Literal["exact", "difference"] = field(default="exact", validator=choice("exact", "difference"))
-    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
-    upper_batch_size: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
-    )
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
     @classmethod
     def testing_instance(cls) -> OneStep:
@@ -76,9 +76,7 @@ class OneStep:
         return {}
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        data = problem.lower_data
-        index = data.draw(key.fold("lower"), self.batch_size, 1)
-        below, rows = data.batch(None if index is None else index[0]), data.count(self.batch_size)
+        below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
 
         grads, _ = gradient(problem.g, theta, branch.x, below)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
 from hgms_core import (
     Branch,
@@ -18,9 +18,12 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    choice,
     cross_product,
     gradient,
     norm,
+    optional_positive,
+    optional_whole,
     upper_gradients,
 )
 from hgms_hypergradients.upper import upper_batch
@@ -77,14 +80,12 @@ class ThroughStep:
         ("closed-form-ridge", "central-difference"),
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
-    batch: Literal["fresh", "own"] = field(default="fresh", validator=validators.in_(["fresh", "own"]))
+    batch: Literal["fresh", "own"] = field(default="fresh", validator=choice("fresh", "own"))
     derivative: Literal["difference", "exact", "per-source"] = field(
-        default="difference", validator=validators.in_(["difference", "exact", "per-source"])
+        default="difference", validator=choice("difference", "exact", "per-source")
     )
-    displacement: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    upper_batch_size: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
-    )
+    displacement: float | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach
+from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, optional_whole, slopes
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -43,10 +43,8 @@ class Unrolled:
 
     name: ClassVar[str] = "unrolled"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
-    last: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
-    upper_batch_size: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)])
-    )
+    last: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
     def init(self, problem: Problem) -> State:
         return {}
@@ -63,9 +61,6 @@ class Unrolled:
         x, cost = branch.replay(leaves, self.last)
         with torch.enable_grad():
             value = problem.f(leaves, x, batch)
-            if value.requires_grad:
-                grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            else:
-                grads = tuple(torch.zeros_like(leaf) for leaf in leaves.values())
-        found = detach(dict(zip(leaves, grads, strict=True)))
-        return Estimate(value=found, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state
+            grads = slopes(value, list(leaves.values()))
+        gradient = detach(dict(zip(leaves, grads, strict=True)))
+        return Estimate(value=gradient, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state

@@ -7,6 +7,4 @@ from hgms_core import Key, Problem, Tree
 
 def upper_batch(problem: Problem, key: Key, batch_size: int | None) -> tuple[Tree, int]:
     """(rows of the role ``differentiate``, how many)."""
-    data = problem.upper_data["differentiate"]
-    index = data.draw(key.fold("upper"), batch_size, 1)
-    return data.batch(None if index is None else index[0]), data.count(batch_size)
+    return problem.upper_data["differentiate"].sample(key.fold("upper"), batch_size)
