@@ -98,8 +98,8 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
-    said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in said)
+    signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
@@ -144,14 +144,14 @@ def once_differentiable(error: BaseException) -> bool:
     text = str(error)
     missing = "derivative for aten::" in text and "not implemented" in text
     again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
-    said = (
+    signs = (
         "differentiate twice a function",
         "don't yet support saved tensor hooks",  # activations computed again, under torch.func
         "must override the setup_context staticmethod",  # a kernel of another library, under torch.func
         "no autograd formula was registered",  # the backward kernel of another library
         "Trying to use forward AD with",
     )
-    return isinstance(error, RuntimeError) and (missing or again or any(each in text for each in said))
+    return isinstance(error, RuntimeError) and (missing or again or any(sign in text for sign in signs))
 
 
 @contextlib.contextmanager

@@ -132,10 +132,9 @@ class Registry:
 
     def get(self, kind: str, name: str) -> Component:
         """The component, or an error with the nearest name, the list, and the plugins that are missing."""
-        component = self.find(kind, name)
-        if component is not None:
-            return component
-        raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
+        if (component := self.find(kind, name)) is None:
+            raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
+        return component
 
     def unknown(self, kind: str, name: str) -> list[str]:
         """The message for an unknown name, line by line."""
@@ -185,8 +184,7 @@ def _rank(info: PluginInfo) -> int:
 def _clash(first: Component, second: Component) -> str:
     pair = (first, second)
     width = max(len(component.where) for component in pair)
-    same = first.plugin.name == second.plugin.name
-    who = f"plugin {first.plugin.name!r} registers twice" if same else "two plugins register"
+    who = "two plugins register" if first.plugin != second.plugin else f"plugin {first.plugin.name!r} registers twice"
     owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
     blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
     blockable += [item.plugin.name for item in pair if item.plugin.distribution]
@@ -236,7 +234,7 @@ def inside(cls: object) -> str | None:
     ('method', None)
     """
     fields = attrs.fields(cls) if inspect.isclass(cls) and attrs.has(cls) else ()
-    return next((one.name for one in fields if one.metadata.get("flat")), None)
+    return next((field.name for field in fields if field.metadata.get("flat")), None)
 
 
 def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
@@ -339,12 +337,8 @@ def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[s
         return []
     if names[: len(expected)] != list(defaults):
         return [f"its method {name}({', '.join(names)}) should be {protocol}"]
-    needed = [
-        item.name
-        for item in parameters
-        if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
-    ]
-    extra = [key for key in needed if defaults.get(key, "more")]
+    needed = [item for item in parameters if item.default is item.empty and not item.kind.name.startswith("VAR_")]
+    extra = [item.name for item in needed if defaults.get(item.name, "more")]
     return [f"its method {name}: the parameter {key!r} needs a default (the protocol is {protocol})" for key in extra]
 
 

@@ -39,12 +39,12 @@ def needs(component: Any) -> dict[str, str]:
     >>> needs(Estimator(Solver()))
     {'smooth-lower': 'my-solver'}
     """
-    found = dict.fromkeys(sorted(getattr(component, "needs", ())), str(getattr(component, "name", type(component).__name__)))
-    if attrs.has(type(component)):
-        for one in attrs.fields(type(component)):
-            for trait, part in needs(getattr(component, one.name)).items():
-                found.setdefault(trait, part)
-    return found
+    cls = type(component)
+    traits = dict.fromkeys(sorted(getattr(component, "needs", ())), str(getattr(component, "name", cls.__name__)))
+    for field in attrs.fields(cls) if attrs.has(cls) else ():
+        for trait, part in needs(getattr(component, field.name)).items():
+            traits.setdefault(trait, part)
+    return traits
 
 
 def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
