@@ -34,11 +34,11 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     names = (os.environ.get("HGMS_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
+    executable = next((path for name in names if name and (path := shutil.which(name))), None)
+    if executable is None:
         pytest.skip("no Chromium on the PATH; name one with HGMS_CHROMIUM")
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield launched
         launched.close()
 
@@ -49,11 +49,11 @@ class Opened:
     def __init__(self, browser: Any, path: Path, viewport: dict[str, int], scheme: str) -> None:
         self.context = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
         self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
 
     def draw_all(self) -> None:
@@ -70,15 +70,15 @@ class Opened:
 
 @pytest.fixture
 def open_page(browser: Any, page_file: Path) -> Iterator[Any]:
-    made: list[Opened] = []
+    pages: list[Opened] = []
 
     def opening(viewport: dict[str, int] = WIDE, scheme: str = "light") -> Opened:
-        made.append(Opened(browser, page_file, viewport, scheme))
-        return made[-1]
+        pages.append(Opened(browser, page_file, viewport, scheme))
+        return pages[-1]
 
     yield opening
-    for each in made:
-        each.context.close()
+    for page in pages:
+        page.context.close()
 
 
 def until(page: Any, expression: str, argument: object = None) -> None:
@@ -95,9 +95,9 @@ def luminance(color: tuple[float, ...]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     """WCAG 2's ratio: 4.5 is asked for text."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -119,8 +119,8 @@ def test_the_plots_are_drawn_without_a_complaint_or_a_request(open_page: Any, pa
         page.locator("#plot-0-0 .js-fill").evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length")
         == 4
     )
-    assert opened.said == []
-    assert {url for url in opened.asked if not url.startswith(("data:", "blob:"))} == {page_file.as_uri()}
+    assert opened.messages == []
+    assert {url for url in opened.requests if not url.startswith(("data:", "blob:"))} == {page_file.as_uri()}
 
 
 def test_hover_and_zoom(open_page: Any) -> None:
@@ -196,7 +196,7 @@ def test_nothing_is_wider_than_a_phone(open_page: Any, scheme: str) -> None:
     assert page.locator("#task-0-pairs .scroll").evaluate("box => box.scrollWidth > box.clientWidth")
     for plot in page.locator(".plot .main-svg").all():
         assert plot.bounding_box()["width"] <= PHONE["width"]
-    assert opened.said == []
+    assert opened.messages == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -227,7 +227,7 @@ def test_the_plots_follow_a_change_of_theme(open_page: Any) -> None:
     assert opened.page.evaluate(paper) == "#fff"
     opened.page.emulate_media(color_scheme="dark")
     until(opened.page, f"{paper} !== '#fff'")
-    assert opened.said == []
+    assert opened.messages == []
 
 
 def test_print_draws_what_was_never_scrolled_to(open_page: Any) -> None:
@@ -243,20 +243,20 @@ def test_mixtures_are_drawn_as_areas(browser: Any, tmp_path: Path, viewport: dic
     opened = Opened(browser, path, viewport, scheme)
     opened.draw_all()
     page = opened.page
-    found = page.locator("#task-0 figure", has=page.locator("h3", has_text="Mixture over time")).locator(".plot")
-    assert found.count() == 2
+    plot = page.locator("#task-0 figure", has=page.locator("h3", has_text="Mixture over time")).locator(".plot")
+    assert plot.count() == 2
     for number in range(2):
-        fills = found.nth(number).locator(".scatterlayer .js-fill")
+        fills = plot.nth(number).locator(".scatterlayer .js-fill")
         assert (
             fills.evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length") == 8
         )  # seven sources have a colour, the others are one area
-        assert "source-0" in (found.nth(number).locator(".legend").text_content() or "")
+        assert "source-0" in (plot.nth(number).locator(".legend").text_content() or "")
     heights = page.evaluate(
         "[...document.querySelectorAll('#ledgers tr.group td')].map(e => getComputedStyle(e).borderTopWidth)"
     )
     assert set(heights) == {"2px"}
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    assert opened.said == []
+    assert opened.messages == []
     opened.context.close()
 
 

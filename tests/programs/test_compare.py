@@ -71,8 +71,8 @@ A, B, C = [0.91, 0.88, 0.93, 0.90], [0.89, 0.87, 0.90, 0.88], [0.905, 0.882, 0.9
 
 
 def test_differences_are_paired_and_agree_with_scipy() -> None:
-    found = table({"a": points(A), "b": points(B)}, "acc", reference="b")
-    best, base = found.rows
+    results = table({"a": points(A), "b": points(B)}, "acc", reference="b")
+    best, base = results.rows
     low, high = stats.ttest_rel(A, B).confidence_interval(0.95)
     assert best.difference is not None
     assert best.difference.mean - best.difference.half_width == pytest.approx(low, rel=1e-9)
@@ -100,52 +100,52 @@ def test_no_winner_unless_every_interval_excludes_zero() -> None:
 
 
 def test_nan_is_counted_and_never_averaged_away() -> None:
-    found = table({"a": points([0.91, math.nan, 0.93, 0.90]), "b": points(B)}, "acc", reference="b")
-    row = found.rows[0]
+    results = table({"a": points([0.91, math.nan, 0.93, 0.90]), "b": points(B)}, "acc", reference="b")
+    row = results.rows[0]
     assert row.undefined == 1
     assert row.metrics["acc"].count == 3
     assert row.metrics["acc"].mean == pytest.approx((0.91 + 0.93 + 0.90) / 3)
     assert row.difference is not None
     assert row.difference.count == 3
-    assert found.winner is None, "what is undefined somewhere has not won"
-    assert "1 NaN" in found.columns[0]["note"]
-    assert "(n = 3)" in next(text for name, text in found.columns[0].items() if name.startswith("acc"))
+    assert results.winner is None, "what is undefined somewhere has not won"
+    assert "1 NaN" in results.columns[0]["note"]
+    assert "(n = 3)" in next(text for name, text in results.columns[0].items() if name.startswith("acc"))
 
 
 def test_failed_runs_are_counted_and_a_method_without_results_is_shown() -> None:
-    found = table({"a": points(A), "b": points(B), "c": []}, "acc", "a", failed={"b": 1, "c": 4})
-    assert [row.failed for row in found.rows] == [0, 1, 4]
-    assert found.winner == "a"
-    assert found.columns[2]["note"] == "4 failed"
-    assert found.as_dict()["methods"][2]["metrics"] == {}
+    results = table({"a": points(A), "b": points(B), "c": []}, "acc", "a", failed={"b": 1, "c": 4})
+    assert [row.failed for row in results.rows] == [0, 1, 4]
+    assert results.winner == "a"
+    assert results.columns[2]["note"] == "4 failed"
+    assert results.as_dict()["methods"][2]["metrics"] == {}
     assert table({"a": points(A), "b": points(B)}, "acc", failed={"a": 1}).winner is None
 
 
 def test_what_is_worse_than_uniform_is_told_so() -> None:
     low, high = points([value / 2 for value in B]), points([0.92, 0.89, 0.94, 0.91])
-    found = table({"u": points(A, "uniform"), "b": low, "c": points(C), "d": high}, "acc")
-    assert [row.notes for row in found.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
+    results = table({"u": points(A, "uniform"), "b": low, "c": points(C), "d": high}, "acc")
+    assert [row.notes for row in results.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
 
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
     """`b` would be worse than uniform, and `a` the winner over it: its losses are shown, and nothing is concluded."""
-    runs = {"u": points(A, "uniform"), "b": points(B), "a": [attrs.evolve(one, metrics={"acc": 1.0}) for one in points(A)]}
-    runs["b"] = [attrs.evolve(one, untrained="x is the warm-up's") for one in runs["b"]]
-    found = table(runs, "acc", "u")
-    by = {row.method: row for row in found.rows}
+    runs = {"u": points(A, "uniform"), "b": points(B), "a": [attrs.evolve(point, metrics={"acc": 1.0}) for point in points(A)]}
+    runs["b"] = [attrs.evolve(point, untrained="x is the warm-up's") for point in runs["b"]]
+    results = table(runs, "acc", "u")
+    by = {row.method: row for row in results.rows}
     assert by["b"].notes == ("no verdict: x is the warm-up's",)
     assert by["b"].metrics["acc"].mean == pytest.approx(sum(B) / len(B))
     assert by["b"].difference is None or by["b"].difference.count == 0
     assert (by["b"].undefined, by["b"].winner) == (0, False)
     assert by["a"].winner
-    runs["b"] = [attrs.evolve(one, metrics={"acc": 2.0}) for one in runs["b"]]
+    runs["b"] = [attrs.evolve(point, metrics={"acc": 2.0}) for point in runs["b"]]
     assert table(runs, "acc", "u").winner == "a", "what was not trained is not what others have to beat"
 
 
 def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:
-    found = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": 1})
-    assert [row.notes for row in found.rows] == [(), ("behind uniform on the one seed they share",)]
-    assert list(found.columns[0]) == ["method", "acc ↑", "− u", "outer steps", "oracle calls", "seconds", "note"]
+    results = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": 1})
+    assert [row.notes for row in results.rows] == [(), ("behind uniform on the one seed they share",)]
+    assert list(results.columns[0]) == ["method", "acc ↑", "− u", "outer steps", "oracle calls", "seconds", "note"]
     assert list(table({"u": points(A)}, "acc", "u").columns[0]) == ["method", "acc ↑", "outer steps", "oracle calls", "seconds"]
 
 
@@ -181,15 +181,15 @@ BREAKING = {"name": "walk", "label": "breaking", "breaks": "raise"}
 @pytest.mark.usefixtures("bowl")
 def test_a_comparison_from_python(tmp_path: Path) -> None:
     still = {"name": "walk", "label": "still", "move": {"lr": 1e-6}}
-    found = run(tmp_path, still, {"name": "walk", "label": "quick", "move": {"lr": 0.3}}, seeds=5)
-    assert found.complete
-    [one] = found.tables
-    assert (one.task, one.metric, one.higher_is_better, one.reference) == ("bowl", "distance", False, "still")
-    assert one.winner == "quick"
-    assert [row.outer_steps.mean for row in one.rows] == [4, 4]
-    assert [row.oracle_calls.mean for row in one.rows] == [8, 8]
-    assert "quick ★" in str(found)
-    assert found.as_dict()["tasks"][0]["methods"][1]["winner"]
+    comparison = run(tmp_path, still, {"name": "walk", "label": "quick", "move": {"lr": 0.3}}, seeds=5)
+    assert comparison.complete
+    [results] = comparison.tables
+    assert (results.task, results.metric, results.higher_is_better, results.reference) == ("bowl", "distance", False, "still")
+    assert results.winner == "quick"
+    assert [row.outer_steps.mean for row in results.rows] == [4, 4]
+    assert [row.oracle_calls.mean for row in results.rows] == [8, 8]
+    assert "quick ★" in str(comparison)
+    assert comparison.as_dict()["tasks"][0]["methods"][1]["winner"]
     [resources] = tmp_path.glob("bowl/quick-*/seed-0/resources.json")
     read = json.loads(resources.read_bytes())
     assert read["peak_memory_bytes"] > 1e7
@@ -198,9 +198,9 @@ def test_a_comparison_from_python(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("bowl")
 def test_objects_of_registered_classes_are_accepted_and_others_named(tmp_path: Path) -> None:
-    found = compare(load({"budget": "1 step", "task": "bowl", "method": "walk"}).pairs["bowl", "walk"].task, "walk",
+    comparison = compare(load({"budget": "1 step", "task": "bowl", "method": "walk"}).pairs["bowl", "walk"].task, "walk",
                     Budget(outer_steps=2), [4], tmp_path, jobs=0)  # fmt: skip
-    assert [row.outer_steps.mean for row in found.tables[0].rows] == [2]
+    assert [row.outer_steps.mean for row in comparison.tables[0].rows] == [2]
 
     class Stranger:
         name = "stranger"
@@ -216,30 +216,30 @@ def test_finished_cells_are_kept_and_broken_ones_go_on(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("broken/bowl/*/seed-*/env.json")}
     [first, _] = sorted(before)
     (first.parent / "summary.json").unlink()  # killed after its last checkpoint
-    found = run(tmp_path / "broken")
-    assert found.complete
+    comparison = run(tmp_path / "broken")
+    assert comparison.complete
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
     assert [path.stat().st_mtime_ns > before[path] for path in sorted(before)] == [True, False]
 
 
 @pytest.mark.usefixtures("bowl")
 def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path: Path) -> None:
-    found = run(tmp_path, "walk", BREAKING, {"name": "walk", "label": "memory", "breaks": "memory", "seed": 0})
-    assert [(one.method, one.seed, one.status, one.reason.splitlines()[0]) for one in found.failures] == [
+    comparison = run(tmp_path, "walk", BREAKING, {"name": "walk", "label": "memory", "breaks": "memory", "seed": 0})
+    assert [(cell.method, cell.seed, cell.status, cell.reason.splitlines()[0]) for cell in comparison.failures] == [
         ("memory", 0, "failed", "step 3: out of memory: MemoryError"),
         ("breaking", 1, "failed", "RuntimeError: CUDA out of memory, or so (grid_plugin.py:94; all of it is in traceback.txt)"),
     ]
-    assert [row.failed for row in found.tables[0].rows] == [0, 1, 1]
-    assert found.tables[0].rows[1].metrics["distance"].count == 2
-    assert found.as_dict()["failed"][1]["path"] == str(found.failures[1].path)
-    summary = json.loads((found.failures[1].path / "summary.json").read_bytes())
+    assert [row.failed for row in comparison.tables[0].rows] == [0, 1, 1]
+    assert comparison.tables[0].rows[1].metrics["distance"].count == 2
+    assert comparison.as_dict()["failed"][1]["path"] == str(comparison.failures[1].path)
+    summary = json.loads((comparison.failures[1].path / "summary.json").read_bytes())
     assert (summary["status"], summary["outer_steps"]) == ("failed", 2)
 
-    stamp = (found.failures[1].path / "summary.json").stat().st_mtime_ns
+    stamp = (comparison.failures[1].path / "summary.json").stat().st_mtime_ns
     run(tmp_path, "walk", BREAKING)
-    assert (found.failures[1].path / "summary.json").stat().st_mtime_ns == stamp, "kept"
+    assert (comparison.failures[1].path / "summary.json").stat().st_mtime_ns == stamp, "kept"
     again = run(tmp_path, "walk", BREAKING, retry_failed=True)
-    assert (found.failures[1].path / "summary.json").stat().st_mtime_ns > stamp
+    assert (comparison.failures[1].path / "summary.json").stat().st_mtime_ns > stamp
     assert len(again.failures) == 1
     assert "--retry-failed" in str(again)
 
@@ -261,12 +261,12 @@ def test_damaged_folders_are_named_and_left_alone(tmp_path: Path, damage: Callab
     [folder] = tmp_path.glob("bowl/*/seed-1")
     damage(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "resources.json"}
-    found = run(tmp_path, seeds=2)
-    [failure] = found.failures
+    comparison = run(tmp_path, seeds=2)
+    [failure] = comparison.failures
     assert (failure.status, failure.path) == ("damaged", folder)
     assert reason in failure.reason
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "resources.json"} == before
-    assert found.tables[0].rows[0].metrics["distance"].count == 1
+    assert comparison.tables[0].rows[0].metrics["distance"].count == 1
 
 
 @pytest.mark.usefixtures("bowl")
@@ -308,10 +308,10 @@ def test_a_worker_imports_nothing_from_the_working_directory(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("bowl")
 def test_nan_metrics_are_shown(tmp_path: Path) -> None:
-    found = compare({"name": "bowl", "undefined_at": [1]}, "walk", "3 steps", 3, tmp_path, jobs=0)
-    assert found.complete
-    assert found.tables[0].rows[0].undefined == 1
-    assert "1 NaN" in str(found)
+    comparison = compare({"name": "bowl", "undefined_at": [1]}, "walk", "3 steps", 3, tmp_path, jobs=0)
+    assert comparison.complete
+    assert comparison.tables[0].rows[0].undefined == 1
+    assert "1 NaN" in str(comparison)
 
 
 # --- processes ---------------------------------------------------------------------------------------------------------
@@ -355,9 +355,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str,
     folder = prepared(tmp_path_factory.mktemp("whole"))
     server.start(folder, *COMPARE, "--jobs", "0")
     assert server.end() == 0
-    made = contents(folder / "runs")
-    assert len(made) == 4 * 4
-    return made
+    files = contents(folder / "runs")
+    assert len(files) == 4 * 4
+    return files
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.slow)])
@@ -390,8 +390,8 @@ def test_sigterm_saves_every_running_cell(tmp_path: Path, server: Server, whole:
     server.start(folder, *COMPARE, "--jobs", "0")
     assert server.end() == 0
     left, went_on = (
-        sorted(data for name, data in made.items() if name.endswith("steps.jsonl"))
-        for made in (whole, contents(folder / "runs"))
+        sorted(data for name, data in files.items() if name.endswith("steps.jsonl"))
+        for files in (whole, contents(folder / "runs"))
     )
     assert went_on == left
 
@@ -415,8 +415,8 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(tmp_path: Path, server: Se
     server.start(folder, *COMPARE, "--jobs", "2", "--json")
     assert server.end() == 0, (folder / "err").read_text()
     assert contents(folder / "runs") == whole
-    told = json.loads((folder / "out").read_text())
-    assert [row["method"] for row in told["tasks"][0]["methods"]] == ["walk", "quick"]
+    printed = json.loads((folder / "out").read_text())
+    assert [row["method"] for row in printed["tasks"][0]["methods"]] == ["walk", "quick"]
 
 
 @pytest.mark.usefixtures("bowl")
@@ -433,20 +433,20 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on_too(tmp_path: Path, monkeypat
 
 def test_workers_know_the_plugins_that_were_added_in_python(bowl: Path, tmp_path: Path) -> None:
     assert str(bowl).endswith(".py")  # added to the host, and told to nobody else
-    found = run(tmp_path, seeds=1, jobs=1)
-    assert found.complete, str(found)
-    assert len(found.tables[0].rows) == 1
+    comparison = run(tmp_path, seeds=1, jobs=1)
+    assert comparison.complete, str(comparison)
+    assert len(comparison.tables[0].rows) == 1
 
 
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     folder = prepared(tmp_path, GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0'))
     server.start(folder, *COMPARE, "--set", "method.pause=0.0", "--budget", "4 steps", "--jobs", "1", "--json")
     assert server.end() == 1
-    told = json.loads((folder / "out").read_text())
-    [failure] = told["failed"]
+    printed = json.loads((folder / "out").read_text())
+    [failure] = printed["failed"]
     assert (failure["method"], failure["seed"], failure["status"]) == ("quick", 0, "failed")
     assert "killed by SIGKILL (out of memory, most often)" in failure["reason"]
-    walk, quick = told["tasks"][0]["methods"]
+    walk, quick = printed["tasks"][0]["methods"]
     assert (walk["failed"], quick["failed"]) == (0, 1)
     assert walk["metrics"]["distance"]["n"] == 2
     assert quick["metrics"]["distance"]["n"] == 1
@@ -466,20 +466,20 @@ def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
     what = ["--task", "bowl", "--set", "task.rows=7", "--methods", "walk"]
     flags = [*what, "--budget", "3 steps", "--seeds", "5-6", "--out", "o"]
     listed = hgms(*flags, "--dry-run", "--json")
-    assert [(one["seed"], one["state"]) for one in json.loads(listed.stdout)] == [(5, "new"), (6, "new")]
+    assert [(row["seed"], row["state"]) for row in json.loads(listed.stdout)] == [(5, "new"), (6, "new")]
     done = hgms(*flags, "--jobs", "0")
     assert done.exit_code == 0, done.stderr
     assert "distance ↓" in done.stdout
     assert "[2/2] bowl, walk, seed 6: done" in done.stderr
     assert "rows = 7" in next(Path("o").rglob("config.toml")).read_text()
-    assert {one["state"] for one in json.loads(hgms(*flags, "--dry-run", "--json").stdout)} == {"done"}
+    assert {row["state"] for row in json.loads(hgms(*flags, "--dry-run", "--json").stdout)} == {"done"}
     assert json.loads(hgms(*flags, "--jobs", "0", "--json").stdout)["seeds"] == [5, 6]
 
 
 def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine(
     bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     counts: list[int] = []
 
     class Crew:
@@ -499,14 +499,14 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
     monkeypatch.setattr(module, "Crew", Crew)
     monkeypatch.setattr(module, "cores", lambda: 8)
     timed, counted = (
-        load({"budget": each, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for each in ("5 s", "5 steps")
+        load({"budget": text, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for text in ("5 s", "5 steps")
     )
-    run_grid(timed, say=said.append)
-    assert said == []
-    run_grid(timed, jobs=2, say=said.append)
-    assert "share this machine" in said[0]
-    run_grid(counted, say=said.append)
-    assert len(said) == 1
+    run_grid(timed, say=lines.append)
+    assert lines == []
+    run_grid(timed, jobs=2, say=lines.append)
+    assert "share this machine" in lines[0]
+    run_grid(counted, say=lines.append)
+    assert len(lines) == 1
     assert counts == [1, 2, 8]
 
 
@@ -547,9 +547,9 @@ def test_bad_input_leaves_with_2_before_anything_runs(hgms: Callable[..., Any], 
 def test_a_dry_run_lists_trials_too_and_says_how_long_it_takes(hgms: Callable[..., Any]) -> None:
     sweep = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }"
     Path("grid.toml").write_text(f'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n{sweep}')
-    told = hgms("grid.toml", "--dry-run")
-    assert told.exit_code == 0, told.stderr
-    assert told.stdout.splitlines()[-1] == "5 of 5 runs to do: 16 s of steps, one run at a time"
+    listed = hgms("grid.toml", "--dry-run")
+    assert listed.exit_code == 0, listed.stderr
+    assert listed.stdout.splitlines()[-1] == "5 of 5 runs to do: 16 s of steps, one run at a time"
     rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
     assert [(row["trial"], row["seed"], row["state"]) for row in rows] == [
         (0, 100, "new"), (1, 100, "new"), (2, 100, "new"), (None, 0, "new"), (None, 1, "new"),

@@ -55,19 +55,19 @@ def test_what_comes_after_the_runs_is_passed_over() -> None:
 
 
 def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
-    made = grid()
-    cells = made.cells()
-    assert [(one.config.seed, one.task, one.method) for one in cells[:5]] == [
+    loaded = grid()
+    cells = loaded.cells()
+    assert [(cell.config.seed, cell.task, cell.method) for cell in cells[:5]] == [
         (0, "bowl", "walk"), (0, "bowl", "quick"), (0, "wide", "walk"), (0, "wide", "quick"), (1, "bowl", "walk"),
     ]  # fmt: skip
     assert len(cells) == 12
-    assert len({one.path for one in cells}) == 12
+    assert len({cell.path for cell in cells}) == 12
     quick = cells[1].config
     assert cells[1].path == Path("results", "bowl", f"quick-{quick.config_hash}", "seed-0")
     assert (quick.run.label, quick.run.task_label) == ("quick", None)
-    assert made.reference == "walk"
-    assert made.metrics == {"bowl": "distance", "wide": "distance"}
-    assert {one.config.budget for one in cells} == {Budget(outer_steps=4)}
+    assert loaded.reference == "walk"
+    assert loaded.metrics == {"bowl": "distance", "wide": "distance"}
+    assert {cell.config.budget for cell in cells} == {Budget(outer_steps=4)}
 
 
 def test_a_method_may_have_settings_for_one_task_only() -> None:
@@ -77,22 +77,22 @@ def test_a_method_may_have_settings_for_one_task_only() -> None:
 
 
 def test_labels_change_neither_hash_nor_result() -> None:
-    one, other = grid(method=["walk"]), grid(method=[{"name": "walk", "label": "w"}])
-    assert one.pairs["bowl", "walk"].config_hash == other.pairs["bowl", "w"].config_hash
+    plain, labelled = grid(method=["walk"]), grid(method=[{"name": "walk", "label": "w"}])
+    assert plain.pairs["bowl", "walk"].config_hash == labelled.pairs["bowl", "w"].config_hash
 
 
 def test_sets_reach_all_of_a_kind_one_label_or_the_rest() -> None:
-    made = grid(sets=["task.rows=7", "quick.noise=0.0", "run.dtype=float64", "budget=9 calls", "method.pause=0.5"])
-    assert [one.task.rows for one in made.pairs.values()] == [7] * 4
-    assert [one.method.noise for one in made.pairs.values()] == [0.05, 0.0] * 2
-    assert {one.method.pause for one in made.pairs.values()} == {0.5}
-    assert (made.run.dtype, made.budget) == ("float64", Budget(oracle_calls=9))
+    loaded = grid(sets=["task.rows=7", "quick.noise=0.0", "run.dtype=float64", "budget=9 calls", "method.pause=0.5"])
+    assert [config.task.rows for config in loaded.pairs.values()] == [7] * 4
+    assert [config.method.noise for config in loaded.pairs.values()] == [0.05, 0.0] * 2
+    assert {config.method.pause for config in loaded.pairs.values()} == {0.5}
+    assert (loaded.run.dtype, loaded.budget) == ("float64", Budget(oracle_calls=9))
 
 
 def test_a_label_with_a_dot_can_be_named_by_set() -> None:
-    made = grid(TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'), sets=["wide-0.5.rows=7"])
-    assert {task: pair.task.rows for (task, _), pair in made.pairs.items()}["wide-0.5"] == 7
-    assert next(pair.task.rows for (task, _), pair in made.pairs.items() if task == "bowl") != 7
+    loaded = grid(TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'), sets=["wide-0.5.rows=7"])
+    assert {task: pair.task.rows for (task, _), pair in loaded.pairs.items()}["wide-0.5"] == 7
+    assert next(pair.task.rows for (task, _), pair in loaded.pairs.items() if task == "bowl") != 7
 
 
 def test_a_grid_can_be_narrowed_to_labels() -> None:
@@ -187,10 +187,10 @@ def test_everything_wrong_is_said_at_once() -> None:
             budget="0 s", seeds=0, task=["bowl", "bowll"], method=["needy", {"name": "walk", "noise": "loud"}, "wlak"],
             reference="nobody", metric="m",
         )  # fmt: skip
-    said = str(caught.value)
-    assert said.startswith("8 problems in grid.toml; nothing was run:\n")
+    message = str(caught.value)
+    assert message.startswith("8 problems in grid.toml; nothing was run:\n")
     for part in ("the budget '0 s'", "'seeds' must be", "'bowll'", "'wlak'", '"loud"', "'needy' cannot", "'nobody'", "'m'"):
-        assert part in said
+        assert part in message
 
 
 def test_spaces() -> None:

@@ -52,8 +52,8 @@ def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
     assert [section.title for section in study.sections] == ["ring (rho = 0.4)", "ring (rho = 0.6)"]
     assert study.labels == ["baseline", "hg-ms", "lost", "uniform"]
     assert len(study.runs) == 24
-    assert {each.path.name for each in study.skipped} == {"seed-7", "seed-8", "seed-9"}
-    assert any("not valid JSON" in each.reason for each in study.skipped)  # the torn rows of a run with a sound summary
+    assert {folder.path.name for folder in study.skipped} == {"seed-7", "seed-8", "seed-9"}
+    assert any("not valid JSON" in folder.reason for folder in study.skipped)  # the torn rows of a run with a sound summary
 
 
 def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
@@ -63,7 +63,7 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
     values = [0.10 + 0.0004 * offset for offset in (-1, 0, 1)]
     assert first.metrics["value"] == Interval.of(values)
     floor = [0.40 + 0.0004 * offset for offset in (1, -1, 0)]
-    expected = Interval.of([one - other for one, other in zip(values, floor, strict=True)])
+    expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
     assert first.difference is not None
     assert first.difference.mean == pytest.approx(expected.mean)
     assert expected.half_width < first.difference.half_width < 3 * expected.half_width  # of six pairs
@@ -117,7 +117,7 @@ def test_a_task_on_which_everything_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("first", "second", "parts"),
     [
         ({"steps": 3}, {"steps": 4}, ("budget 3 outer steps", "budget 4 outer steps")),
         ({"version": "1"}, {"version": "2"}, ("version 1", "version 2")),
@@ -125,19 +125,19 @@ def test_a_task_on_which_everything_failed(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_the_list_or_separated(
-    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], told: Sequence[str]
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], parts: Sequence[str]
 ) -> None:
-    write_run(tmp_path, method="a", **one)
-    write_run(tmp_path, method="b", **other)
+    write_run(tmp_path, method="a", **first)
+    write_run(tmp_path, method="b", **second)
     with pytest.raises(ConfigError) as caught:
         report.build([tmp_path])
     message = str(caught.value)
     assert "cannot be compared" in message
     assert "--separate" in message
-    for part in told:
+    for part in parts:
         assert f"ring: {part}: 1 runs (" in message
     titles = {section.title for section in report.build([tmp_path], separate=True).sections}
-    assert titles == {f"ring, {part}" for part in told}
+    assert titles == {f"ring, {part}" for part in parts}
 
 
 def test_other_budgets_on_other_tasks_are_no_mixture(tmp_path: Path) -> None:
@@ -408,8 +408,8 @@ def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
 
 def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     section = study.sections[0]
-    [figure] = [each for each in figures(section, styles(study), {}) if each["title"] == "Value against oracle calls"]
-    [line] = [each for each in figure["spec"]["data"] if each["name"] == "hg-ms" and "fill" not in each]
+    [figure] = [item for item in figures(section, styles(study), {}) if item["title"] == "Value against oracle calls"]
+    [line] = [item for item in figure["spec"]["data"] if item["name"] == "hg-ms" and "fill" not in item]
     curve = section.curves("oracle_calls", "value")["hg-ms"]
     np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
     np.testing.assert_allclose(line["y"], curve.y, rtol=1e-4)
@@ -498,8 +498,8 @@ def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
 def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
-    one, other = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
-    runs = parquet.read_table(one).to_pylist()
+    run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
+    runs = parquet.read_table(run_file).to_pylist()
     assert len(runs) == 24
     [run] = [row for row in runs if row["method"] == "hg-ms" and row["setting.task.rho"] == "0.4" and row["seed"] == 1]
     assert run["metric.value"] == 0.10
@@ -509,7 +509,7 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study,
     [failed] = [row for row in runs if row["status"] == "failed"]
     assert failed["metric.value"] is None
     assert "not finite" in failed["error"]
-    steps = parquet.read_table(other)
+    steps = parquet.read_table(step_file)
     assert steps.num_rows == 24 * 13
     last = [("task", "=", "ring (rho = 0.4)"), ("method", "=", "hg-ms"), ("seed", "=", 1), ("step", "=", 12)]
     [row] = steps.filter(parquet.filters_to_expression(last)).to_pylist()
@@ -624,7 +624,7 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
 
     section = of(mixtures, "32400 s")
     shown = figures(section, styles(mixtures), source_colours(mixtures))
-    drawn = {each["title"]: each["spec"] for each in shown if each["title"].startswith("Mixture")}
+    drawn = {figure["title"]: figure["spec"] for figure in shown if figure["title"].startswith("Mixture")}
     assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]  # the uniform one does not move
     for title, spec in drawn.items():
         graph_objects.Figure(spec)
@@ -632,10 +632,10 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
         assert len(areas) == 8
         assert "3 other sources" in areas
         np.testing.assert_allclose(sum(areas.values()), 1.0, atol=1e-3)
-        found = section.mixtures[title.rpartition(" ")[2]]
+        mixture = section.mixtures[title.rpartition(" ")[2]]
         for source, values in areas.items():
-            if source in found.weights:
-                assert values[-1] == pytest.approx(found.weights[source].mean, rel=1e-4)
+            if source in mixture.weights:
+                assert values[-1] == pytest.approx(mixture.weights[source].mean, rel=1e-4)
         assert len({trace["meta"]["colour"] for trace in spec["data"]}) == 8
         assert all(trace["x"] == spec["data"][0]["x"] for trace in spec["data"])
     colours = [{trace["name"]: trace["meta"]["colour"] for trace in spec["data"]} for spec in drawn.values()]
@@ -656,19 +656,19 @@ def test_a_mean_mixture_holds_what_runs_last_reported() -> None:
 def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
-    one, other = report.write(mixtures, tmp_path / "r.parquet", steps=True)
-    rows = parquet.read_table(one).to_pylist()
+    runs, steps = report.write(mixtures, tmp_path / "r.parquet", steps=True)
+    rows = parquet.read_table(runs).to_pylist()
     [run] = [row for row in rows if row["method"] == "hg-ms" and row["seed"] == 2 and row["budget"] == "3600 s"]
     assert run["weight.source-0"] == pytest.approx(0.91)
     assert (run["step_forward_tokens"], run["step_backward_tokens"], run["seconds_per_step"]) == (1000.0, 500.0, 60.0)
     assert run["metric.recovery_error"] == 0.0
     [failed] = [row for row in rows if row["status"] == "failed"]
     assert failed["weight.source-0"] is failed["step_forward_tokens"] is None
-    assert {"weight.source-9", "step_forward_tokens"} <= set(parquet.read_schema(other).names)
+    assert {"weight.source-9", "step_forward_tokens"} <= set(parquet.read_schema(steps).names)
 
     folder = write_mixtures(tmp_path / "runs", budgets=[3600.0])
-    told = json.loads(call("report", folder, "--out", tmp_path / "r.md", "--json").stdout)
-    methods = {each["method"]: each for each in told["tasks"][0]["methods"]}
+    printed = json.loads(call("report", folder, "--out", tmp_path / "r.md", "--json").stdout)
+    methods = {method["method"]: method for method in printed["tasks"][0]["methods"]}
     assert methods["uniform"]["mixture"]["source-3"]["mean"] == pytest.approx(0.2)
     assert methods["scalebio"]["step_backward_tokens"] == 250.0
 
@@ -706,11 +706,11 @@ def test_a_weight_that_is_a_word_damages_the_run(tmp_path: Path) -> None:
 def test_the_command_says_what_it_wrote_and_left_out(comparison: Path, tmp_path: Path) -> None:
     done = call("report", comparison, "--out", tmp_path / "r.md", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["written"] == [str(tmp_path / "r.md")]
-    assert (told["runs"], len(told["failed"]), len(told["left_out"])) == (24, 1, 3)
-    assert told["tasks"][0]["winner"] == "hg-ms"
-    assert told["tasks"][0]["methods"][0]["metrics"]["value"]["mean"] == pytest.approx(0.1)
+    printed = json.loads(done.stdout)
+    assert printed["written"] == [str(tmp_path / "r.md")]
+    assert (printed["runs"], len(printed["failed"]), len(printed["left_out"])) == (24, 1, 3)
+    assert printed["tasks"][0]["winner"] == "hg-ms"
+    assert printed["tasks"][0]["methods"][0]["metrics"]["value"]["mean"] == pytest.approx(0.1)
     plain = call("report", comparison, "--out", tmp_path / "r.tex", "--reference", "baseline")
     assert plain.exit_code == 0, plain.output
     assert plain.stderr.count("left out: ") == 3

@@ -34,11 +34,11 @@ def test_without_a_scale_only_the_scales_go() -> None:
 
 
 def test_a_scale_is_laid_over_all_or_over_one() -> None:
-    found = scaled(GRID, "cpu")
-    assert found["budget"] == "9s"
-    assert found["run"] == {"device": "cpu", "threads": 1}
-    assert [one["size"] for one in found["task"]] == [1, 2]
-    assert found["method"] == [{"name": "m"}, {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}}]
+    table = scaled(GRID, "cpu")
+    assert table["budget"] == "9s"
+    assert table["run"] == {"device": "cpu", "threads": 1}
+    assert [task["size"] for task in table["task"]] == [1, 2]
+    assert table["method"] == [{"name": "m"}, {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}}]
     assert GRID["method"][1]["generator"]["count"] == 8, "the given table stays as it is"
 
 

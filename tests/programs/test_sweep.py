@@ -35,20 +35,20 @@ def contents(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("sampler", "space"), [("grid", LISTS), ("random", RANGES), ("tpe", RANGES)])
 def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path, sampler: str, space: dict[str, Any]) -> None:
-    found = swept(tmp_path, sampler=sampler, space=space, seeds=[0, 1])
-    [told] = found.sweeps
-    trials = told["trials"]
+    comparison = swept(tmp_path, sampler=sampler, space=space, seeds=[0, 1])
+    [record] = comparison.sweeps
+    trials = record["trials"]
     assert len(trials) == 5
     assert trials[0]["values"]["move.lr"] == 0.1, "the first trial is the given settings"
-    assert len({json.dumps(one["values"]) for one in trials}) == 5
-    assert told["chosen"] == min(range(5), key=lambda k: trials[k]["loss"])
+    assert len({json.dumps(row["values"]) for row in trials}) == 5
+    assert record["chosen"] == min(range(5), key=lambda k: trials[k]["loss"])
     [written], skipped = scan_sweeps(tmp_path)
     assert not skipped
-    assert written.table == told
+    assert written.table == record
     # what ran is what was chosen, and the trials are no results
     runs, _ = scan(tmp_path)
     assert {run.seed for run in runs} == {0, 1}
-    assert {run.method["move"]["lr"] for run in runs} == {told["chosen_values"]["move.lr"]}
+    assert {run.method["move"]["lr"] for run in runs} == {record["chosen_values"]["move.lr"]}
     for number, trial in enumerate(trials):
         summary = json.loads((tmp_path / "sweeps/bowl/walk" / f"trial-{number}/seed-100/summary.json").read_bytes())
         assert summary["validation_loss"] == trial["loss"] == trial["losses"]["100"]
@@ -64,14 +64,14 @@ def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: P
     state, _ = folder.load()  # type: ignore[misc]
     expected = problem.f({}, state["x"], problem.upper_data["stop"].whole)
     other = problem.f({}, state["x"], problem.upper_data["differentiate"].whole)
-    found = json.loads(folder.summary.read_bytes())["validation_loss"]
-    assert found == float(expected)
-    assert found != float(other)
+    loss = json.loads(folder.summary.read_bytes())["validation_loss"]
+    assert loss == float(expected)
+    assert loss != float(other)
 
 
 def test_the_loss_of_a_trial_is_the_mean_over_pilot_seeds(tmp_path: Path) -> None:
-    [told] = swept(tmp_path).sweeps
-    assert list(told["trials"][0]["losses"]) == ["100"]
+    [record] = swept(tmp_path).sweeps
+    assert list(record["trials"][0]["losses"]) == ["100"]
     again = compare(
         "bowl", "walk", "6 steps", 2, tmp_path / "two", jobs=0, run={"dtype": "float64"},
         sweep={"trials": 2, "seeds": [100, 101], "space": LISTS, "budget": "3 steps"},
@@ -86,12 +86,12 @@ def test_the_loss_of_a_trial_is_the_mean_over_pilot_seeds(tmp_path: Path) -> Non
 def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others_are_marked(tmp_path: Path) -> None:
     quick = {"name": "walk", "label": "quick", "move": {"lr": 0.3}}
     plain = {"name": "walk", "label": "plain"}
-    found = swept(tmp_path, ["walk", quick, plain], space=LISTS | {"quick": LISTS["walk"]})
-    assert [len(one["trials"]) for one in found.sweeps] == [5, 5]
-    assert [one["trials"][0]["values"]["move.lr"] for one in found.sweeps] == [0.1, 0.3]
-    assert [row.notes for row in found.tables[0].rows] == [(), (), ("not swept",)]
-    assert "not swept" in str(found)
-    assert "sweep: bowl, quick: trial" in str(found)
+    comparison = swept(tmp_path, ["walk", quick, plain], space=LISTS | {"quick": LISTS["walk"]})
+    assert [len(sweep["trials"]) for sweep in comparison.sweeps] == [5, 5]
+    assert [sweep["trials"][0]["values"]["move.lr"] for sweep in comparison.sweeps] == [0.1, 0.3]
+    assert [row.notes for row in comparison.tables[0].rows] == [(), (), ("not swept",)]
+    assert "not swept" in str(comparison)
+    assert "sweep: bowl, quick: trial" in str(comparison)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -101,14 +101,14 @@ def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) ->
     swept(broken, sampler=sampler, space=RANGES)
     for path in broken.rglob("seed-*"):
         if path.parent.name in ("trial-3", "trial-4") or "sweeps" not in path.parts:
-            for each in path.iterdir():
-                each.unlink()
+            for file in path.iterdir():
+                file.unlink()
     stamp = (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns
     swept(broken, sampler=sampler, space=RANGES)
     assert (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns == stamp
-    one, other = contents(broken), contents(tmp_path / "whole")
-    assert one.keys() == other.keys()
-    assert one == other
+    resumed, unbroken = contents(broken), contents(tmp_path / "whole")
+    assert resumed.keys() == unbroken.keys()
+    assert resumed == unbroken
 
 
 def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
     space = {"walk": {"breaks": ["never", "raise"], "noise": [0.0, 0.05]}}
-    found = swept(tmp_path, {"name": "walk", "seed": 100}, space=space, trials=4)
-    [told] = found.sweeps
-    assert sum(one["loss"] is None for one in told["trials"]) == 2
-    assert told["chosen_values"]["breaks"] == "never"
-    assert "2 trials failed" in str(found)
-    assert math.isfinite(found.tables[0].rows[0].metrics["distance"].mean)
+    comparison = swept(tmp_path, {"name": "walk", "seed": 100}, space=space, trials=4)
+    [record] = comparison.sweeps
+    assert sum(trial["loss"] is None for trial in record["trials"]) == 2
+    assert record["chosen_values"]["breaks"] == "never"
+    assert "2 trials failed" in str(comparison)
+    assert math.isfinite(comparison.tables[0].rows[0].metrics["distance"].mean)
 
     gone = swept(
         tmp_path / "all", {"name": "walk", "seed": 100, "breaks": "raise"}, space={"walk": {"noise": [0, 1, 2, 3.0, 4]}}
