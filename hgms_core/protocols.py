@@ -4,6 +4,9 @@ A component is any frozen attrs class with a kebab-case ``name`` and the methods
 nothing else; data and state go through its methods, and state is a value: nested dictionaries of tensors, numbers and
 strings, so that every run can be written to disk and resumed. Nothing has to inherit from these protocols.
 
+Any component may have ``lighter() -> list[str]``: what of its settings would take less memory, for the message of a run that
+does not fit (:func:`hgms_core.lowering` writes it).
+
 One outer step, in the order of the calls (:class:`hgms_core.Pipeline` makes them; the page of the hooks has all of them)::
 
     candidates = generator.propose(problem, theta, start, key)      N lower states, stacked

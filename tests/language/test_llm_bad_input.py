@@ -312,11 +312,9 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
     refused(
         done,
         "step 2: out of memory: CUDA out of memory. Tried to allocate 9.00 GiB.\n  the state after step 1 is kept\n",
-        "lower method.generator.chunk (now all)",
-        "lower method.selector.chunk (now all)",
-        "lower task.micro_batch (now all)",
-        "set task.checkpointing = true",
-        "lower method.generator.batch_size (now 16)",
+        "  method.generator: lower chunk (now all; the same result), lower batch_size (now 16)",
+        "  method.selector: lower chunk (now all; the same result)",
+        "  task: lower micro_batch (now all; the same result), set checkpointing = true (the same result)",
         code=1,
     )
     (folder,) = Path("runs/mix").glob("hg-ms-*/seed-1/reweight")

@@ -193,9 +193,9 @@ def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, mo
     assert done.stderr.splitlines() == [
         "error: step 3: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "  the state after step 2 is kept",
-        "  the same result with less: lower method.generator.chunk (now 2), lower method.selector.chunk (now all)",
-        "  otherwise: lower method.generator.batch_size (now 256), lower method.selector.batch_size (now all), "
-        "lower method.hypergradient.batch_size (now 2500)",
+        "  method.generator: lower chunk (now 2; the same result), lower batch_size (now 256), lower count (now 2)",
+        "  method.selector: lower chunk (now all; the same result), lower batch_size (now all)",
+        "  method.hypergradient: lower batch_size (now 2500)",
     ]
     summary = json.loads((run_folder(folder) / "summary.json").read_text())
     assert (summary["status"], summary["outer_steps"], summary["validation_loss"]) == ("failed", 2, None)

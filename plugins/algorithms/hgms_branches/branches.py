@@ -26,6 +26,7 @@ from hgms_core import (
     decay_rates,
     detach,
     groups,
+    lowering,
     not_negative,
     optional_positive,
     optional_whole,
@@ -112,6 +113,8 @@ class Branches:
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     cuda_graphs: bool = False
+
+    lighter = lowering(same=["chunk"], other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)

@@ -22,6 +22,7 @@ from hgms_core import (
     decay_rate,
     decay_rates,
     detach,
+    lowering,
     not_negative,
     optional_positive,
     optional_whole,
@@ -83,6 +84,8 @@ class Trajectory:
         default="selected", validator=choice("selected", "last", "restart")
     )
     keep_graph: bool = False
+
+    lighter = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}

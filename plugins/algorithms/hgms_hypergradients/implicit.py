@@ -21,6 +21,7 @@ from hgms_core import (
     Tree,
     choice,
     implicit,
+    lowering,
     optional_whole,
 )
 from hgms_graphs import recorded
@@ -81,6 +82,8 @@ class Implicit:
     batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
     warm_start: bool = False
     cuda_graphs: bool = field(default=False)
+
+    lighter = lowering(other=["batch_size"])
 
     @cuda_graphs.validator
     def _recordable(self, attribute: object, value: bool) -> None:

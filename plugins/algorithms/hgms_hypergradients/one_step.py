@@ -18,6 +18,7 @@ from hgms_core import (
     choice,
     cross_product,
     gradient,
+    lowering,
     norm,
     optional_whole,
     positive,
@@ -66,6 +67,8 @@ class OneStep:
     derivative: Literal["exact", "difference"] = field(default="exact", validator=choice("exact", "difference"))
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
+
+    lighter = lowering(other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> OneStep:

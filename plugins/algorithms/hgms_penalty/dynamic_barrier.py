@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient, lowering
 from hgms_penalty import shared
 
 
@@ -60,6 +60,8 @@ class DynamicBarrier:
     upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
     noise: float = field(default=0.0, validator=shared.not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return shared.begin(problem, key, self)

@@ -11,7 +11,7 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_adam import adam_
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, clone, decay_rates, norm
+from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, clone, decay_rates, lowering, norm
 from hgms_penalty import shared
 
 
@@ -85,6 +85,8 @@ class Minimax:
     upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
     noise: float = field(default=0.0, validator=shared.not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         known = len(set(_layers(problem.x0).values()) - {""})

@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, lowering, values
 
 
 def _score(
@@ -54,6 +54,8 @@ class BestOfN:
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
 
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
         return Selection.of(scores, cost=cost)
@@ -77,6 +79,8 @@ class Worst:
     batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, lowering, twice_differentiable_attention
 
 positive: Any = validators.gt(0)
 size: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
@@ -57,6 +57,8 @@ class Soba:
     batch_size: int | None = field(default=None, validator=size)
     upper_batch_size: int | None = field(default=None, validator=size)
     max_norm: float | None = field(default=None, validator=validators.optional(positive))
+
+    lighter = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return {

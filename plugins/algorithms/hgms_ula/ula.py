@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, repeat
+from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, lowering, repeat
 
 whole = [validators.instance_of(int), validators.gt(0)]
 
@@ -63,6 +63,8 @@ class Ula:
     batch_size: int | None = field(default=None, validator=validators.optional(whole))
     mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
     chunk: int | None = field(default=None, validator=validators.optional(whole))
+
+    lighter = lowering(same=["chunk"], other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}

@@ -19,6 +19,7 @@ from hgms_core import (
     Tree,
     choice,
     decay_rates,
+    lowering,
     not_negative,
     optional_whole,
     positive,
@@ -88,6 +89,8 @@ class Less:
     size: int | None = field(default=None, validator=optional_whole)
     store: str | None = None
     train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
         sources, pool = sources_of(problem), problem.lower_data

@@ -68,6 +68,10 @@ class BaseModel:
         if self.config is not None and self.tokenizer is None:
             raise ValueError("a model built from 'config' needs a 'tokenizer', such as \"bytes\"")
 
+    def lighter(self) -> list[str]:
+        """What would take less memory."""
+        return ['set quantize = "4bit"'] if self.quantize is None and self.path is not None else []
+
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a padding token."""
         transformers_quietly()

@@ -24,6 +24,7 @@ from hgms_core import (
     Sources,
     Tree,
     choice,
+    lowering,
     optional_whole,
     roles,
     unknown,
@@ -131,6 +132,11 @@ class SourceMixture:
             raise ValueError("a mixture has at least two sources")
         if self.reference is not None:
             self._shares(self.reference, "reference")
+
+    def lighter(self) -> list[str]:
+        """What would take less memory; none of it changes a result."""
+        again = [] if self.checkpointing else ["set checkpointing = true (the same result)"]
+        return [*lowering(same=["micro_batch"])(self), *again]
 
     @classmethod
     def testing_instance(cls) -> SourceMixture:

@@ -21,6 +21,7 @@ from hgms_core import (
     Tree,
     choice,
     decay_rates,
+    lowering,
     not_negative,
     optional_whole,
     positive,
@@ -86,6 +87,8 @@ class RegMix:
     top: int = field(default=100, validator=whole)
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
 
     @top.validator
     def _fewer_than_simulated(self, attribute: Attribute[int], value: int) -> None:

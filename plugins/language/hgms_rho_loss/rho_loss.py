@@ -21,6 +21,7 @@ from hgms_core import (
     Tree,
     choice,
     decay_rates,
+    lowering,
     not_negative,
     optional_whole,
     positive,
@@ -93,6 +94,8 @@ class RhoLoss:
     size: int | None = field(default=None, validator=optional_whole)
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
 
     @train_steps.validator
     def _long_enough(self, attribute: Attribute[int | None], value: int | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+
+import attrs
 
 from hgms_core import ConfigError, HgmsError, NumericalError, OutOfMemory, Record, once_differentiable, out_of_memory
+from hgms_core.registry import inside
 
 
 def _too_large(error: BaseException) -> bool:
@@ -33,16 +35,18 @@ _ADVICE: tuple[tuple[Callable[[BaseException], bool], type[HgmsError], str], ...
 )
 
 
-def explained(error: BaseException, step: int, kept: str, config: Mapping[str, Any]) -> HgmsError | None:
+def explained(error: BaseException, step: int, kept: str, **components: object) -> HgmsError | None:
     """The error that a run ends with on record, for an exception in ``step``; None for one that it can be resumed after, or
-    that nobody expected. ``kept`` says what is saved, ``config`` is the run's."""
+    that nobody expected. ``kept`` says what is saved; ``components`` are asked what would take less memory."""
     if isinstance(error, NumericalError | ConfigError):
         return error
     for recognised, kind, message in _ADVICE:
         if recognised(error):
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            lighter = "\n  ".join(_lighter(config)) if kind is OutOfMemory else ""
-            return kind(message.format(step=step, reason=reason, kept=kept, lighter=lighter))
+            parts = components.items() if kind is OutOfMemory else ()
+            advice = "\n  ".join(line for place, part in parts for line in _lighter(part, place))
+            advice = advice or "let the method and the problem take fewer rows or candidates at a time"
+            return kind(message.format(step=step, reason=reason, kept=kept, lighter=advice))
     return None
 
 
@@ -83,29 +87,13 @@ def broken(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _lighter(config: Mapping[str, Any]) -> list[str]:
-    """What a configuration has to bound the memory of a step, with what it is at: first what changes no result."""
-    same, other = [], []
-    for place, key, value, beside in _leaves({kind: config[kind] for kind in ("method", "task") if kind in config}):
-        now = f"{place} (now {'all' if value in (None, 'none') else value})"
-        if key in ("chunk", "micro_batch") and value != 1:
-            same.append(f"lower {now}")
-        elif key == "checkpointing" and value is False:
-            same.append(f"set {place} = true")
-        elif key == "batch_size" and value != 1:
-            other.append(f"lower {now}")
-        elif key == "quantize" and value in (None, "none") and beside.get("path") not in (None, "none"):
-            other.append(f'set {place} = "4bit"')
-    groups = (("the same result with less", same), ("otherwise", other))
-    advice = [f"{what}: {', '.join(knobs)}" for what, knobs in groups if knobs]
-    return advice or ["let the method and the problem take fewer rows or candidates at a time"]
-
-
-def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
-    """(place, key, value, the table it stands in) of everything in nested tables."""
-    for key, value in table.items():
-        here = f"{place}.{key}" if place else key
-        if isinstance(value, Mapping):
-            yield from _leaves(value, here)
-        else:
-            yield here, key, value, table
+def _lighter(component: object, place: str) -> Iterator[str]:
+    """What a component and its parts say would take less memory (``lighter``), each with its place in the configuration."""
+    cls = type(component)
+    advice: list[str] = getattr(component, "lighter", list)()
+    if advice:
+        yield f"{place}: {', '.join(advice)}"
+    for field in attrs.fields(cls) if attrs.has(cls) else ():
+        part = getattr(component, field.name)
+        if attrs.has(type(part)):
+            yield from _lighter(part, place if field.name == inside(cls) else f"{place}.{field.name}")

@@ -229,7 +229,7 @@ class Run:
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
-        return explained(error, self.step + 1, kept, self.info.config)
+        return explained(error, self.step + 1, kept, method=self.method, task=self.task)
 
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:
