@@ -26,8 +26,8 @@ def registry_of(*plugins: Path, tolerant: bool = False) -> Registry:
 def test_a_component_is_found_with_its_owner(site: Site) -> None:
     site.solver("plug", "mine")
     site.install("hgms-mine", {"mine-plugin": "plug"}, version="2.1")
-    found = registry_of().get("solver", "mine")
-    assert found.row() == {
+    component = registry_of().get("solver", "mine")
+    assert component.row() == {
         "kind": "solver",
         "name": "mine",
         "plugin": "mine-plugin",
@@ -37,7 +37,7 @@ def test_a_component_is_found_with_its_owner(site: Site) -> None:
         "status": "available",
         "install": None,
     }
-    assert found.where == "plug:Solver"
+    assert component.where == "plug:Solver"
 
 
 def test_the_pipeline_is_a_method_without_any_plugin(site: Site) -> None:
@@ -124,7 +124,7 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
     site.install("hgms-other", {"other": "other"})
     registry = registry_of()
     assert registry.get("solver", "other").plugin.name == "other"  # what has nothing to do with it works
-    assert [each.name for each in registry.components("solver")] == ["other"]
+    assert [target.name for target in registry.components("solver")] == ["other"]
     with pytest.raises(UnknownComponent) as caught:
         registry.get("solver", "fast-cg")
     assert str(caught.value) == (
@@ -215,8 +215,8 @@ def test_a_hook_that_returns_something_else(site: Site, returned: str, message: 
 
 
 def solver_class(solve: object, **namespace: object) -> type:
-    made = type("Made", (), {"solve": solve, "name": "made", **namespace})
-    return attrs.frozen(made)
+    tables = type("Made", (), {"solve": solve, "name": "made", **namespace})
+    return attrs.frozen(tables)
 
 
 @pytest.mark.parametrize(

@@ -32,5 +32,5 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
 @pytest.fixture(params=PROJECTS, ids=lambda path: path.name)
 def project(request: pytest.FixtureRequest) -> Path:
     """The folder of one example distribution."""
-    found: Path = request.param
-    return found
+    spec: Path = request.param
+    return spec

@@ -47,17 +47,17 @@ class Stranger:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.prefix), "platbase": str(self.prefix)}))
 
     def wheel(self, project: Path) -> Path:
-        (found,) = self.wheels.glob(f"{project.name.replace('-', '_')}-*.whl")
-        return found
+        (rows,) = self.wheels.glob(f"{project.name.replace('-', '_')}-*.whl")
+        return rows
 
     def does(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """One of the environment's own programs, without anything that this process's environment says of Python or plugins."""
         passed = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HGMS_PLUGINS", "PYTEST"))
         }
-        told = {**passed, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "HGMS_STRICT_PLUGINS": "1"}
+        answer = {**passed, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "HGMS_STRICT_PLUGINS": "1"}
         command = [str(self.prefix / "bin" / program), *arguments]
-        return subprocess.run(command, cwd=self.home, env=told, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(command, cwd=self.home, env=answer, capture_output=True, text=True, timeout=600, check=False)
 
     def says(self, program: str, *arguments: str) -> str:
         done = self.does(program, *arguments)
@@ -87,8 +87,8 @@ def install(folder: Path) -> None:
 
 def metadata(project: Path) -> dict[str, Any]:
     """The table ``project`` of its pyproject.toml."""
-    told: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return told
+    answer: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return answer
 
 
 def plugin_of(project: Path) -> tuple[str, str]:
@@ -100,9 +100,9 @@ def plugin_of(project: Path) -> tuple[str, str]:
 def main(wheels: Path) -> None:
     """The examples' wheels, with their extras, installed into this environment; what they need comes from the package index."""
     build(wheels, PROJECTS)
-    found = {project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS}
+    rows = {project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS}
     extras = {project: ",".join(metadata(project).get("optional-dependencies", ())) for project in PROJECTS}
-    named = [f"{wheel}[{extras[project]}]" if extras[project] else str(wheel) for project, wheel in found.items()]
+    named = [f"{wheel}[{extras[project]}]" if extras[project] else str(wheel) for project, wheel in rows.items()]
     subprocess.run([sys.executable, "-m", "pip", "install", *named], check=True)
 
 

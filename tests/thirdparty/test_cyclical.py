@@ -32,9 +32,9 @@ def run(stranger: Stranger) -> Path:
 def test_the_wheel_says_what_it_needs_and_what_is_extra(stranger: Stranger) -> None:
     with zipfile.ZipFile(stranger.wheel(EXAMPLE)) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
-        told = Parser().parsestr(archive.read(metadata).decode())
-    assert told.get_all("Provides-Extra") == ["plot", "test"]
-    assert [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line] == ["hgms<0.3,>=0.2"]
+        answer = Parser().parsestr(archive.read(metadata).decode())
+    assert answer.get_all("Provides-Extra") == ["plot", "test"]
+    assert [line for line in answer.get_all("Requires-Dist", []) if "extra ==" not in line] == ["hgms<0.3,>=0.2"]
 
 
 def test_its_observer_and_its_command_tell_of_a_run(stranger: Stranger, run: Path) -> None:
@@ -42,8 +42,8 @@ def test_its_observer_and_its_command_tell_of_a_run(stranger: Stranger, run: Pat
     rows = [json.loads(line) for line in (run / "cycles.jsonl").read_text().splitlines()[1:]]
     assert [(row["step"], row["cycle"] - 1) for row in rows] == [(row["step"], row["selected"]) for row in steps]
     picture = stranger.home / "cycles.svg"
-    (told,) = json.loads(stranger.says("hgms", "cycles", str(run.parent), "--json", "--plot", str(picture)))
-    assert told["shares"] == [sum(row["cycle"] == cycle for row in rows) / len(rows) for cycle in range(1, 5)]
+    (answer,) = json.loads(stranger.says("hgms", "cycles", str(run.parent), "--json", "--plot", str(picture)))
+    assert answer["shares"] == [sum(row["cycle"] == cycle for row in rows) / len(rows) for cycle in range(1, 5)]
     assert "</svg>" in picture.read_text(encoding="utf-8")
 
 

@@ -71,7 +71,7 @@ def checks_of(project: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told(stranger: Stranger) -> Told:
+def listing(stranger: Stranger) -> Told:
     """What commands say, all given in one process: starting one with torch takes longer than most of them."""
     (stranger.home / "together.toml").write_text(TOGETHER)
     lines = [["list", "--json"], ["compare", "together.toml", "--jobs", "0", "--json"]]
@@ -99,8 +99,8 @@ def test_they_are_found() -> None:
 
 def test_the_wheels_are_what_is_used_and_have_what_they_need(stranger: Stranger) -> None:
     pairs = {metadata(project)["name"]: plugin_of(project)[1] for project in PROJECTS} | {"hgms": "hgms_core"}
-    told = json.loads(stranger.says("python", "-c", WHERE, *[word for pair in pairs.items() for word in pair]))
-    for distribution, (file, place, unmet) in told.items():
+    listing = json.loads(stranger.says("python", "-c", WHERE, *[word for pair in pairs.items() for word in pair]))
+    for distribution, (file, place, unmet) in listing.items():
         assert Path(file).is_relative_to(stranger.site), distribution
         assert Path(place) == stranger.site, distribution
         assert unmet == [], distribution
@@ -110,11 +110,11 @@ def test_the_wheel_holds_its_package_and_entry_point_only(project: Path, strange
     name, module = plugin_of(project)
     with zipfile.ZipFile(stranger.wheel(project)) as archive:
         names = archive.namelist()
-        (entry_points,) = [each for each in names if each.endswith("entry_points.txt")]
+        (entry_points,) = [wheel for wheel in names if wheel.endswith("entry_points.txt")]
         assert archive.read(entry_points).decode().split() == ["[hgms]", name, "=", module]
     source = project / "src"
     ours = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.suffix in (".py", ".typed")}
-    assert {each for each in names if ".dist-info/" not in each} == ours
+    assert {wheel for wheel in names if ".dist-info/" not in wheel} == ours
 
 
 def test_the_folder_of_the_first_example_holds_what_the_tutorial_names() -> None:
@@ -135,8 +135,8 @@ def test_it_is_loaded(project: Path, plugins: dict[str, dict[str, Any]]) -> None
     assert [note for note in row["notes"] if "its import took" not in note] == []
 
 
-def test_its_components_are_listed(project: Path, told: Told) -> None:
-    rows = [row for row in json.loads(told("list", "--json")) if row["distribution"] == metadata(project)["name"]]
+def test_its_components_are_listed(project: Path, listing: Told) -> None:
+    rows = [row for row in json.loads(listing("list", "--json")) if row["distribution"] == metadata(project)["name"]]
     readme = (project / "README.md").read_text(encoding="utf-8")
     assert rows
     for row in rows:
@@ -148,10 +148,10 @@ def test_its_components_are_listed(project: Path, told: Told) -> None:
         assert rows[0]["summary"].startswith("Chebyshev's iteration")
 
 
-def test_it_passes_the_checks_that_its_readme_names(project: Path, told: Told) -> None:
+def test_it_passes_the_checks_that_its_readme_names(project: Path, listing: Told) -> None:
     assert checks_of(project)
     for target in checks_of(project):
-        assert re.search(r"^all \d+ checks passed", told("check", target), re.MULTILINE)
+        assert re.search(r"^all \d+ checks passed", listing("check", target), re.MULTILINE)
 
 
 def test_it_runs_by_name(project: Path, stranger: Stranger) -> None:
@@ -165,14 +165,14 @@ def test_it_runs_by_name(project: Path, stranger: Stranger) -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.parent.name)
-def test_its_grid_can_be_run(grid: Path, told: Told) -> None:
+def test_its_grid_can_be_run(grid: Path, listing: Told) -> None:
     table = tomllib.loads(grid.read_text(encoding="utf-8"))
     cells = len(table["task"]) * len(table["method"]) * table["seeds"]
-    assert told("compare", str(grid), "--dry-run").count(" new ") >= cells
+    assert listing("compare", str(grid), "--dry-run").count(" new ") >= cells
 
 
-def test_they_work_together(told: Told) -> None:
-    (compared,) = json.loads(told("compare", "together.toml", "--jobs", "0", "--json"))["tasks"]
+def test_they_work_together(listing: Told) -> None:
+    (compared,) = json.loads(listing("compare", "together.toml", "--jobs", "0", "--json"))["tasks"]
     rows = {row["method"]: row for row in compared["methods"]}
     assert (compared["metric"], set(rows)) == ("test_loss", {"hg-ms", "all-three"})
     for row in rows.values():

@@ -72,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(place: Path) -> Path:
     """A folder on the path with their unpacked wheels: installed, as far as importlib.metadata can tell."""
     projects = [str(place / f"hgms-{name_of(kind)}") for kind in KINDS]
-    said([sys.executable, "-c", BUILD, str(place / "wheels"), *projects], place)
+    shell([sys.executable, "-c", BUILD, str(place / "wheels"), *projects], place)
     wheels = sorted((place / "wheels").glob("*.whl"))
     assert len(wheels) == len(KINDS)
     for wheel in wheels:
@@ -81,7 +81,7 @@ def site(place: Path) -> Path:
     return place / "site"
 
 
-def said(command: list[str], cwd: Path, site: Path | None = None) -> str:
+def shell(command: list[str], cwd: Path, site: Path | None = None) -> str:
     environment = {**os.environ, **({"PYTHONPATH": str(site)} if site else {}), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -89,18 +89,18 @@ def said(command: list[str], cwd: Path, site: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
+def listing(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
     """What ``hgms plugins``, ``hgms check`` and ``hgms run`` say, with all of them installed."""
     lines = ["plugins|--json"]
     for kind in KINDS:
         config = place / f"hgms-{name_of(kind)}" / "run.toml"
         lines += [f"check|{class_of(kind)}", f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
-    found: dict[str, tuple[int, str, str]] = json.loads(said([sys.executable, "-c", COMMANDS, *lines], place, site))
-    return found
+    failed: dict[str, tuple[int, str, str]] = json.loads(shell([sys.executable, "-c", COMMANDS, *lines], place, site))
+    return failed
 
 
-def answer(told: dict[str, tuple[int, str, str]], start: str) -> str:
-    ((code, out, err),) = [value for line, value in told.items() if line.startswith(start)]
+def answer(listing: dict[str, tuple[int, str, str]], start: str) -> str:
+    ((code, out, err),) = [value for line, value in listing.items() if line.startswith(start)]
     assert code == 0, out + err
     return out
 
@@ -114,8 +114,8 @@ def test_the_wheel_holds_the_module_and_its_entry_point(site: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_listed_as_loaded(told: dict[str, tuple[int, str, str]], kind: str) -> None:
-    rows: list[dict[str, Any]] = json.loads(answer(told, "plugins"))
+def test_it_is_listed_as_loaded(listing: dict[str, tuple[int, str, str]], kind: str) -> None:
+    rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
     (row,) = [row for row in rows if row["name"] == name_of(kind)]
     assert (row["status"], row["distribution"], row["version"], row["hooks"], row["error"]) == (
         "loaded", f"hgms-{name_of(kind)}", "0.1.0", [KINDS[kind].hook], None,
@@ -123,15 +123,15 @@ def test_it_is_listed_as_loaded(told: dict[str, tuple[int, str, str]], kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hgms_check_has_nothing_to_say(told: dict[str, tuple[int, str, str]], kind: str) -> None:
-    shown = answer(told, f"check|{class_of(kind)}")
+def test_hgms_check_has_nothing_to_say(listing: dict[str, tuple[int, str, str]], kind: str) -> None:
+    shown = answer(listing, f"check|{class_of(kind)}")
     assert shown.startswith(f"{class_of(kind)}: {KINDS[kind].with_article}\n")
     assert re.search(r"\nall \d\d checks passed\n$", shown), shown
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_run_uses_it(told: dict[str, tuple[int, str, str]], place: Path, kind: str) -> None:
-    summary = json.loads(answer(told, f"run|{place / f'hgms-{name_of(kind)}'}"))
+def test_its_run_uses_it(listing: dict[str, tuple[int, str, str]], place: Path, kind: str) -> None:
+    summary = json.loads(answer(listing, f"run|{place / f'hgms-{name_of(kind)}'}"))
     assert (summary["status"], summary["outer_steps"]) == ("done", 3)
     assert f'"{name_of(kind)}"' in (Path(summary["folder"]) / "config.toml").read_text()
 
@@ -140,7 +140,7 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
     """Those of all kinds in one process; each test is known by its component's name."""
     folders = [f"hgms-{name_of(kind)}/{part}" for kind in KINDS for part in ("tests", "src")]
     options = ["-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "hgms-made-solver/pyproject.toml"]
-    shown = said([sys.executable, "-m", "pytest", *options, *folders], place, site)
+    shown = shell([sys.executable, "-m", "pytest", *options, *folders], place, site)
     (count,) = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1])  # torch warns of itself
     assert int(count) > 300
     for kind in KINDS:
@@ -153,9 +153,9 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
 def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
     """Its own pytest configuration, and its run as it was written, from its own folder."""
     project = place / "hgms-made-solver"
-    shown = said([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
+    shown = shell([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
     assert re.match(r"\d\d passed in ", shown.splitlines()[-1])
-    shown = said([sys.executable, "-m", "hgms_cli", "run", "run.toml"], project, site)
+    shown = shell([sys.executable, "-m", "hgms_cli", "run", "run.toml"], project, site)
     assert shown.startswith("quadratic, hg-ms, seed 0: done\n")
     folder = project / shown.splitlines()[-1].strip()
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[1:]]
@@ -164,7 +164,7 @@ def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
 
 
 def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
-    said([sys.executable, "-c", BUILD, str(tmp_path), str(ROOT)], tmp_path)
+    shell([sys.executable, "-c", BUILD, str(tmp_path), str(ROOT)], tmp_path)
     (wheel,) = tmp_path.glob("hgms-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("hgms_core/template/")}

@@ -365,7 +365,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All the files. What importing them does is looked at in one other interpreter, because one takes seconds to start."""
     folder = tmp_path_factory.mktemp("files")
     sources = {f"sound_{kind}.py": source for kind, source in SOUND.items()}
-    sources |= {each.file: spoilt(SOUND[each.kind], *each.edits) for each in CHECKED}
+    sources |= {item.file: spoilt(SOUND[item.kind], *item.edits) for item in CHECKED}
     kept = torch.get_rng_state()
     for name, source in sources.items():
         (folder / name).write_text(source, encoding="utf-8")
@@ -377,22 +377,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", SOUND)
 def test_what_is_not_spoilt_passes(fresh: Path, files: Path, kind: str) -> None:
-    said = hgms("check", f"{files / f'sound_{kind}.py'}:Mine")
-    assert said.exit_code == 0, said.output
-    assert "checks passed" in said.output
+    result = hgms("check", f"{files / f'sound_{kind}.py'}:Mine")
+    assert result.exit_code == 0, result.output
+    assert "checks passed" in result.output
 
 
-@pytest.mark.parametrize("wrong", CHECKED, ids=lambda each: each.fault)
+@pytest.mark.parametrize("wrong", CHECKED, ids=lambda item: item.fault)
 def test_the_kit_names_the_fault(fresh: Path, files: Path, wrong: Checked) -> None:
-    said = hgms("check", f"{files / wrong.file}:Mine")
-    assert said.exit_code == 1, said.output
-    (line,) = [line for line in said.output.splitlines() if line.startswith(f"  FAIL {wrong.check}: ")]
+    result = hgms("check", f"{files / wrong.file}:Mine")
+    assert result.exit_code == 1, result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith(f"  FAIL {wrong.check}: ")]
     assert wrong.says in line
 
 
 def test_every_kind_has_wrong_plugins() -> None:
-    assert {each.kind for each in CHECKED} == set(SOUND) == set(KINDS)
-    assert len({each.file for each in CHECKED}) == len(CHECKED) >= 12
+    assert {item.kind for item in CHECKED} == set(SOUND) == set(KINDS)
+    assert len({item.file for item in CHECKED}) == len(CHECKED) >= 12
 
 
 # --- what the host says of an installed distribution, and what everything else does meanwhile --------------------------------
@@ -615,15 +615,15 @@ method = { name = "hg-ms", generator = { steps = 4 } }
 """
 
 
-def install(site: Path, number: int, made: Installed) -> None:
+def install(site: Path, number: int, package: Installed) -> None:
     folder = site if number == 0 else site / f"more-{number}"
     folder.mkdir(exist_ok=True)
-    for module, source in made.modules.items():
+    for module, source in package.modules.items():
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
-    info = folder / f"hgms_{made.name}-{made.version}.dist-info"
+    info = folder / f"hgms_{package.name}-{package.version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-{made.name}\nVersion: {made.version}\n")
-    lines = "".join(f"{entry} = {value}\n" for entry, value in made.entries.items())
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-{package.name}\nVersion: {package.version}\n")
+    lines = "".join(f"{entry} = {value}\n" for entry, value in package.entries.items())
     (info / "entry_points.txt").write_text(f"[hgms]\n{lines}")
 
 
@@ -641,7 +641,7 @@ def seen(folder: Path, call: Callable[[Sequence[str]], tuple[int, str, str]]) ->
     (folder / "run.toml").write_text(CONFIG)
     listing = call(["list", "--json"])
     assert listing[0] == 0, listing[2]
-    ours = [each for each in json.loads(listing[1]) if each["distribution"] == "hgms"]
+    ours = [item for item in json.loads(listing[1]) if item["distribution"] == "hgms"]
     with contextlib.chdir(folder):
         code, out, error = call(["run", "run.toml", "--json", "--out", "runs"])
     assert json.loads(out)["status"] == "done", error
@@ -650,8 +650,8 @@ def seen(folder: Path, call: Callable[[Sequence[str]], tuple[int, str, str]]) ->
 
 
 def within(words: Sequence[str]) -> tuple[int, str, str]:
-    said = hgms(*words)
-    return said.exit_code, said.stdout, said.stderr
+    result = hgms(*words)
+    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -660,12 +660,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return seen(tmp_path_factory.mktemp("alone"), within)[0]
 
 
-@pytest.mark.parametrize("broken", HOSTED, ids=lambda each: each.fault)
+@pytest.mark.parametrize("broken", HOSTED, ids=lambda item: item.fault)
 def test_the_host_names_the_fault_and_nothing_else_changes(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Seen, broken: Broken
 ) -> None:
-    for number, made in enumerate(broken.distributions):
-        install(fresh, number, made)
+    for number, package in enumerate(broken.distributions):
+        install(fresh, number, package)
         if number:
             monkeypatch.syspath_prepend(fresh / f"more-{number}")
     without = seen(tmp_path, within)
@@ -673,11 +673,11 @@ def test_the_host_names_the_fault_and_nothing_else_changes(
     code, out, error = within(["plugins", "-v"])
     assert code == 0, error
     _, _, unknown = within(["no-such-command"])  # asks plugins for their commands
-    said = "\n".join([without[1], out, error, unknown])
-    assert [words for words in broken.says if words not in said] == [], said
+    result = "\n".join([without[1], out, error, unknown])
+    assert [words for words in broken.says if words not in result] == [], result
     assert "Traceback" not in without[1]
     rows = json.loads(within(["plugins", "--json"])[1])
-    (last,) = [each for each in rows if each["distribution"] == f"hgms-{broken.distributions[-1].name}"]
+    (last,) = [item for item in rows if item["distribution"] == f"hgms-{broken.distributions[-1].name}"]
     assert last["status"] == broken.status
 
 
@@ -699,20 +699,20 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "source", "says", "advice"), [one[1:] for one in FILES], ids=[one[0] for one in FILES])
+@pytest.mark.parametrize(("name", "source", "says", "advice"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
 def test_a_named_file_is_an_error_in_words(fresh: Path, name: str, source: str | None, says: str, advice: str) -> None:
     (fresh / "my_solver.py").write_text(solver("bad"))
     if name.endswith("/"):
         (fresh / name).mkdir()
     elif source is not None:
         (fresh / name).write_text(source, errors="surrogateescape")
-    said = hgms("list", "solver", "--plugin", fresh / name)
-    assert said.exit_code == 2, said.output
-    assert isinstance(said.exception, SystemExit)
-    assert said.stderr.startswith("error: ")
-    assert "Traceback" not in said.output
-    assert says in said.stderr
-    assert advice in said.stderr
+    result = hgms("list", "solver", "--plugin", fresh / name)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert says in result.stderr
+    assert advice in result.stderr
 
 
 def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
@@ -724,13 +724,13 @@ def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
     monkeypatch.chdir(fresh)
     monkeypatch.setenv("HOME", str(fresh))
     files = ["mine.py", "./mine.py", fresh / "mine.py", "~/mine.py", "other/mine.py"]
-    said = hgms("list", "solver", "--json", *(word for each in files for word in ("--plugin", each)))
-    assert said.exit_code == 0, said.output
-    assert [row["plugin"] for row in json.loads(said.stdout) if row["distribution"] is None] == ["mine", "other/mine.py"]
+    result = hgms("list", "solver", "--json", *(word for item in files for word in ("--plugin", item)))
+    assert result.exit_code == 0, result.output
+    assert [row["plugin"] for row in json.loads(result.stdout) if row["distribution"] is None] == ["mine", "other/mine.py"]
     registry = Registry.load(files)
-    one, two = (registry.get("solver", name).target for name in ("one", "two"))
-    assert pickle.loads(pickle.dumps(one)) is one  # each under a module of its own
-    assert pickle.loads(pickle.dumps(two)) is two
+    first, second = (registry.get("solver", name).target for name in ("one", "two"))
+    assert pickle.loads(pickle.dumps(first)) is first  # each under a module of its own
+    assert pickle.loads(pickle.dumps(second)) is second
 
 
 CLASSES = [
@@ -742,13 +742,13 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "cls", "code", "says"), CLASSES, ids=[one[-1] for one in CLASSES])
+@pytest.mark.parametrize(("old", "new", "cls", "code", "says"), CLASSES, ids=[case[-1] for case in CLASSES])
 def test_a_file_that_cannot_be_checked(fresh: Path, old: str, new: str, cls: str, code: int, says: str) -> None:
     (fresh / "my_solver.py").write_text(spoilt(SOUND["solver"], (old, new)))
-    said = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
-    assert said.exit_code == code, said.output
-    assert isinstance(said.exception, SystemExit)
-    assert says in said.output
+    result = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert says in result.output
 
 
 COMPOSED = """
@@ -768,15 +768,15 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "code", "says"), PARTS, ids=[one[-1] for one in PARTS])
+@pytest.mark.parametrize(("old", "new", "code", "says"), PARTS, ids=[case[-1] for case in PARTS])
 def test_a_composition_is_checked(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, code: int, says: str
 ) -> None:
-    monkeypatch.setattr(Check, "fault", lambda check, one: "")  # the built-in ones are asked elsewhere
+    monkeypatch.setattr(Check, "fault", lambda check, case: "")  # the built-in ones are asked elsewhere
     (fresh / "mine.py").write_text(COMPOSED.replace(old, new, 1))
-    said = hgms("check", f"{fresh / 'mine.py'}:MINE")
-    assert said.exit_code == code, said.output
-    assert says in said.output
+    result = hgms("check", f"{fresh / 'mine.py'}:MINE")
+    assert result.exit_code == code, result.output
+    assert says in result.output
 
 
 NAMED = [
@@ -789,30 +789,30 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "code", "says"), NAMED, ids=[one[0] for one in NAMED])
+@pytest.mark.parametrize(("spec", "code", "says"), NAMED, ids=[case[0] for case in NAMED])
 def test_what_is_registered_is_checked_by_its_name(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, spec: str, code: int, says: str
 ) -> None:
-    monkeypatch.setattr(Check, "fault", lambda check, one: "")
+    monkeypatch.setattr(Check, "fault", lambda check, case: "")
     (fresh / "mine.py").write_text(SOUND["solver"])
-    said = hgms("check", spec, "--plugin", fresh / "mine.py")
-    assert said.exit_code == code, said.output
-    assert says in said.output
+    result = hgms("check", spec, "--plugin", fresh / "mine.py")
+    assert result.exit_code == code, result.output
+    assert says in result.output
 
 
 def test_a_field_that_no_toml_holds(fresh: Path, tmp_path: Path) -> None:
     """It works from Python; a configuration cannot hold it, and says so."""
     text = spoilt(SOUND["solver"], ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"))
     (fresh / "mine.py").write_text(text)
-    said = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
-    assert said.exit_code == 0, said.output
-    assert "rule" in said.output
+    result = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
+    assert result.exit_code == 0, result.output
+    assert "rule" in result.output
     text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "mine" }')
     (tmp_path / "run.toml").write_text(text)
-    said = hgms("run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs")
-    assert said.exit_code == 2, said.output
-    assert "rule" in said.stderr
-    assert "can only be used from Python" in said.stderr
+    result = hgms("run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs")
+    assert result.exit_code == 2, result.output
+    assert "rule" in result.stderr
+    assert "can only be used from Python" in result.stderr
 
 
 def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp_path: Path) -> None:
@@ -829,12 +829,12 @@ def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp
 def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Path, alone: Seen) -> None:
     """As a person meets them: every broken distribution at once, one interpreter a command."""
     paths = [fresh]
-    for number, broken in enumerate(each for each in HOSTED if len(each.distributions) == 1):
-        (made,) = broken.distributions
+    for number, broken in enumerate(item for item in HOSTED if len(item.distributions) == 1):
+        (package,) = broken.distributions
         renamed = Installed(
-            f"{made.name}-{number}",
-            {f"{name}_{number}": source for name, source in made.modules.items()},
-            {f"{key}-{number}": value.replace("_bad", f"_bad_{number}") for key, value in made.entries.items()},
+            f"{package.name}-{number}",
+            {f"{name}_{number}": source for name, source in package.modules.items()},
+            {f"{key}-{number}": value.replace("_bad", f"_bad_{number}") for key, value in package.entries.items()},
         )
         install(fresh, number, renamed)
         paths.append(fresh / f"more-{number}")

@@ -153,10 +153,10 @@ def test_list_of_an_unknown_kind(fake: Site) -> None:
 
 
 def test_describe_a_class(fake: Site) -> None:
-    found = json_of("describe", "method", "halve")
-    assert found["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5}]
-    assert found["doc"].startswith("Halves x at every step.")
-    assert found["class"] == "fake_plugin:Halve"
+    answer = json_of("describe", "method", "halve")
+    assert answer["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5}]
+    assert answer["doc"].startswith("Halves x at every step.")
+    assert answer["class"] == "fake_plugin:Halve"
     text = call("describe", "method", "halve").stdout
     assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
 
@@ -207,10 +207,10 @@ def test_describe_a_composition(site: Site) -> None:
         """,
     )
     site.install("hgms-recipes", {"recipes": "recipes"})
-    found = json_of("describe", "method", "mix")
-    assert found["parts"]["generator"] == {"name": "g", "count": 4}
+    answer = json_of("describe", "method", "mix")
+    assert answer["parts"]["generator"] == {"name": "g", "count": 4}
     assert "Source: a cookbook" in call("describe", "method", "mix").stdout
-    assert found["on"]["sources"]["generator"] == {"name": "g", "count": 2}
+    assert answer["on"]["sources"]["generator"] == {"name": "g", "count": 2}
     text = call("describe", "method", "mix").stdout
     usual, sources = text.split("On a task with the trait 'sources' its defaults are\n")
     assert '[method.generator]\nname = "g"\ncount = 4' in usual
@@ -501,8 +501,8 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             peak_memory_bytes=Interval.of([]),
         )
         rows = [row, evolve(row, method="uniform", difference=None)]
-        found = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows)
-        return demo.Demo(table=found, results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
+        answer = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows)
+        return demo.Demo(table=answer, results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
     lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
@@ -516,8 +516,8 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (row,) = [line.split() for line in lines if "hg-ms" in line]
     assert row == ["hg-ms", "91.00", "±", "12.71", "+10.00", "10", "10", "10"]
     assert f"  {tmp_path / 'accuracy.png'}" in lines
-    found = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
-    assert found["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}
+    answer = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
+    assert answer["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}
 
 
 def test_version() -> None:

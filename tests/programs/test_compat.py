@@ -115,8 +115,8 @@ def test_a_smooth_lower_loss_has_the_second_derivative_that_differences_of_its_g
     step = 1e-8
     flat = at.spec.ravel(x)
     ends = [curvature(lambda y: problem.g(theta, y, batch), at.spec.unravel(flat + s * step * v)).gradient for s in (1, -1)]
-    found = (ends[0] - ends[1]) / (2 * step)
-    assert float((at.matvec(v) - found).norm()) <= 1e-4 * float(found.norm())
+    cells = (ends[0] - ends[1]) / (2 * step)
+    assert float((at.matvec(v) - cells).norm()) <= 1e-4 * float(cells.norm())
 
 
 def test_every_task_makes_promises() -> None:

@@ -80,7 +80,7 @@ def test_the_project_is_a_plugin_of_that_name(texts: dict[str, str]) -> None:
 
 def test_the_module_has_one_component_of_the_kind(kind: str, texts: dict[str, str], site: Site) -> None:
     host = plugins.Host.load([site.module("hgms_my_own", texts["src/hgms_my_own.py"])])
-    (component,) = [each for each in registry.Registry(host).components(kind) if each.plugin.name == "hgms_my_own"]
+    (component,) = [item for item in registry.Registry(host).components(kind) if item.plugin.name == "hgms_my_own"]
     assert (component.name, component.plugin.status, component.plugin.hooks) == (
         "my-own", "loaded", (registry.KINDS[kind].hook,),
     )  # fmt: skip
@@ -107,10 +107,10 @@ def test_ci_and_tests_ask_for_that_class(kind: str, texts: dict[str, str]) -> No
     assert runs[:2] == ["pip install -e '.[test]'", "pytest"]
     assert "hgms check hgms_my_own:MyOwn" in runs
     assert "${{ matrix.python-version }}" in ci
-    asked = texts["tests/test_conformance.py"]
-    assert "from hgms_my_own import MyOwn\n" in asked
-    assert re.search(r"@parametrize_with_checks\(\[MyOwn\(\), MyOwn\(\w+=.*\)\]\)", asked)
-    assert f"found.load().{registry.KINDS[kind].hook}()" in asked
+    seen = texts["tests/test_conformance.py"]
+    assert "from hgms_my_own import MyOwn\n" in seen
+    assert re.search(r"@parametrize_with_checks\(\[MyOwn\(\), MyOwn\(\w+=.*\)\]\)", seen)
+    assert f"entry.load().{registry.KINDS[kind].hook}()" in seen
 
 
 def test_what_it_prints(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +130,11 @@ def test_what_it_prints(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_as_json(site: Site, tmp_path: Path) -> None:
     done = call("my-own", "--kind", "tasks", "--into", tmp_path / "a folder", "--json")
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert told["folder"] == str(tmp_path / "a folder" / "hgms-my-own")
-    assert set(told["files"]) == FILES
-    assert told["next"][0] == f"cd '{told['folder']}' && pip install -e '.[test]'"
-    assert "class MyOwn" in Path(told["folder"], "src", "hgms_my_own.py").read_text()
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert answer["folder"] == str(tmp_path / "a folder" / "hgms-my-own")
+    assert set(answer["files"]) == FILES
+    assert answer["next"][0] == f"cd '{answer['folder']}' && pip install -e '.[test]'"
+    assert "class MyOwn" in Path(answer["folder"], "src", "hgms_my_own.py").read_text()
 
 
 @pytest.mark.parametrize(("name", "kind", "cls"), [("problem", "task", "ProblemTask"), ("none", "solver", "NoneSolver")])
@@ -143,14 +143,14 @@ def test_a_class_is_not_called_like_something_the_module_uses(
 ) -> None:
     assert call(name, "--kind", kind, "--into", tmp_path).exit_code == 0
     file = tmp_path / f"hgms-{name}" / "src" / f"hgms_{name}.py"
-    found = registry.Registry(plugins.Host.load([file])).get(kind, name)
-    assert found.where.endswith(f":{cls}")
+    names = registry.Registry(plugins.Host.load([file])).get(kind, name)
+    assert names.where.endswith(f":{cls}")
 
 
 def test_the_two_instances_differ_from_each_other(kind: str, texts: dict[str, str]) -> None:
     """A second instance with the defaults' values would ask the same questions again."""
-    (given,) = re.findall(r"MyOwn\((\w+=[^)]*)\)", texts["tests/test_conformance.py"])
-    for setting in given.split(", "):
+    (settings,) = re.findall(r"MyOwn\((\w+=[^)]*)\)", texts["tests/test_conformance.py"])
+    for setting in settings.split(", "):
         name, _, value = setting.partition("=")
         field = re.search(rf"^    {name}: .*?default=([^,]+),", texts["src/hgms_my_own.py"], re.MULTILINE)
         assert field is not None, name

@@ -38,7 +38,7 @@ def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
@@ -49,11 +49,11 @@ def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
 def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     result = _run(tmp_path, "tensorboard")
-    found = _scalars(result.info.folder)
+    scalars = _scalars(result.info.folder)
     rows = [row for row in result.records if row["step"]]
-    assert found["upper_loss"] == [(row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows]
-    assert found["scores/1"] == [(row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows]
-    assert any(tag.startswith("metric/") for tag in found)
+    assert scalars["upper_loss"] == [(row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows]
+    assert scalars["scores/1"] == [(row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows]
+    assert any(tag.startswith("metric/") for tag in scalars)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypat
     result = _run(tmp_path, "wandb", "trackio")
     expected = [(row["step"], row.get("upper_loss")) for row in result.records for _ in range(2)]
     assert seen["rows"] == expected
-    assert all(one["config"]["method"]["name"] == "hg-ms" and one["resume"] == "allow" for one in seen["inits"])
+    assert all(event["config"]["method"]["name"] == "hg-ms" and event["resume"] == "allow" for event in seen["inits"])
     assert seen["ends"][0] == (0, {f"final/{name}": value for name, value in result.summary["metrics"].items()})
 
 
