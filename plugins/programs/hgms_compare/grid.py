@@ -5,6 +5,7 @@ A cell is one run in its folder. What stands for a (task, method) pair may be va
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -66,9 +67,12 @@ class Entry:
     def name(self) -> str:
         return str(self.table["name"])
 
-    def at(self, task: str) -> dict[str, Any]:
-        """The table for the task of that label."""
-        return overlay(self.table, self.on.get(task, {}))
+    def at(self, task: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The table for the task of that label, with dotted fields set to ``values``."""
+        table = copy.deepcopy(overlay(self.table, self.on.get(task, {})))
+        for key, value in (values or {}).items():
+            put(table, key.split("."), value)
+        return table
 
 
 @frozen(kw_only=True)
@@ -140,11 +144,9 @@ class Grid:
         """The configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)
-        table = entry.at(task)
-        for key, value in values.items():
-            put(table, key.split("."), value)
         traits = frozenset(getattr(base.task, "traits", ()))
-        return attrs.evolve(base, method=structured(table, Method, self.registry, traits), method_name=entry.name)
+        built = structured(entry.at(task, values), Method, self.registry, traits)
+        return attrs.evolve(base, method=built, method_name=entry.name)
 
 
 __all__ = ["MOST_SEEDS", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]

@@ -51,7 +51,6 @@ from hgms_run import (
     RunSettings,
     device_called,
     lay,
-    put,
     show,
     structured,
     tables_of_others,
@@ -358,9 +357,7 @@ class _Loader:
             traits = traits_of(self.registry, task.table)
             for key, dimension in dimensions.items():
                 for value in dimension.ends:
-                    trial = copy.deepcopy(method.at(task.label))
-                    put(trial, key.split("."), value)
-                    self.built(trial, Method, f"{here} ({key} = {show(value)})", traits)
+                    self.built(method.at(task.label, {key: value}), Method, f"{here} ({key} = {show(value)})", traits)
 
 
 __all__ = ["FLAGS", "GridFile", "load"]

@@ -56,22 +56,15 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
     body = []
     for number, row in enumerate(table.rows):
         body += [r"\midrule"] * (number in table.groups) + [" & ".join(map(spell_cell, row)) + r" \\"]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{tex(lead + table.title + '. ' + table.caption)}}}",
-            rf"  \label{{tab:{name}-{table.ident}}}",
-            rf"  \begin{{tabular}}{{{align}}}",
-            r"    \toprule",
-            "    " + " & ".join(map(tex, table.columns)) + r" \\",
-            r"    \midrule",
-            *("    " + line for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-        ]
-    )
+    rows = [r"\toprule", " & ".join(map(tex, table.columns)) + r" \\", r"\midrule", *body, r"\bottomrule"]
+    lines = [
+        rf"  \caption{{{tex(lead + table.title + '. ' + table.caption)}}}",
+        rf"  \label{{tab:{name}-{table.ident}}}",
+        rf"  \begin{{tabular}}{{{align}}}",
+        *(f"    {row}" for row in rows),
+        r"  \end{tabular}",
+    ]
+    return "\n".join([r"\begin{table}", r"  \centering", *lines, r"\end{table}"])
 
 
 __all__ = ["latex", "tex"]
