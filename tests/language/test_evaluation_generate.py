@@ -19,7 +19,7 @@ import torch
 from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate, Judge, Verifier
-from hgms_evaluation.generate import fingerprint, prompt_cap, replies
+from hgms_evaluation.generate import Prompts, fingerprint, prompt_cap, replies
 from hgms_llm import BaseModel
 from hgms_run import converter_for
 
@@ -75,8 +75,10 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 def answer(
     model: Any, tokenizer: Any, tokens: list[list[int]], report: Callable[[str], None] = print, **changes: Any
 ) -> list[Any]:
-    options: dict[str, Any] = {"stops": [257], "max_new_tokens": 12, "cap": 100, "batch_size": 4, **changes}
-    answers = dict(pair for batch in replies(model, tokenizer, tokens, report=report, **options) for pair in batch)
+    options: dict[str, Any] = {"stops": [257], "cap": 100, "new_tokens": 12, **changes}
+    batch_size = options.pop("batch_size", 4)
+    batches = replies(model, tokenizer, Prompts(tokens, **options), batch_size, report)
+    answers = dict(pair for batch in batches for pair in batch)
     return [answers[place] for place in range(len(tokens))]
 
 

@@ -8,12 +8,10 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from attrs import frozen
 
 from hgms_core import HgmsError
 from hgms_evaluation import records
@@ -27,7 +25,7 @@ _LARGEST_REPLY: Final = 2**24
 NEEDS: Final = ("id", "turn", "asked", "rating")
 
 Ratings = dict[tuple[int, int], dict[str, Any]]
-"""Records by question and turn."""
+"""The records of a judge's ratings by question and turn."""
 
 
 def ratings_path(judge: Judge, folder: Path) -> Path:
@@ -38,8 +36,8 @@ def ratings_path(judge: Judge, folder: Path) -> Path:
 
 def stored(judge: Judge, folder: Path, requests: Sequence[Request]) -> Ratings:
     """The records this judge has of exactly these answers; the last one counts."""
-    wanted = {(request.id, request.turn): request.digest for request in requests}
-    ratings = {(record["id"], record["turn"]): record for record in records.read(ratings_path(judge, folder), needs=NEEDS)}
+    wanted = {request.key: request.digest for request in requests}
+    ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
 
 
@@ -51,16 +49,15 @@ def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callab
     """
     judge.require()
     done = stored(judge, folder, requests)
-    todo = [request for request in requests if done.get((request.id, request.turn), {}).get("rating") is None]
+    todo = [request for request in requests if done.get(request.key, {}).get("rating") is None]
     if not todo:
         return done
     path = ratings_path(judge, folder)
     report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
     kept = len(requests) - len(todo)
     with records.Journal(path) as journal, _client(judge) as client:
-        endpoint = _Endpoint(judge, client, _Pace(judge.requests_per_minute), threading.Event())
         try:
-            for record in endpoint.ratings(todo):
+            for record in _Session(judge, client).rated(todo):
                 journal.write(record)
                 done[record["id"], record["turn"]] = record
                 kept += record["rating"] is not None
@@ -74,41 +71,46 @@ def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callab
     return done
 
 
-@frozen
-class _Endpoint:
-    """A judge at work: ``stop`` ends what waits, in all its threads."""
+class _Session:
+    """Requests to one judge from several threads. They start a fixed time apart, and none before a time that a server named."""
 
-    judge: Judge
-    client: OpenAI
-    pace: _Pace
-    stop: threading.Event
+    def __init__(self, judge: Judge, client: OpenAI) -> None:
+        self._judge, self._client = judge, client
+        self._gap = 60 / judge.requests_per_minute if judge.requests_per_minute else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
 
-    def ratings(self, todo: Iterable[Request]) -> Iterator[dict[str, Any]]:
+    def rated(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
         """Records as they come. After the first failure nothing new is begun; what was under way is handed on."""
-        waiting, failure = iter(todo), None
-        with ThreadPoolExecutor(self.judge.concurrency) as pool:
+        failure, waiting = None, iter(todo)
+        with ThreadPoolExecutor(self._judge.concurrency) as pool:
             try:
-                running = {pool.submit(self._rate, request) for request in itertools.islice(waiting, self.judge.concurrency)}
-                while running:
-                    ended, running = wait(running, return_when=FIRST_COMPLETED)
+                under_way: set[Future[dict[str, Any]]] = {
+                    pool.submit(self._rate, request) for request in itertools.islice(waiting, self._judge.concurrency)
+                }
+                while under_way:
+                    ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                     for future in ended:
                         error = future.exception()
                         if error is None:
                             yield future.result()
                         else:
                             failure = failure or error
-                            self.stop.set()
-                        following = None if self.stop.is_set() else next(waiting, None)
+                            self._stop.set()
+                        following = None if self._stop.is_set() else next(waiting, None)
                         if following is not None:
-                            running.add(pool.submit(self._rate, following))
+                            under_way.add(pool.submit(self._rate, following))
             finally:
-                self.stop.set()  # also where the caller is interrupted: nobody sleeps on
+                self._stop.set()  # also where the caller is interrupted: nobody sleeps on
         if failure is not None:
             raise failure
 
     def _rate(self, request: Request) -> dict[str, Any]:
-        record: dict[str, Any] = {"id": request.id, "turn": request.turn, "judge": self.judge.where, "asked": request.digest}
-        for attempt in range(1, self.judge.attempts + 1):
+        record: dict[str, Any] = {
+            "id": request.id, "turn": request.turn, "judge": self._judge.where, "asked": request.digest,
+        }  # fmt: skip
+        for attempt in range(1, self._judge.attempts + 1):
             text, reason = self._reply(request)
             value = None if text is None else rating(text)
             record |= {"rating": value, "attempts": attempt, "reply": text}
@@ -123,72 +125,56 @@ class _Endpoint:
         import openai
 
         try:
-            text = self._response(request).choices[0].message.content
+            text = self._sent(request).choices[0].message.content
         except openai.BadRequestError as error:
-            return None, f"refused: {_first_words(error)}"
+            return None, f"refused: {_short(error)}"
         except openai.APIStatusError as error:
-            raise HgmsError(f"the judge {self.judge.where} refuses: {_first_words(error)}") from None
+            raise HgmsError(f"the judge {self._judge.where} refuses: {_short(error)}") from None
         except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            return None, f"malformed: {_first_words(error)}"
+            return None, f"malformed: {_short(error)}"
         if not isinstance(text, str) or not text.strip():
             return None, "malformed: no text"
         return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
 
-    def _response(self, request: Request) -> Any:
-        """What the endpoint sends, with as many retries as it takes."""
+    def _sent(self, request: Request) -> Any:
+        """What the endpoint sends back, with as many retries as it takes."""
         from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
 
-        judge, stop = self.judge, self.stop
+        judge = self._judge
         doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
 
         def pause(state: Any) -> float:
-            seconds = _retry_after(state.outcome.exception())
-            if seconds is None:
+            named = _retry_after(state.outcome.exception())
+            if named is None:
                 return float(doubling(state))
-            self.pace.hold(seconds)  # for every thread; this one waits there too
+            with self._lock:  # for every thread; this one waits there too
+                self._next = max(self._next, time.monotonic() + named)
             return 0.0
 
         def send() -> Any:
-            self.pace.wait(stop)
-            if stop.is_set():
+            with self._lock:
+                start = max(self._next, time.monotonic())
+                self._next = start + self._gap
+            if self._stop.wait(max(0.0, start - time.monotonic())):
                 raise HgmsError("stopped")
-            calls: Any = self.client.chat.completions
+            calls: Any = self._client.chat.completions
             return calls.create(
                 model=judge.model, messages=request.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
             )
 
         def sleep(seconds: float) -> None:
-            stop.wait(seconds)
+            self._stop.wait(seconds)
 
-        limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(stop)
+        limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(self._stop)
         try:
             return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
         except RetryError as error:
             last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
             raise HgmsError(
-                f"the judge {judge.where} does not answer: {_first_words(last)} ({tries} tries)\n"
+                f"the judge {judge.where} does not answer: {_short(last)} ({tries} tries)\n"
                 "  is it there (evaluate.judge.base_url)? "
                 f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
             ) from None
-
-
-class _Pace:
-    """Starts of requests, a fixed time apart; none before a time that a server named."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        self._gap = 60 / per_minute if per_minute else 0.0
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait(self, stop: threading.Event) -> None:
-        with self._lock:
-            start = max(self._next, time.monotonic())
-            self._next = start + self._gap
-        stop.wait(max(0.0, start - time.monotonic()))
-
-    def hold(self, seconds: float) -> None:
-        with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
 
 
 def _client(judge: Judge) -> OpenAI:
@@ -242,5 +228,5 @@ def _retry_after(error: BaseException | None) -> float | None:
         return None
 
 
-def _first_words(error: BaseException | None) -> str:
+def _short(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
+import attrs
 from attrs import field, frozen, validators
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_evaluation import asking, questions, records, scores
-from hgms_evaluation.answering import Respondent, answers
 from hgms_evaluation.judge import Judge, Request, messages
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier, require_math_verify
@@ -18,10 +18,13 @@ from hgms_evaluation.verifier import Verifier, require_math_verify
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from hgms_evaluation.generate import Turn
+
 BENCHMARKS: Final = ("gsm8k", "math", "mt-bench")
 NEW_TOKENS: Final[Mapping[Benchmark, int]] = {"gsm8k": 1024, "math": 1024, "mt-bench": 512}
 INSTRUCTION: Final = "Please reason step by step, and put your final answer within \\boxed{}."
 
+Answers = dict[tuple[int, int], dict[str, Any]]
 Report = Callable[[str], None]
 
 
@@ -107,17 +110,16 @@ class Evaluate:
         loaded = {
             name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit) for name in self.benchmarks
         }
-        respondent = Respondent(self, model, tokenizer, folder, report)
         with Verifier() as verifier:
-            for name, (chosen, source) in loaded.items():
-                respondent.answer(name, chosen, source)
+            for name, (listed, source) in loaded.items():
+                self._generate(name, listed, source, model, tokenizer, folder, report)
                 if name != "mt-bench":
-                    self._write(folder, name, self._score(verifier, name, chosen, folder, report))
+                    _write(folder, name, _scored(verifier, name, listed, folder, report))
         if "mt-bench" in self.benchmarks:
-            self._write(folder, "mt-bench", self._rated(folder, report, ask=False))
+            _write(folder, "mt-bench", self._rated(folder, report, ask=False))
             if self.judge is not None:
                 self.rate(folder, report)
-        results = self._results(folder)
+        results = _results(folder)
         return {name: results[name] for name in self.benchmarks}
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
@@ -131,8 +133,8 @@ class Evaluate:
         if self.judge is None:
             raise ConfigError('evaluate.judge = "none": name a judge to rate the answers')
         self.judge.require()
-        self._write(folder, "mt-bench", self._rated(folder, report, ask=True))
-        return self._results(folder)
+        _write(folder, "mt-bench", self._rated(folder, report, ask=True))
+        return _results(folder)
 
     def check(self) -> None:
         """What would only be missing after hours of generation."""
@@ -145,42 +147,121 @@ class Evaluate:
 
             vllm_engine.require()
 
-    def _score(
-        self, verifier: Verifier, name: Benchmark, chosen: Sequence[Question], folder: Path, report: Report
-    ) -> dict[str, Any]:
-        replies = answers(folder, name)
-        report(f"{name}: scoring {len(chosen)} answers")
-        rows = [scores.score(verifier, name, question, replies[question.id, 1]["text"]) for question in chosen]
-        records.write(folder / f"{name}.scores.jsonl", rows)
-        result = scores.accuracy(name, rows, [replies[question.id, 1] for question in chosen])
-        low, high = result["interval"]["low"], result["interval"]["high"]
-        report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
-        return result
+    def _generate(
+        self, name: Benchmark, listed: Sequence[Question], source: str, model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase, folder: Path, report: Report,
+    ) -> None:  # fmt: skip
+        from hgms_evaluation import generate, vllm_engine
+
+        self._claim(folder, name, source, {"model": generate.fingerprint(model), "chat_template": tokenizer.chat_template})
+        for turn in range(1, max(len(question.turns) for question in listed) + 1):
+            done = _answers(folder, name)
+            todo = [question for question in listed if len(question.turns) >= turn and (question.id, turn) not in done]
+            if not todo:
+                continue
+            talks = [self._conversation(name, question, turn, done) for question in todo]
+            limits = self.max_prompt_tokens, self.new_tokens(name)
+            prompts = generate.prompts_for(model, tokenizer, self.template, talks, *limits)
+            cut = sum(len(prompt) > prompts.cap for prompt in prompts.tokens)
+            which = f"{name}, turn {turn}" if name == "mt-bench" else name
+            report(
+                f"{which}: {len(todo)} questions" + (f", {cut} of them cut to their last {prompts.cap} tokens" if cut else "")
+            )
+            if self.engine == "vllm":
+                batches = vllm_engine.replies(model, tokenizer, prompts, folder)
+            else:
+                batches = generate.replies(model, tokenizer, prompts, self.batch_size, report)
+            count = 0
+            with records.Journal(folder / f"{name}.answers.jsonl") as journal:
+                for batch in batches:
+                    for position, reply in batch:
+                        journal.write({"id": todo[position].id, "turn": turn, **attrs.asdict(reply)})
+                    count += len(batch)
+                    report(f"{which}: {count} of {len(todo)} answered")
+
+    def _conversation(self, name: Benchmark, question: Question, turn: int, done: Answers) -> list[Turn]:
+        """The conversation up to this answer: the model's own earlier answers are part of it."""
+        if name != "mt-bench":
+            return [("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))]
+        turns: list[Turn] = []
+        for place in range(1, turn):
+            turns += [("user", question.turns[place - 1]), ("assistant", done[question.id, place]["text"])]
+        return [*turns, ("user", question.turns[turn - 1])]
+
+    def _claim(self, folder: Path, name: Benchmark, source: str, model: Mapping[str, Any]) -> None:
+        """Writes down what the answers depend on, or makes sure that nothing of it has changed. The batch size and the engine
+        do not count: both give greedy answers."""
+        now = {
+            "questions": source,
+            "instruction": self.instruction if name != "mt-bench" else "",
+            "template": self.template,
+            "max_new_tokens": self.new_tokens(name),
+            "max_prompt_tokens": self.max_prompt_tokens,
+            **model,
+        }
+        path, answers = folder / f"{name}.settings.json", f"{name}.answers.jsonl"
+        for other in sorted(folder.glob("*.settings.json")):
+            if other != path and records.table(other).get("model") != now["model"]:
+                which = other.name.removesuffix(".settings.json")
+                raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
+        if not (folder / answers).exists() or not path.exists():
+            records.replace(path, now)
+            return
+        before = records.table(path)
+        if changed := [key for key in now if before.get(key) != now[key]]:
+            raise CheckpointError(
+                f"{folder} holds answers to {name} made with another {', '.join(changed)}\n  choose another folder, or remove "
+                f"{answers} to answer again"
+            )
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))
-        prompts, replies = questions.judge_prompts(place), answers(folder, "mt-bench")
-        chosen, _ = questions.load("mt-bench", place, self.limit)
-        turns = [(question, turn) for question in chosen for turn in range(1, len(question.turns) + 1)]
-        missing = sum((question.id, turn) not in replies for question, turn in turns)
+        listed, _ = questions.load("mt-bench", place, self.limit)
+        turns = [(question, turn) for question in listed for turn in range(1, len(question.turns) + 1)]
+        answers = _answers(folder, "mt-bench")
+        missing = sum((question.id, turn) not in answers for question, turn in turns)
         if missing:
             raise CheckpointError(f"{folder}: {missing} answers to mt-bench are missing; generate them first")
-        wanted = []
+        prompts, requests = questions.judge_prompts(place), []
         for question, turn in turns:
-            so_far = [replies[question.id, number]["text"] for number in range(1, turn + 1)]
-            wanted.append(Request(question.id, turn, messages(prompts, question, so_far, turn)))
-        ratings: asking.Ratings = {}
-        if self.judge is not None:
-            ratings = asking.rate(self.judge, folder, wanted, report) if ask else asking.stored(self.judge, folder, wanted)
-        result = scores.summary(wanted, ratings, self.resamples, self.seed)
+            texts = [answers[question.id, earlier]["text"] for earlier in range(1, turn + 1)]
+            requests.append(Request(question.id, turn, messages(prompts, question, texts, turn)))
+        if self.judge is None:
+            ratings = {}
+        else:
+            ratings = asking.rate(self.judge, folder, requests, report) if ask else asking.stored(self.judge, folder, requests)
+        result = scores.summary(requests, ratings, self.resamples, self.seed)
         if ask:
             report(f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, {result['failed']} without a rating")
-        judge = None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature}
-        return {**result, "judge": judge, **scores.lengths([replies[question.id, turn] for question, turn in turns])}
+        return {
+            **result,
+            "judge": None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature},
+            **scores.lengths([answers[question.id, turn] for question, turn in turns]),
+        }
 
-    def _write(self, folder: Path, name: Benchmark, result: Mapping[str, Any]) -> None:
-        records.write_table(folder / "results.json", {**self._results(folder), name: result})
 
-    def _results(self, folder: Path) -> dict[str, Any]:
-        path = folder / "results.json"
-        return records.table(path) if path.exists() else {}
+def _scored(verifier: Verifier, name: Benchmark, listed: Sequence[Question], folder: Path, report: Report) -> dict[str, Any]:
+    known = _answers(folder, name)
+    answers = [known[question.id, 1] for question in listed]
+    report(f"{name}: scoring {len(listed)} answers")
+    pairs = zip(listed, answers, strict=True)
+    rows = [scores.score(verifier, name, question, answer["text"]) for question, answer in pairs]
+    records.write(folder / f"{name}.scores.jsonl", rows)
+    result = scores.accuracy(name, rows, answers)
+    low, high = result["interval"]["low"], result["interval"]["high"]
+    report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
+    return result
+
+
+def _write(folder: Path, name: Benchmark, result: Mapping[str, Any]) -> None:
+    records.replace(folder / "results.json", {**_results(folder), name: result})
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    path = folder / "results.json"
+    return records.table(path) if path.exists() else {}
+
+
+def _answers(folder: Path, name: Benchmark) -> Answers:
+    needs = ("id", "turn", "text", "finished", "new_tokens", "truncated")
+    return records.by_turn(folder / f"{name}.answers.jsonl", needs)

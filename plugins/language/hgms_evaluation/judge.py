@@ -134,10 +134,7 @@ def rating(text: str) -> float | None:
     (8.0, 7.5, None, None)
     """
     match = _RATING.search(text) or _LOOSE.search(text)
-    if match is None:
-        return None
-    value = float(match.group(1))
-    return value if 0 <= value <= 10 else None
+    return float(match.group(1)) if match and 0 <= float(match.group(1)) <= 10 else None
 
 
 def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Sequence[str], turn: int) -> list[dict[str, str]]:
@@ -150,9 +147,8 @@ def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Se
     else:
         values |= {f"question_{place}": text for place, text in enumerate(question.turns, 1)}
         values |= {f"answer_{place}": text for place, text in enumerate(answers, 1)}
-    prompt = prompts[name]
-    user = _filled(name, prompt.template, values)
-    return [{"role": "system", "content": prompt.system}, {"role": "user", "content": user}]
+    user = _filled(name, prompts[name].template, values)
+    return [{"role": "system", "content": prompts[name].system}, {"role": "user", "content": user}]
 
 
 def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
@@ -177,11 +173,15 @@ def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
 
 @frozen
 class Request:
-    """One request: about which question and turn, and what is said."""
+    """What the judge is asked about one turn of a question."""
 
     id: int
     turn: int
     messages: list[dict[str, str]]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.id, self.turn
 
     @property
     def digest(self) -> str:

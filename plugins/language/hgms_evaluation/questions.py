@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ class JudgePrompt:
 
 
 def place(benchmark: Benchmark, named: str | None) -> Path:
-    """The benchmark's file (MT-Bench: folder): the one given, or the one below $HGMS_DATA."""
+    """The benchmark's file (MT-Bench: folder): the one named, or the one below $HGMS_DATA."""
     if named is not None:
         path = Path(os.path.expandvars(named)).expanduser()
     elif "HGMS_DATA" in os.environ:
@@ -86,10 +86,9 @@ def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
         _text(row, "name", where): JudgePrompt(_text(row, "system_prompt", where), _text(row, "prompt_template", where))
         for where, row in _rows(path)[0]
     }
-    for name in ("single-v1", "single-math-v1"):
-        for full in (name, f"{name}-multi-turn"):
-            if full not in prompts:
-                raise DataError(f"{path}: the prompt {full!r} is missing")
+    for name in ("single-v1", "single-v1-multi-turn", "single-math-v1", "single-math-v1-multi-turn"):
+        if name not in prompts:
+            raise DataError(f"{path}: the prompt {name!r} is missing")
     return prompts
 
 
@@ -129,10 +128,7 @@ def _rows(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return list(_parsed(path, text)), hashlib.sha256(text.encode()).hexdigest()
-
-
-def _parsed(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -143,7 +139,8 @@ def _parsed(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise DataError(f"{where}: {error}") from None
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected a JSON object")
-        yield where, row
+        rows.append((where, row))
+    return rows, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:

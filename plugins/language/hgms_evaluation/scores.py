@@ -33,7 +33,7 @@ def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequen
         "correct": correct,
         "n": len(rows),
         "paper_n": PAPER_COUNTS[name],
-        "interval": interval(intervals.wilson(correct, len(rows)), 100, {"method": "wilson", "level": 0.95}),
+        "interval": _interval(intervals.wilson(correct, len(rows)), 100, {"method": "wilson", "level": 0.95}),
         "no_answer": sum(row["by"] == "nothing" for row in rows),
         "undecided": sum(row["verdict"] == "undecided" for row in rows),
         **lengths(answers),
@@ -48,31 +48,31 @@ def summary(
     known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
     by_question: dict[int, list[float]] = {}
     for request in requests:
-        if (request.id, request.turn) in known:
-            by_question.setdefault(request.id, []).append(known[request.id, request.turn])
-    means = [sum(values) / len(values) for values in by_question.values()]
-    values = [value for ratings in by_question.values() for value in ratings]
+        if request.key in known:
+            by_question.setdefault(request.id, []).append(known[request.key])
+    means = [_mean(values) for values in by_question.values()]
+    values = [value for question in by_question.values() for value in question]
     failed = len(requests) - len(values)
-    how = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
+    method = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
     return {
-        "score": sum(values) / len(values) if values else None,
+        "score": _mean(values),
         "unit": "points of 10",
         "n": len({request.id for request in requests}),
         "paper_n": PAPER_COUNTS["mt-bench"],
-        "turns": [_mean([known[key] for key in known if key[1] == turn]) for turn in (1, 2)],
+        "turns": [_mean([rating for key, rating in known.items() if key[1] == turn]) for turn in (1, 2)],
         "rated": len(values),
         "failed": failed,
         "if_failed": [(sum(values) + failed * bound) / len(requests) for bound in (0, 10)],
-        "interval": interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, how) if means else None,
+        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, method) if means else None,
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean(values: Sequence[float]) -> Any:
     return sum(values) / len(values) if values else None
 
 
-def interval(range_: intervals.Range, scale: float, how: Mapping[str, Any]) -> dict[str, Any]:
-    return {"low": scale * range_.low, "high": scale * range_.high, "half_width": scale * range_.half_width, **how}
+def _interval(ends: intervals.Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
+    return {"low": scale * ends.low, "high": scale * ends.high, "half_width": scale * ends.half_width, **method}
 
 
 def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -64,13 +64,9 @@ class Verifier:
         script = Path(__file__).with_name("worker.py")
         # -P: the script's folder is not put on the path, where its neighbours could hide modules of other names
         process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
+            [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, encoding="utf-8",
+        )  # fmt: skip
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True).start()
@@ -91,9 +87,9 @@ class Verifier:
         if process is not None:
             process.kill()
             process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    _close(stream)
+            for stream in filter(None, (process.stdin, process.stdout)):
+                with contextlib.suppress(BrokenPipeError, ValueError):
+                    stream.close()
 
     def __enter__(self) -> Verifier:
         return self
@@ -113,14 +109,7 @@ def _box(text: str) -> str:
 
 
 def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
-    try:
+    with contextlib.suppress(ValueError):  # closed while it was being read
         for line in stream:
             lines.put(line.strip())
-    except ValueError:
-        pass  # closed while it was being read
     lines.put("")
-
-
-def _close(stream: IO[str]) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):
-        stream.close()

@@ -12,29 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hgms_core import MissingExtra
-from hgms_evaluation.generate import Reply, reply_of
+from hgms_evaluation.generate import Prompts, Reply
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+CHUNK = 256
+"""Prompts that vLLM is handed at once."""
+
 
 def replies(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    *,
-    stops: Sequence[int],
-    max_new_tokens: int,
-    cap: int,
-    folder: Path,
-    chunk: int = 256,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
 ) -> Iterator[list[tuple[int, Reply]]]:
-    """The same through vLLM, which needs the model as files: it is saved, adapters merged, to a temporary folder in ``folder``,
-    and moved off the accelerator meanwhile.
-
-    Raises:
-        MissingExtra: vLLM is not installed.
-    """
+    """As :func:`hgms_evaluation.generate.replies`. vLLM needs the model as files: it is saved, adapters merged, to a temporary
+    folder in ``folder``, and moved off the accelerator meanwhile."""
     require()
     from vllm import LLM, SamplingParams
 
@@ -47,15 +38,12 @@ def replies(
         move("cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        engine = LLM(model=saved, max_model_len=cap + max_new_tokens, seed=0)
-        greedy = SamplingParams(temperature=0, max_tokens=max_new_tokens, stop_token_ids=list(stops))
-        for start in range(0, len(prompts), chunk):
-            part = prompts[start : start + chunk]
-            outputs = engine.generate([{"prompt_token_ids": list(prompt[-cap:])} for prompt in part], greedy)
-            yield [
-                (start + place, reply_of(tokenizer, _tokens(output, stops), stops, min(len(prompt), cap), len(prompt) > cap))
-                for place, (prompt, output) in enumerate(zip(part, outputs, strict=True))
-            ]
+        engine = LLM(model=saved, max_model_len=prompts.cap + prompts.new_tokens, seed=0)
+        greedy = SamplingParams(temperature=0, max_tokens=prompts.new_tokens, stop_token_ids=list(prompts.stops))
+        seen = [{"prompt_token_ids": tokens} for tokens in prompts.seen()]
+        for start in range(0, len(seen), CHUNK):
+            outputs = enumerate(engine.generate(seen[start : start + CHUNK], greedy), start)
+            yield [prompts.reply(tokenizer, place, _tokens(output, prompts.stops)) for place, output in outputs]
     finally:
         shutil.rmtree(saved, ignore_errors=True)
         move(device)

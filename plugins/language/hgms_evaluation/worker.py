@@ -54,9 +54,9 @@ def main() -> None:
         signal.signal(signal.SIGPROF, stop)
 
     def compare(gold: str, answer: str, seconds: int) -> bool:
-        clock = None if own else seconds
-        known, claimed = (parse(text, parsing_timeout=clock) for text in (gold, answer))
-        return bool(verify(known, claimed, timeout_seconds=clock))
+        timeout = None if own else seconds
+        known, parsed = (parse(text, parsing_timeout=timeout) for text in (gold, answer))
+        return bool(verify(known, parsed, timeout_seconds=timeout))
 
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
