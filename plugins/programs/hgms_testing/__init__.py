@@ -27,7 +27,7 @@ import click
 
 from hgms_core import ConfigError, MissingExtra, hookimpl, unknown
 from hgms_core.registry import KINDS, Kind, Registry
-from hgms_testing import every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
+from hgms_testing import equal, every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
 from hgms_testing.instances import failures_of as failures_of
 from hgms_testing.instances import instance_of as instance_of
 from hgms_testing.instances import kind_of as kind_of
@@ -63,8 +63,10 @@ def checks_of(component: Any, kind: Kind | None = None, registry: Registry | Non
 
 
 def checks_of_kind(name: str) -> list[Check]:
-    """The checks that are those of one kind."""
-    return [Check(name, question) for question in OF_KIND[name].CHECKS]
+    """The checks that are those of one kind: the functions ``check_…`` of its modules, in order."""
+    modules = [methods, equal] if name == "method" else [OF_KIND[name]]
+    named = [vars(module).items() for module in modules]
+    return [Check(name, question) for items in named for key, question in items if key.startswith("check_")]
 
 
 def all_checks() -> dict[str, list[Check]]:

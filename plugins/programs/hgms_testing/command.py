@@ -93,20 +93,12 @@ def check_gradient(
     if as_json:
         print_json(attrs.asdict(report))
     else:
-        print_table(
-            ("point", "direction", "hypergradient", "finite difference", "relative error", "verdict"),
-            [
-                {
-                    "point": row.point,
-                    "direction": row.direction,
-                    "hypergradient": f"{row.hypergradient:.9g}",
-                    "finite difference": f"{row.difference:.9g}",
-                    "relative error": f"{row.error:.1e}",
-                    "verdict": row.verdict,
-                }
-                for row in report.rows
-            ],
-        )
+        columns = ("point", "direction", "hypergradient", "finite difference", "relative error", "verdict")
+        cells = [
+            (row.point, row.direction, f"{row.hypergradient:.9g}", f"{row.difference:.9g}", f"{row.error:.1e}", row.verdict)
+            for row in report.rows
+        ]
+        print_table(columns, [dict(zip(columns, row, strict=True)) for row in cells])
         for note in report.notes:
             click.echo(f"  {note}")
         click.echo(report.verdict)

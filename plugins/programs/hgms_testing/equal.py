@@ -26,7 +26,7 @@ from attrs import frozen
 
 from hgms_core import Problem, Tree, needs
 from hgms_testing import problems
-from hgms_testing.kit import fail, refused
+from hgms_testing.kit import F64, fail, refused, stepped
 
 LOOKS = {4: 1.5, 8: 2.0, 16: 4.0}
 """After so many seeds a departure is chance up to this t; at the last look that is the verdict."""
@@ -104,12 +104,9 @@ def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
 def _trained(method: Any, problem: Problem, seed: int) -> Tree:
     # A method with phases has its weights after the last.
     phases = "sources" in needs(method) and hasattr(method, "finished")
-    steps = 60 if phases else STEPS
-    state = method.init(problem, seed)
-    for step in range(steps):
-        if getattr(method, "finished", lambda _: False)(state):
-            break
-        state, record = method.step(problem, state, step / steps)
+    state = start = method.init(problem, seed)
+    for step, (after, record) in enumerate(stepped(method, problem, start, 60 if phases else STEPS)):
+        state = after
         if not phases and step >= 2 and (record.get("oracle_calls") or 0) >= CALLS:
             break
     theta: Tree = method.result(state)[0]
@@ -131,8 +128,8 @@ def _by_chance(trial: Callable[[int], Mapping[str, Departure]]) -> None:
 
 def _beyond(departures: list[Departure], limit: float) -> str:
     """What is to be said where the mean is beyond chance; empty where it is not."""
-    values = torch.tensor([departure.value for departure in departures], dtype=torch.float64)
-    beside = torch.tensor([run for departure in departures for run in departure.beside], dtype=torch.float64)
+    values = torch.tensor([departure.value for departure in departures], dtype=F64)
+    beside = torch.tensor([run for departure in departures for run in departure.beside], dtype=F64)
     mean, typical = float(values.mean()), float(beside.square().mean().sqrt())
     size = mean if departures[0].one_sided else abs(mean)
     t = size / max(float(values.std()) / math.sqrt(len(values)), 1e-12)

@@ -139,9 +139,3 @@ def check_state(estimator: Any) -> None:
     _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
     demand_saved(state, lambda memory: estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value)
-
-
-CHECKS = (
-    check_structure, check_closed_form_bowl, check_closed_form_ridge, check_closed_form_sphere, check_central_difference,
-    check_oracle_counts, check_state,
-)  # fmt: skip

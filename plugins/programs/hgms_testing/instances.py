@@ -45,17 +45,13 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
         return cls.testing_instance()
     if inside(cls) is not None:
         registry = registry or Registry.load()
-        every = [component.target for component in registry.components("method")]
-        recipes = [target for target in every if isinstance(target, Composition) and target.of is cls]
-        if recipes:
-            return instance_of(recipes[0], check, registry)
+        for component in registry.components("method"):
+            if isinstance(component.target, Composition) and component.target.of is cls:
+                return instance_of(component.target, check, registry)
     hints = type_hints(cls)
     required = [field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
-    parts = {}
-    for field in required:
-        if hints[field.name] in PROTOCOLS:
-            registry = registry or Registry.load()
-            parts[field.alias] = _part(PROTOCOLS[hints[field.name]], registry)
+    kinds = {field.alias: PROTOCOLS[hints[field.name]] for field in required if hints[field.name] in PROTOCOLS}
+    parts = {name: _part(kind, registry or Registry.load()) for name, kind in kinds.items()}
     try:
         return cls(**parts)
     except TypeError as error:

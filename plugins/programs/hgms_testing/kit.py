@@ -16,7 +16,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Key, Problem, State, Tree
+from hgms_core import ConfigError, Data, Key, Problem, Record, State, Tree
 from hgms_core.registry import KINDS
 from hgms_run import pack, unpack
 
@@ -259,3 +259,12 @@ def near(tree: Tree, size: float, seed: int) -> Tree:
 def differences(value: Callable[[float], Any], step: float = 1e-5) -> Any:
     """The derivative of ``value`` at 0 by a central difference."""
     return (value(step) - value(-step)) / (2 * step)
+
+
+def stepped(method: Any, problem: Problem, state: State, of: int, steps: range | None = None) -> Iterator[tuple[State, Record]]:
+    """The state and the record after each of these steps of a run of ``of`` (None: all), up to the method's own end."""
+    for step in steps or range(of):
+        if getattr(method, "finished", lambda _: False)(state):
+            return
+        state, record = method.step(problem, state, step / of)
+        yield state, record

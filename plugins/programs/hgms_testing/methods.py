@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from hgms_core import Budget, HgmsError, Problem, Record, State, Tree, needs
+from hgms_core import Budget, HgmsError, Problem, Tree, needs
 from hgms_run import RunFolder, RunResult, RunSettings, run
-from hgms_testing import equal, oracle, problems
-from hgms_testing.kit import F64, demand, demand_equal, place, shapes, unsound
+from hgms_testing import oracle, problems
+from hgms_testing.kit import F64, demand, demand_equal, place, shapes, stepped, unsound
 
 EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
 STEPS = 60
@@ -39,23 +39,9 @@ def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
     return {"state": state, "theta0": problem.theta0, "x0": problem.x0, "data": data}, call
 
 
-def finished(method: Any, state: State) -> bool:
-    """Whether a method that has an end of its own is there."""
-    return bool(getattr(method, "finished", lambda _: False)(state))
-
-
-def stepped(method: Any, problem: Problem, state: State, steps: range, of: int) -> Iterator[tuple[State, Record]]:
-    """The state and the record after each of these steps of a run of ``of``, up to the method's own end."""
-    for step in steps:
-        if finished(method, state):
-            return
-        state, record = method.step(problem, state, step / of)
-        yield state, record
-
-
 def _results(method: Any, problem: Problem) -> Iterator[tuple[Tree, Tree]]:
     """(θ, x) after each of three steps."""
-    for state, _ in stepped(method, problem, method.init(problem, 0), range(3), 3):
+    for state, _ in stepped(method, problem, method.init(problem, 0), 3):
         yield method.result(state)
 
 
@@ -77,7 +63,7 @@ def check_records(method: Any) -> None:
     the calls of f and g and the backward passes through them: within a factor of two of whichever are more."""
     problem, tally = oracle.watched(problem_for(method))
     before = 0
-    for _, record in stepped(method, problem, method.init(problem, 0), range(3), 3):
+    for _, record in stepped(method, problem, method.init(problem, 0), 3):
         kinds = torch.Tensor | bool | int | float | str | None
         bad = {name: type(value).__name__ for name, value in record.items() if not isinstance(value, kinds)}
         demand(not bad, f"these entries of the record cannot be one column of a table: {bad}")
@@ -124,7 +110,7 @@ def check_optimum(method: Any) -> None:
     problem = problem_for(method)
     state = start = method.init(problem, 0)
     first = _distance(method, problem, start)
-    for step, (state, _) in enumerate(stepped(method, problem, start, range(STEPS), STEPS)):
+    for step, (state, _) in enumerate(stepped(method, problem, start, STEPS)):
         if step % 5 == 4 and _distance(method, problem, state) <= 0.25 * first:
             return
     last = _distance(method, problem, state)
@@ -155,7 +141,7 @@ def check_resume(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         folder.create("", {})
-        states = [state for state, _ in stepped(method, problem, method.init(problem, 3), range(2), 4)]
+        states = [state for state, _ in stepped(method, problem, method.init(problem, 3), 4, range(2))]
         if len(states) < 2:
             return
         folder.save(states[-1], 2)
@@ -164,7 +150,7 @@ def check_resume(method: Any) -> None:
     state = loaded[0]
     # What goes on elsewhere meanwhile must not matter: all there is to know is in the state.
     method.step(problem, method.init(problem, 99), 0.0)
-    states = [state, *(later for later, _ in stepped(method, problem, state, range(2, 4), 4))]
+    states = [state, *(later for later, _ in stepped(method, problem, state, 4, range(2, 4)))]
     demand_equal([whole.theta, whole.x], list(method.result(states[-1])), "resumed,")
 
 
@@ -230,9 +216,3 @@ def check_failure(method: Any) -> None:
         last = rows[-1]["step"] if rows else 0
         demand(last == summary["outer_steps"], f"steps.jsonl ends with step {last}, the summary says {summary['outer_steps']}")
         demand(folder.load() is not None or not rows, "there is no checkpoint of the last good state")
-
-
-CHECKS = (
-    check_result, check_records, check_roles, check_projection, check_optimum, check_resume, check_budget, check_failure,
-    equal.check_equal_sources, equal.check_equal_rows,
-)  # fmt: skip

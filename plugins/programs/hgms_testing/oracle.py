@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,8 +147,8 @@ def _close(declared: int, done: int) -> bool:
     return done <= 2 * declared and declared <= 2 * done
 
 
-class _Draws(TorchFunctionMode):
-    """Notes what torch's functions drew with a generator of its own."""
+class Draws(TorchFunctionMode):
+    """Keeps the random numbers that torch's functions draw from generators inside, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,13 +160,6 @@ class _Draws(TorchFunctionMode):
         if isinstance(result, Tensor) and any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
             self.drawn.append(result.detach().clone())
         return result
-
-
-@contextlib.contextmanager
-def draws() -> Iterator[list[Tensor]]:
-    """The random numbers that are drawn from torch's generators inside, in order."""
-    with _Draws() as mode:
-        yield mode.drawn
 
 
 def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -95,6 +95,3 @@ def check_state(outer: Any) -> None:
     target = {name: torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place()) for name, leaf in start().items()}
     theta, state = _run(outer, start(), target, 5)
     demand_saved(state, lambda memory: outer.step(theta, _towards(target)(theta), memory, 0.5)[0])
-
-
-CHECKS = (check_structure, check_quadratic, check_simplex, check_feasible, check_state)

@@ -63,18 +63,21 @@ class Known:
         return Branch(x=x, replay=replay, aux=aux, last_step=lambda: last_step, next_step=lambda key: last_step)
 
 
+def _data(table: Callable[[int], Tree], dtype: torch.dtype) -> tuple[Data, dict[str, Data]]:
+    """Training rows, the table of number 0, and validation rows for every role, the tables after it."""
+    train, *parts = (Data.of({name: leaf.to(dtype) for name, leaf in table(i).items()}) for i in range(1 + len(ROLES)))
+    return train, dict(zip(ROLES, parts, strict=True))
+
+
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
     """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper variables."""
-    rows = {role: 12 if role == "train" else 10 for role in ("train", "differentiate", "select", "stop")}
-    truth = numbers([1.0, -2.0, 0.5])
 
-    def table(role: str, number: int) -> Tree:
-        a = normal(rows[role], 3, seed=1000 * seed + number)
-        y = a @ truth + 0.7 + 0.3 * normal(rows[role], seed=1000 * seed + number + 50)
-        return {"a": a.to(dtype), "y": y.to(dtype)}
+    def table(number: int) -> Tree:
+        rows, first = 10 if number else 12, 1000 * seed + number
+        a = normal(rows, 3, seed=first)
+        return {"a": a, "y": a @ _truth() + 0.7 + 0.3 * normal(rows, seed=first + 50)}
 
-    data = {role: Data.of(table(role, number)) for number, role in enumerate(rows)}
-    train = data.pop("train")
+    train, data = _data(table, dtype)
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         fit = 0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean()
@@ -91,10 +94,7 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
         x = torch.linalg.solve(design.T @ design / len(y) + torch.diag(weights), design.T @ y / len(y) + pull)
         return {"w": x[:3], "b": x[3]}
 
-    theta = {
-        "penalty": numbers([-1.0, 0.0, -0.5], dtype),
-        "centre": numbers(0.2, dtype),
-    }
+    theta = {"penalty": numbers([-1.0, 0.0, -0.5], dtype), "centre": numbers(0.2, dtype)}
     x0 = {"w": 2.0 + normal(3, seed=seed + 90).to(dtype), "b": numbers(-1.5, dtype)}
 
     def fresh(key: object) -> Tree:
@@ -104,69 +104,71 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
     return Known(Problem(theta0=theta, x0=x0, g=g, f=f, lower_data=train, upper_data=data, fresh=fresh), theta, solution)
 
 
+Of = Callable[[Tensor], Tensor]
+OfBoth = Callable[[Tensor, Tensor], Tensor]
+
+
+def _known(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
+    """A problem without data whose θ is one tensor t and whose lower state is one tensor x."""
+    problem = Problem(
+        theta0={"t": t},
+        x0={"x": x},
+        g=lambda theta, x, batch: g(theta["t"], x["x"]),
+        f=lambda theta, x, batch: f(theta["t"], x["x"]),
+    )
+    return Known(problem, {"t": t}, lambda theta: {"x": solution(theta["t"])})
+
+
 def bowl(dtype: torch.dtype = F64) -> Known:
     """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1 solves."""
     target = numbers([1.0, -0.5], dtype)
 
-    def solution(theta: Tree) -> Tree:
-        return {"x": theta["t"] + theta["t"].sin() / 3}
+    def bottom(t: Tensor) -> Tensor:
+        return t + t.sin() / 3
 
-    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (x["x"] - target).square().sum() + 0.05 * theta["t"].square().sum()
-
-    theta = {"t": numbers([0.3, 0.8], dtype)}
-    problem = Problem(
-        theta0=theta,
-        x0={"x": numbers([0.0, 0.0], dtype)},
-        g=lambda theta, x, batch: 0.5 * (x["x"] - solution(theta)["x"]).square().sum(),
-        f=f,
+    return _known(
+        numbers([0.3, 0.8], dtype),
+        numbers([0.0, 0.0], dtype),
+        g=lambda t, x: 0.5 * (x - bottom(t)).square().sum(),
+        f=lambda t, x: 0.5 * (x - target).square().sum() + 0.05 * t.square().sum(),
+        solution=bottom,
     )
-    return Known(problem, theta, solution)
 
 
 def sphere(dtype: torch.dtype = F64) -> Known:
     """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
     target = numbers([2.0, 0.5, -1.0], dtype)
-
-    def solution(theta: Tree) -> Tree:
-        away = target - theta["t"]
-        return {"x": theta["t"] + away / torch.linalg.vector_norm(away)}
-
-    theta = {"t": numbers([0.1, -0.2, 0.4], dtype)}
-    problem = Problem(
-        theta0=theta,
-        x0={"x": numbers([0.9, 0.6, 0.4], dtype)},
-        g=lambda theta, x, batch: ((x["x"] - theta["t"]).square().sum() - 1).square() / 8,
-        f=lambda theta, x, batch: 0.5 * (x["x"] - target).square().sum(),
+    return _known(
+        numbers([0.1, -0.2, 0.4], dtype),
+        numbers([0.9, 0.6, 0.4], dtype),
+        g=lambda t, x: ((x - t).square().sum() - 1).square() / 8,
+        f=lambda t, x: 0.5 * (x - target).square().sum(),
+        solution=lambda t: t + (target - t) / torch.linalg.vector_norm(target - t),
     )
-    return Known(problem, theta, solution)
 
 
 def curved() -> Known:
     """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with its Hessian written out."""
     mix = numbers([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]])
 
-    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        inside = x["x"] - mix @ theta["t"]
-        return torch.nn.functional.softplus(2 * inside).sum() / 2 + 0.5 * (x["x"] + theta["t"].prod()).square().sum()
-
-    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return x["x"].sin().sum() + 0.1 * (theta["t"] * x["x"][:2]).sum()
+    def g(t: Tensor, x: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(2 * (x - mix @ t)).sum() / 2 + 0.5 * (x + t.prod()).square().sum()
 
     def newton(x: Tensor, t: Tensor) -> Tensor:
         """One step with the exact (diagonal) Hessian, taken as a constant: its derivative in θ is that of x*(θ)."""
-        slope = torch.sigmoid(2 * (x - mix @ t)) + x + t.prod()
-        flat = torch.sigmoid(2 * (x - mix @ t)).detach()
-        return x - slope / (2 * flat * (1 - flat) + 1)
+        inside = torch.sigmoid(2 * (x - mix @ t))
+        flat = inside.detach()
+        return x - (inside + x + t.prod()) / (2 * flat * (1 - flat) + 1)
 
-    def solution(theta: Tree) -> Tree:
-        x = torch.zeros(3, dtype=F64, device=mix.device)
+    def solution(t: Tensor) -> Tensor:
+        x = torch.zeros_like(mix[:, 0])
         for _ in range(40):
-            x = newton(x, theta["t"].detach())
-        return {"x": newton(x, theta["t"])}
+            x = newton(x, t.detach())
+        return newton(x, t)
 
-    theta = {"t": numbers([0.4, -0.7])}
-    return Known(Problem(theta0=theta, x0={"x": numbers([0.0, 0.0, 0.0])}, g=g, f=f), theta, solution)
+    return _known(
+        numbers([0.4, -0.7]), numbers([0.0, 0.0, 0.0]), g, lambda t, x: x.sin().sum() + 0.1 * (t * x[:2]).sum(), solution
+    )
 
 
 def wells() -> Problem:
@@ -179,37 +181,32 @@ def gaussian() -> Problem:
     return _of_x(2, lambda x: 0.5 * x.square().sum())
 
 
-def _of_x(size: int, loss: Callable[[Tensor], Tensor]) -> Problem:
+def _of_x(size: int, loss: Of) -> Problem:
     """A lower loss of x alone, from x = 0, with f = Σ x."""
-    return Problem(
-        theta0={"t": numbers([0.0])},
-        x0={"x": numbers([0.0] * size)},
-        g=lambda theta, x, batch: loss(x["x"]) + 0 * theta["t"].sum(),
-        f=lambda theta, x, batch: x["x"].sum() + 0 * theta["t"].sum(),
-    )
+    x = numbers([0.0] * size)
+    return _known(
+        numbers([0.0]), x, lambda t, x: loss(x) + 0 * t.sum(), lambda t, x: x.sum() + 0 * t.sum(), lambda t: x
+    ).problem
 
 
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean is off by. Known in closed
     form, with data, and easy: what a whole method has to solve."""
     centre = numbers([1.0, -0.5])
-    parts = {}
-    for number, role in enumerate(("train", "differentiate", "select", "stop")):
-        noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
-        around = numbers([0.0, 0.0]) if role == "train" else centre
-        parts[role] = Data.of({"a": (around + noise - noise.mean(0)).to(dtype)})
-    train = parts.pop("train")
 
-    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean()
+    def table(number: int) -> Tree:
+        noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
+        return {"a": (centre if number else 0 * centre) + noise - noise.mean(0)}
+
+    train, data = _data(table, dtype)
 
     return Problem(
         theta0={"t": numbers([0.0, 0.0], dtype)},
         x0={"x": numbers([0.5, 0.5], dtype)},
         g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
-        f=f,
+        f=lambda theta, x, batch: 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean(),
         lower_data=train,
-        upper_data=parts,
+        upper_data=data,
         evaluate=lambda theta, x: {"distance": float((theta["t"].double() - centre).norm())},
         references={"clean": {"t": centre.to(dtype)}},
     )
@@ -278,11 +275,14 @@ def _of_sources(
     )
 
 
+def _truth() -> Tensor:
+    return numbers([1.0, -2.0, 0.5])
+
+
 def _line(rows: int, number: int) -> Tree:
     """Rows of a noisy linear relation: (a, a·w + noise)."""
     a = normal(rows, 3, seed=number)
-    truth = numbers([1.0, -2.0, 0.5])
-    return {"a": a, "y": a @ truth + normal(rows, seed=number + 1)}
+    return {"a": a, "y": a @ _truth() + normal(rows, seed=number + 1)}
 
 
 def _squared(x: Tree, batch: Tree) -> Tensor:
@@ -299,12 +299,11 @@ def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -
     first = 1000 * seed + 400
     left = _line(24, first)
     right = left if same else _line(24, first + 2)
-    tables = {"right": right, "left": left} if same and turned else {"left": left, "right": right}
-    if turned and not same:
-        tables = {"left": right, "right": left}
-    x0 = {"x": numbers([0.0, 0.0, 0.0])}
+    tables = {"left": left, "right": right}
+    if turned:
+        tables = {"right": right, "left": left} if same else {"left": right, "right": left}
     upper = [_line(24, first + 4 + 2 * number) for number in range(len(ROLES))]
-    return _of_sources(tables, upper, _squared, x0, {"left": math.exp(level), "right": 1.0})
+    return _of_sources(tables, upper, _squared, {"x": numbers([0.0, 0.0, 0.0])}, {"left": math.exp(level), "right": 1.0})
 
 
 def copies(seed: int, level: float = 0.0) -> Problem:

@@ -175,9 +175,3 @@ def check_oracle_counts(selector: Any) -> None:
 def check_chunks(selector: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are evaluated, not what comes out."""
     demand_modes(selector, lambda variant: selected(variant, candidates()), chunk=4, rtol=1e-10)
-
-
-CHECKS = (
-    check_selection, check_permutation, check_nan, check_all_nan, check_ties, check_single, check_same_rows,
-    check_oracle_counts, check_chunks,
-)  # fmt: skip

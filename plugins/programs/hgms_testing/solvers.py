@@ -256,10 +256,3 @@ def check_clip(solver: Any) -> None:
         h = Operator(matrix(0.5, 1.5, seed=28))
         size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
         demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
-
-
-CHECKS = (
-    check_residual, check_dense_solve, check_ridge, check_identity, check_zero_rhs, check_singular, check_indefinite,
-    check_nonfinite, check_iteration_limit, check_warm_start, check_batch, check_scaling, check_products, check_iterations,
-    check_curvature, check_clip,
-)  # fmt: skip

@@ -83,9 +83,9 @@ def check_other_seed(task: Any) -> None:
     """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws them from its seed."""
     contents, seen = [], []
     for seed in (5, 6):
-        with oracle.draws() as drawn:
+        with oracle.Draws() as draws:
             contents.append(_content(built(task, seed)))
-        seen.append(drawn)
+        seen.append(draws.drawn)
     demand(
         difference(*contents) or not oracle.same_draws(*seen),
         f"with two seeds it draws the same {len(seen[0])} tensors of random numbers and builds the same problem",
@@ -202,9 +202,3 @@ def check_projection(task: Any) -> None:
     demand_equal(once, problem.project(once), "projected twice,", rtol=1e-9)
     if set(once) != set(problem.theta0):
         fail(f"project gives the leaves {sorted(once)}, θ has {sorted(problem.theta0)}")
-
-
-CHECKS = (
-    check_smoke, check_seed, check_other_seed, check_losses, check_coupling, check_metrics, check_splits,
-    check_twice_differentiable, check_stacked, check_projection,
-)  # fmt: skip
