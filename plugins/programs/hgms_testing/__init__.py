@@ -28,22 +28,13 @@ import click
 from hgms_core import ConfigError, MissingExtra, hookimpl, unknown
 from hgms_core.registry import KINDS, Kind, Registry
 from hgms_testing import equal, every, generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
-from hgms_testing.instances import failures_of as failures_of
-from hgms_testing.instances import instance_of as instance_of
-from hgms_testing.instances import kind_of as kind_of
-from hgms_testing.kit import Check as Check
-from hgms_testing.kit import CheckFailed as CheckFailed
-from hgms_testing.kit import inputs_on as inputs_on
+from hgms_testing.instances import failures_of, instance_of, kind_of
+from hgms_testing.kit import Check, CheckFailed, inputs_on
 
 OF_KIND: Mapping[str, Any] = {
-    "generator": generators,
-    "selector": selectors,
-    "solver": solvers,
-    "hypergradient": hypergradients,
-    "outer": outer,
-    "task": tasks,
-    "method": methods,
-}
+    "generator": generators, "selector": selectors, "solver": solvers, "hypergradient": hypergradients, "outer": outer,
+    "task": tasks, "method": methods,
+}  # fmt: skip
 """The module with the checks of a kind and the use of a component that the checks of every kind look at."""
 
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
@@ -149,20 +140,9 @@ def _labels(components: Sequence[Any]) -> list[str]:
 
 
 __all__ = [
-    "Check",
-    "CheckFailed",
-    "all_checks",
-    "check_component",
-    "checks_of",
-    "checks_of_every_kind",
-    "checks_of_kind",
-    "failures_of",
-    "inputs_on",
-    "instance_of",
-    "kind_of",
-    "parametrize_with_checks",
-    "verdict",
-]
+    "Check", "CheckFailed", "all_checks", "check_component", "checks_of", "checks_of_every_kind", "checks_of_kind",
+    "failures_of", "inputs_on", "instance_of", "kind_of", "parametrize_with_checks", "verdict",
+]  # fmt: skip
 
 
 @hookimpl

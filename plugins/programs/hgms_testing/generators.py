@@ -136,12 +136,8 @@ def check_key(generator: Any) -> None:
     problem = problems.ridge().problem
     few = _few(generator, noise=0.5, batch_size=4)
     start = few.init(problem, KEY)
-    seen = []
-    for key in (KEY, KEY.fold("another")):
-        with oracle.Draws() as draws:
-            proposed(few, problem, start, key)
-        seen.append(draws.drawn)
-    demand(not oracle.same_draws(*seen), f"with two keys it draws the same {len(seen[0])} tensors of random numbers")
+    first, second = (oracle.drawn(proposed, few, problem, start, key)[0] for key in (KEY, KEY.fold("another")))
+    demand(not oracle.same_draws(first, second), f"with two keys it draws the same {len(first)} tensors of random numbers")
 
 
 def check_descends(generator: Any) -> None:

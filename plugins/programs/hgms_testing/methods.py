@@ -122,16 +122,8 @@ def _distance(method: Any, problem: Problem, state: Any) -> float:
     return float(distance)
 
 
-def _run(method: Any, problem: Problem, budget: Budget, folder: Path | None = None, resume: bool = False) -> RunResult:
-    return run(
-        method,
-        problem,
-        budget,
-        seed=3,
-        folder=RunFolder(folder) if folder else None,
-        resume=resume,
-        settings=EVERY_STEP,
-    )
+def _run(method: Any, problem: Problem, budget: Budget, folder: RunFolder | None = None) -> RunResult:
+    return run(method, problem, budget, seed=3, folder=folder, settings=EVERY_STEP)
 
 
 def check_resume(method: Any) -> None:
@@ -163,10 +155,8 @@ def check_budget(method: Any) -> None:
     records = [row["oracle_calls"] for row in done.records if row["step"]]
     if len(records) >= 2 and records[1] > records[0] > 0:
         short = _run(_Within(method, 50), problem, Budget(oracle_calls=records[0] + 1))
-        demand(
-            short.summary["outer_steps"] == 2,
-            f"with a budget of {records[0] + 1} calls it made {short.summary['outer_steps']} steps",
-        )
+        steps = short.summary["outer_steps"]
+        demand(steps == 2, f"with a budget of {records[0] + 1} calls it made {steps} steps")
 
 
 class _Within:
@@ -197,14 +187,7 @@ def check_failure(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         try:
-            run(
-                method,
-                evolve(problem, g=broken),
-                Budget(outer_steps=20),
-                seed=3,
-                folder=folder,
-                settings=EVERY_STEP,
-            )
+            _run(method, evolve(problem, g=broken), Budget(outer_steps=20), folder)
             expected = "done"
         except HgmsError:
             expected = "failed"

@@ -147,7 +147,7 @@ def _close(declared: int, done: int) -> bool:
     return done <= 2 * declared and declared <= 2 * done
 
 
-class Draws(TorchFunctionMode):
+class _Draws(TorchFunctionMode):
     """Keeps the random numbers that torch's functions draw from generators inside, in order."""
 
     def __init__(self) -> None:
@@ -160,6 +160,13 @@ class Draws(TorchFunctionMode):
         if isinstance(result, Tensor) and any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
             self.drawn.append(result.detach().clone())
         return result
+
+
+def drawn(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]:
+    """The random numbers that are drawn in a call, in order, and what it returns."""
+    with _Draws() as mode:
+        result = call(*arguments)
+    return mode.drawn, result
 
 
 def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:
