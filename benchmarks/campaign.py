@@ -38,7 +38,7 @@ SMALL = f", {kills.TASKS['hyper-cleaning']}"
 SOME = {"seed": 0, "steps": 2, "checkpoint": 30.0}
 READY = kills.RUN.format(task="hyper-cleaning", settings=SMALL, method="hg-ms", every=1, dtype="float32", **SOME)
 READY_GRID = kills.GRID.format(first="hg-implicit", second="soba", sampler="random", **SOME)
-READY_MIX = kills.MIX.format(method="hg-ms", **SOME)
+READY_MIX = kills.mix_file(method="hg-ms", **SOME)
 
 Trial = Callable[[random.Random, Path, str], Iterator[str]]
 

@@ -67,7 +67,13 @@ micro_batch = 3
 accumulation = 2
 save_every = 1
 """
-MIX_TASK = Path(__file__).resolve().parents[2] / "tests" / "tiny_mix.toml"
+
+
+def mix_file(**settings: Any) -> str:
+    """The smallest mix, whose task tests share, with these settings."""
+    task = Path(__file__).resolve().parents[2] / "tests" / "tiny_mix.toml"
+    return MIX.format(task=task.read_text(), **settings)
+
 
 AS_IT_LIKES = (".lock", "resources.json", "resources.json.part", ".png")
 """Ends of the names of files that a run may leave or not."""
@@ -163,7 +169,7 @@ def command(chance: random.Random, kind: str) -> Command:
             f"compare {first} and {second}, {jobs} jobs", (("grid.toml", text),), ("compare", "grid.toml", "--jobs", jobs)
         )
     method = chance.choice(["uniform", "hg-ms", "hg-implicit", "hg-baseline"])  # a ranking needs more steps
-    text = MIX.format(method=method, task=MIX_TASK.read_text(), steps=chance.choice([2, 3]), **common)
+    text = mix_file(method=method, steps=chance.choice([2, 3]), **common)
     return Command(f"mix {method}", (("mix.toml", text), *SOURCES), ("mix", "mix.toml"))
 
 
