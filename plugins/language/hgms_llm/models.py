@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -154,9 +155,7 @@ class BaseModel:
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
 
-        def make() -> Any:
-            return transformers.AutoModelForCausalLM.from_config(config, **options)
-
+        make = functools.partial(transformers.AutoModelForCausalLM.from_config, config, **options)
         place = torch.device("cpu")
         if device.type == "cuda":
             with torch.device("meta"):

@@ -67,6 +67,16 @@ class TokenTable:
         """Tokens of each row."""
         return self.offsets.diff()
 
+    @property
+    def places(self) -> dict[int, int]:
+        """Where in the table each row of the source is."""
+        return {row: position for position, row in enumerate(self.rows.tolist())}
+
+    def row(self, position: int) -> tuple[Tensor, Tensor]:
+        """Tokens and mask of one row."""
+        cut = slice(int(self.offsets[position]), int(self.offsets[position + 1]))
+        return self.tokens[cut], self.mask[cut]
+
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to the longest of them:
         ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""

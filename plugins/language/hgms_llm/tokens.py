@@ -115,17 +115,11 @@ def _encoded(
             kept.append(example)
             tokens.append(np.asarray(ids[:max_length], dtype=np.int32))
             masks.append(np.asarray(learned, dtype=np.bool_))
+    count = len(reading.examples)
     report = Report(
-        format=reading.format,
-        total=reading.total,
-        bad=reading.bad,
-        examples=len(reading.examples),
-        blank=len(reading.examples) - len(examples),
-        too_long=dropped,
-        truncated=truncated,
-        longest=longest,
-        shortest=shortest,
-    )
+        format=reading.format, total=reading.total, bad=reading.bad, examples=count, blank=count - len(examples),
+        too_long=dropped, truncated=truncated, longest=longest, shortest=shortest,
+    )  # fmt: skip
     if not kept:
         raise DataError(_nothing_left(f"source {name!r} ({source.where})", report, max_length, too_long))
     return TokenTable(

@@ -133,11 +133,10 @@ def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
 
 def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
     device = next(model.parameters()).device
-    lengths = table.offsets.diff()
+    lengths = table.lengths
     total, tokens = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.int64)
     for piece in lengths.argsort(stable=True).split(rows):
-        cuts = [slice(int(table.offsets[i]), int(table.offsets[i + 1])) for i in piece.tolist()]
-        batch = collate([(table.tokens[cut], table.mask[cut]) for cut in cuts], table.pad_id)
+        batch = collate([table.row(position) for position in piece.tolist()], table.pad_id)
         with torch.no_grad():
             logits = model(
                 input_ids=batch["input_ids"].to(device), attention_mask=batch["attention_mask"].to(device), use_cache=False

@@ -27,8 +27,7 @@ class Finetune:
     """Table ``[finetune]``: how the final model is trained on the sampled rows.
 
     The loss of an optimiser step is the mean cross-entropy over all completion tokens of its ``micro_batch · accumulation``
-    rows: a long completion counts for more than a short one, and no padding counts at all. (The lower level of reweighting
-    averages within a row first.) Rows come in a new seeded order every epoch.
+    rows. (The lower level of reweighting averages within a row first.) Rows come in a new seeded order every epoch.
 
     Arguments:
         lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
@@ -44,8 +43,7 @@ class Finetune:
         model, adapter: what is tuned, where it is another model than the one that the mixture was learned with (a small proxy);
             None: the task's. Rows are written in its own tokens.
 
-    Defaults are the paper's: AdamW at 8e-6, constant, one epoch, no clipping, micro-batches of 1, accumulation 32 (64 for
-    instructions).
+    Defaults are the paper's (which accumulates 64 for instructions).
 
     >>> Finetune().lr
     8e-06
@@ -139,9 +137,8 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         name, position = self._rows[index]
-        table = self._tables[name]
-        cut = slice(int(table.offsets[position]), int(table.offsets[position + 1]))
-        return table.tokens[cut], table.mask[cut]
+        tokens, mask = self._tables[name].row(position)
+        return tokens, mask
 
 
 def chosen_rows(mix: Mix) -> ChosenRows:
@@ -151,7 +148,7 @@ def chosen_rows(mix: Mix) -> ChosenRows:
     rows = list(read_rows(sample.path / "rows.jsonl.gz"))
     if mix.config.finetune.model is None:
         return ChosenRows(tables, rows, sample.facts["sources"])
-    places = {name: {row: i for i, row in enumerate(table.rows.tolist())} for name, table in tables.items()}
+    places = {name: table.places for name, table in tables.items()}
     kept = [{**row, "position": places[row["source"]][row["row"]]} for row in rows if row["row"] in places[row["source"]]]
     if len(kept) < len(rows):
         most = mix.task.max_length

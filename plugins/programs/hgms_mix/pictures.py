@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgms_core import MissingExtra
-from hgms_report import COLOURS
+from hgms_report import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +18,8 @@ PREFIX = "weight."
 Records = Sequence[Mapping[str, Any]]
 
 
-def _figure(columns: int) -> tuple[Figure, list[Axes]]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtra("pictures need matplotlib\n  install it with: pip install 'hgms[plot]'") from None
-    figure = Figure(figsize=(5.4 * columns, 3.6), layout="constrained")
+def _panels(columns: int) -> tuple[Figure, list[Axes]]:
+    figure = new_figure(5.4 * columns, 3.6)
     axes: list[Axes] = figure.subplots(1, columns, squeeze=False)[0].tolist()
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -52,7 +47,7 @@ def _weights(axis: Axes, runs: Sequence[Records]) -> None:
 
 def mixture(records: Records, path: Path) -> Path:
     """The mixture over time of one run."""
-    figure, (axis,) = _figure(1)
+    figure, (axis,) = _panels(1)
     _weights(axis, [records])
     figure.savefig(path, dpi=160)
     return path
@@ -60,7 +55,7 @@ def mixture(records: Records, path: Path) -> Path:
 
 def against_uniform(runs: Sequence[Records], losses: Mapping[str, Sequence[float]], path: Path) -> Path:
     """Left: the mixture over time, a line a seed. Right: each method's test losses, a point a seed, with their mean."""
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = _panels(2)
     _weights(left, runs)
     for i, values in enumerate(losses.values()):
         colour = COLOURS[i % len(COLOURS)]

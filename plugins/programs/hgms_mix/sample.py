@@ -158,7 +158,7 @@ def row_scores(mix: Mix, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
     pool = mix.task.cached(tables, config.seed)
     scores = {}
     for (name, cached), part in zip(pool.items(), ranking.split([table.size for table in pool.values()]), strict=True):
-        place = {row: position for position, row in enumerate(tables[name].rows.tolist())}
+        place = tables[name].places
         scores[name] = torch.full((tables[name].size,), torch.nan, dtype=torch.float64)
         scores[name][[place[row] for row in cached.rows.tolist()]] = part.double()
     return scores
