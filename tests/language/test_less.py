@@ -63,9 +63,9 @@ def flat(tree: Tree) -> Tensor:
 
 def checkpoints(method: Less, problem: Problem) -> list[Tree]:
     """The states of Adam after each epoch of the warm-up."""
-    found = [state["train"] for state, row in through(method, problem) if row["phase"] == "warmup" and state["at"] == 0]
-    assert len(found) == method.epochs
-    return found
+    results = [state["train"] for state, row in through(method, problem) if row["phase"] == "warmup" and state["at"] == 0]
+    assert len(results) == method.epochs
+    return results
 
 
 def scores_by_hand(method: Less, problem: Problem) -> Tensor:
@@ -139,11 +139,11 @@ def test_the_place_of_epsilon_is_seen() -> None:
 
 def test_adam_step_of_a_row_by_hand() -> None:
     # m' = 0.9·1 + 0.1·2 = 1.1;  v' = 0.99·4 + 0.01·4 = 4;  ε = 5 inside: 1.1/3;  outside: 1.1/7
-    one = torch.ones(1, dtype=F64)
+    item = torch.ones(1, dtype=F64)
     for placement, expected in (("inside", 1.1 / 3), ("outside", 1.1 / 7)):
         step = Preconditioner(betas=(0.9, 0.99), eps=5.0, eps_placement=placement)  # type: ignore[arg-type]
-        (found,) = step([2 * one[None]], [one], [4 * one])
-        assert float(found) == pytest.approx(expected, abs=1e-15)
+        (results,) = step([2 * item[None]], [item], [4 * item])
+        assert float(results) == pytest.approx(expected, abs=1e-15)
 
 
 def test_warm_up_is_adamw_with_a_linear_schedule() -> None:
@@ -168,7 +168,7 @@ def test_warm_up_is_adamw_with_a_linear_schedule() -> None:
     x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
     optimizer = torch.optim.AdamW(list(x.values()), lr=method.lr, weight_decay=0.1)
     shape = [0.5, 1.0, *((9 - i) / 7 for i in range(2, 9))]  # 2 of 9 updates rise
-    assert [row["lr"] for row in rows if row["phase"] == "warmup"] == pytest.approx([method.lr * each for each in shape])
+    assert [row["lr"] for row in rows if row["phase"] == "warmup"] == pytest.approx([method.lr * entry for entry in shape])
     for index, factor in zip(updates, shape, strict=True):
         optimizer.param_groups[0]["lr"] = method.lr * factor
         optimizer.zero_grad()
@@ -188,10 +188,10 @@ def test_projected_scores_are_within_the_projections_error(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_ranking_is_stable_under_projector_seeds(kind: str) -> None:
-    found = [ranked(less(epochs=2, projection=1024, projector=kind, projection_seed=seed), WIDE) for seed in range(3)]
+    results = [ranked(less(epochs=2, projection=1024, projector=kind, projection_seed=seed), WIDE) for seed in range(3)]
     for i in range(3):
-        assert spearmanr(found[i], found[i - 1]).statistic > 0.95
-        assert not torch.equal(found[i], found[i - 1])
+        assert spearmanr(results[i], results[i - 1]).statistic > 0.95
+        assert not torch.equal(results[i], results[i - 1])
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])

@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def hgms(*arguments: str, sets: tuple[str, ...] = ()) -> Result:
-    return CliRunner().invoke(main, [*arguments, *(part for one in sets for part in ("--set", one))])
+    return CliRunner().invoke(main, [*arguments, *(part for item in sets for part in ("--set", item))])
 
 
 def refused(done: Result, *messages: str, code: int = 2) -> None:
@@ -257,19 +257,19 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(reason: str, monkey
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    asked = []
+    requests = []
 
     def model_info(self: Any, name: str, **_: Any) -> None:
-        asked.append(name)
+        requests.append(name)
         if reason == "unknown":
             raise RepositoryNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub")))
         raise httpx.ConnectError("no route")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     done = hgms("mix", "mix.toml", sets=('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }',))
-    told = "the Hub has none of that name" if reason == "unknown" else "the Hub cannot be reached (ConnectError)"
-    refused(done, "there is no model 'Owner/Model-7B': no such folder here", told, "@ task.model.path\n")
-    assert asked == ["Owner/Model-7B"]
+    text = "the Hub has none of that name" if reason == "unknown" else "the Hub cannot be reached (ConnectError)"
+    refused(done, "there is no model 'Owner/Model-7B': no such folder here", text, "@ task.model.path\n")
+    assert requests == ["Owner/Model-7B"]
 
 
 def test_overlaps_and_rows_left_out_are_counted_once() -> None:

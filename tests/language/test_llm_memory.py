@@ -45,7 +45,7 @@ def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
     options = {name: value for name, value in how.items() if name != "chunk"}
     model = LanguageModel.of(base, Lora(rank=4), length=LENGTH, **options)
     x = model.start(Key(0), torch.float32)
-    told = step_memory(model, x, candidates=CANDIDATES, batch=BATCH, chunk=chunk, length=LENGTH)
+    text = step_memory(model, x, candidates=CANDIDATES, batch=BATCH, chunk=chunk, length=LENGTH)
     stacked = repeat(x, CANDIDATES)
     tokens = torch.randint(0, 256, (CANDIDATES, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     batch = {"tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
@@ -56,7 +56,7 @@ def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
             gradient(group.loss, {}, group.x, {name: leaf[group.part] for name, leaf in batch.items()})
 
     measured = peak_bytes(step, CPU, [*base.parameters(), *base.buffers(), *x.values(), *stacked.values()])
-    assert told.peak == pytest.approx(measured, rel=0.15)
+    assert text.peak == pytest.approx(measured, rel=0.15)
 
 
 def test_a_chunk_bounds_the_activations() -> None:

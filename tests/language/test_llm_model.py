@@ -39,8 +39,8 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def base(kind: str, dtype: torch.dtype = F64) -> Any:
-    made = BaseModel(config={"model_type": kind, **SMALL[kind]}, tokenizer="bytes")
-    return made.load(CPU, dtype, VOCABULARY)
+    built = BaseModel(config={"model_type": kind, **SMALL[kind]}, tokenizer="bytes")
+    return built.load(CPU, dtype, VOCABULARY)
 
 
 def language(kind: str, adapter: Lora | None = Lora(rank=3, alpha=6.0), **options: Any) -> LanguageModel:
@@ -65,13 +65,13 @@ def rows(count: int, length: int = 11, seed: int = 0) -> tuple[torch.Tensor, tor
 
 def by_hand(model: Any, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Σ −log p(token | before) over marked tokens, one row after the other, unpadded."""
-    found = []
+    result = []
     for row, marked in zip(tokens, mask, strict=True):
         end = int(marked.nonzero().max()) + 1
         logits = model(input_ids=row[None, :end]).logits[0]
         logs = functional.log_softmax(logits, -1)
-        found.append(-sum(logs[t - 1, row[t]] for t in range(1, end) if marked[t]))
-    return torch.stack(found)
+        result.append(-sum(logs[t - 1, row[t]] for t in range(1, end) if marked[t]))
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -79,10 +79,10 @@ def test_a_fresh_adapter_changes_nothing_and_only_completions_are_scored(kind: s
     model = language(kind)
     tokens, mask = rows(5)
     x = model.start(Key(0), F64)
-    found, count = model.nll(x, tokens, mask)
+    result, count = model.nll(x, tokens, mask)
     with torch.no_grad():
         wanted = by_hand(base(kind), tokens, mask)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(result, wanted)
     assert count.tolist() == mask.sum(1).tolist()
     assert model.plain_head
 
@@ -112,8 +112,8 @@ def test_padding_on_the_left_gives_the_same(kind: str) -> None:
     tokens, mask = rows(3)
     attention = torch.ones_like(mask)
     pad = torch.full((3, 4), 7)
-    left = [torch.cat([before, each], 1) for before, each in ((pad, tokens), (pad > 99, mask), (pad > 99, attention))]
-    right = [torch.cat([each, after], 1) for each, after in ((tokens, pad), (mask, pad > 99))]
+    left = [torch.cat([before, entry], 1) for before, entry in ((pad, tokens), (pad > 99, mask), (pad > 99, attention))]
+    right = [torch.cat([entry, after], 1) for entry, after in ((tokens, pad), (mask, pad > 99))]
     expected = model.nll(x, tokens, mask)[0]
     torch.testing.assert_close(model.nll(x, left[0], left[1], attention=left[2])[0], expected, **CLOSE)
     torch.testing.assert_close(model.nll(x, *right)[0], expected, **CLOSE)
@@ -121,8 +121,8 @@ def test_padding_on_the_left_gives_the_same(kind: str) -> None:
 
 def gradients(model: LanguageModel, x: Tree, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    found = model.nll(leaves, *args)[0]
-    return found.detach(), list(torch.autograd.grad(found.sum(), list(leaves.values())))
+    result = model.nll(leaves, *args)[0]
+    return result.detach(), list(torch.autograd.grad(result.sum(), list(leaves.values())))
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -132,11 +132,11 @@ def test_stacked_branches_equal_separate_ones(kind: str, own: bool) -> None:
     members = [noisy(model.start(Key(0), F64), seed) for seed in range(3)]
     batches = [rows(4, seed=seed if own else 0) for seed in range(3)]
     seeds = (5, 6, 7) if own else (5, 5, 5)
-    tokens, mask = (torch.stack(each) for each in zip(*batches, strict=True))
-    found, slopes = gradients(model, stack(members), tokens, mask, seeds)
+    tokens, mask = (torch.stack(entry) for entry in zip(*batches, strict=True))
+    result, slopes = gradients(model, stack(members), tokens, mask, seeds)
     for i, member in enumerate(members):
         alone, slope = gradients(model, member, *batches[i], (seeds[i],))
-        torch.testing.assert_close(found[i], alone)
+        torch.testing.assert_close(result[i], alone)
         for theirs, ours in zip(slopes, slope, strict=True):
             torch.testing.assert_close(theirs[i], ours)
 
@@ -150,8 +150,8 @@ def test_saving_memory_changes_no_gradient(kind: str, adapter: Lora | None, how:
     # Masks are drawn for each pass, so with dropout passes have to be the same.
     seeds = (3,) if adapter is not None and "rows" not in how else None
     expected, slopes = gradients(plain, x, *rows(5), seeds)
-    found, saved = gradients(saving, x, *rows(5), seeds)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    result, saved = gradients(saving, x, *rows(5), seeds)
+    torch.testing.assert_close(result, expected, **CLOSE)
     for ours, theirs in zip(saved, slopes, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
@@ -179,7 +179,7 @@ def test_a_mask_depends_on_the_seed_and_not_on_the_padding() -> None:
     x = noisy(model.start(Key(0), F64), 1)
     tokens, mask = rows(3)
     first = model.nll(x, tokens, mask, (1,))[0]
-    longer = [torch.cat([each, each[:, :4] & False], 1) for each in (tokens, mask)]
+    longer = [torch.cat([entry, entry[:, :4] & False], 1) for entry in (tokens, mask)]
     torch.testing.assert_close(model.nll(x, *longer, (1,))[0], first)
     assert not torch.allclose(model.nll(x, tokens, mask, (2,))[0], first)
 
@@ -205,8 +205,8 @@ def test_large_heads_are_computed_in_pieces(kind: str, how: dict[str, Any], monk
     with torch.no_grad():
         value = model.nll(x, *rows(5))[0]
     monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
-    found, pieces = gradients(model, x, *rows(5))
-    torch.testing.assert_close(found, expected, **CLOSE)
+    result, pieces = gradients(model, x, *rows(5))
+    torch.testing.assert_close(result, expected, **CLOSE)
     torch.testing.assert_close(value, expected, **CLOSE)
     for ours, theirs in zip(pieces, slopes, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
@@ -234,15 +234,15 @@ def test_large_heads_have_a_second_derivative(monkeypatch: pytest.MonkeyPatch) -
 def half_and_exact(**spec: Any) -> tuple[LanguageModel, LanguageModel, Tree]:
     """A model with weights in bfloat16, the same weights in float64, and adapters in float32 whose effect is not small."""
     config = {**LAYERS, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    made = BaseModel(config={"model_type": "qwen2", **config}, tokenizer="bytes", dtype="bfloat16")
+    built = BaseModel(config={"model_type": "qwen2", **config}, tokenizer="bytes", dtype="bfloat16")
     adapter = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"), **spec)
-    half = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY), adapter, length=24)
-    exact = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY).to(F64), adapter, length=24)
+    half = LanguageModel.of(built.load(CPU, torch.float32, VOCABULARY), adapter, length=24)
+    exact = LanguageModel.of(built.load(CPU, torch.float32, VOCABULARY).to(F64), adapter, length=24)
     return half, exact, noisy(half.start(Key(0), torch.float32), 1)
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted).norm() / wanted.norm())
+def distance(result: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((result.double() - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -250,10 +250,10 @@ def test_adapters_on_a_base_in_bfloat16_have_right_gradients(dropout: float) -> 
     half, exact, x = half_and_exact(dropout=dropout)
     seeds = (3,) if dropout else None
     batch = rows(16, 24)
-    found, slopes = gradients(half, x, *batch, seeds)
+    result, slopes = gradients(half, x, *batch, seeds)
     wanted, true = gradients(exact, {name: leaf.double() for name, leaf in x.items()}, *batch, seeds)
     assert {slope.dtype for slope in slopes} == {torch.float32}
-    assert distance(found, wanted) < 1e-2
+    assert distance(result, wanted) < 1e-2
     for ours, theirs in zip(slopes, true, strict=True):
         assert distance(ours, theirs) < 0.05
 
@@ -273,7 +273,7 @@ def test_a_small_step_of_an_adapter_is_not_lost_on_a_base_in_bfloat16() -> None:
     step = 1e-5 * torch.sign(torch.randn(4, 32, generator=draw))
     assert float((weight.bfloat16() == (weight + step).bfloat16()).float().mean()) > 0.9
     coarse, fine = _halves(weight + step)
-    before = sum(each.double() for each in _halves(weight))
+    before = sum(entry.double() for entry in _halves(weight))
     torch.testing.assert_close(coarse.double() + fine.double() - before, step.double(), rtol=0, atol=4e-6)
     wide = _down(hidden, torch.cat([weight, weight + 100 * step]), 1.0).double()
     moved = ((wide[:, 4:] - wide[:, :4]) * (hidden.double() @ step.double().T)).sum()
@@ -301,8 +301,8 @@ def test_tokens_are_counted_under_vmap_too() -> None:
 
 
 def test_adapters_stay_in_float32_on_a_base_in_bfloat16() -> None:
-    made = BaseModel(config={"model_type": "qwen2", **SMALL["qwen2"]}, tokenizer="bytes", dtype="bfloat16")
-    model = LanguageModel.of(made.load(CPU, torch.float32, VOCABULARY), Lora(rank=3), length=24)
+    built = BaseModel(config={"model_type": "qwen2", **SMALL["qwen2"]}, tokenizer="bytes", dtype="bfloat16")
+    model = LanguageModel.of(built.load(CPU, torch.float32, VOCABULARY), Lora(rank=3), length=24)
     assert next(model.model.parameters()).dtype == torch.bfloat16
     x = noisy(model.start(Key(0), torch.float32), 1)
     tokens, mask = rows(5)
@@ -313,7 +313,7 @@ def test_adapters_stay_in_float32_on_a_base_in_bfloat16() -> None:
     exact.model.load_state_dict(model.model.state_dict())
     wanted, true = gradients(exact, x, tokens, mask)
     torch.testing.assert_close(losses, wanted, rtol=2e-2, atol=2e-2)
-    flat, other = (torch.cat([slope.flatten() for slope in each]) for each in (slopes, true))
+    flat, other = (torch.cat([slope.flatten() for slope in entry]) for entry in (slopes, true))
     assert functional.cosine_similarity(flat, other, dim=0) > 0.99
 
 

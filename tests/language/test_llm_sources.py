@@ -37,7 +37,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def said(example: Example) -> list[tuple[str, str]]:
+def words(example: Example) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in example.messages]
 
 
@@ -84,9 +84,9 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "row", "expected"), ROWS)
 def test_every_format_is_detected_and_read(name: str, row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    found = detect([row])
-    assert found is not None
-    assert found.name == name
+    result = detect([row])
+    assert result is not None
+    assert result.name == name
     assert [(message.role, message.text) for message in FORMATS[name].read(row)] == expected
 
 
@@ -161,7 +161,7 @@ def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     path = write(tmp_path / (name + ending), ALPACA)
     reading = read("s", Source(path=str(path)))
     assert [example.row for example in reading.examples] == [0, 1, 2]
-    assert [said(example)[0][1] for example in reading.examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
+    assert [words(example)[0][1] for example in reading.examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
     assert (reading.format, reading.total, reading.bad) == ("alpaca", 3, 0)
 
 
@@ -175,7 +175,7 @@ def test_rows_in_an_object_around_them_are_found(tmp_path: Path, key: str, inden
 
 def test_one_row_whose_turns_are_items_is_a_row_and_not_a_wrapper(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.json", [{"items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}])
-    assert [said(example) for example in read_examples("s", Source(path=str(path)))] == [TURNS]
+    assert [words(example) for example in read_examples("s", Source(path=str(path)))] == [TURNS]
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_variables_and_the_home_folder_are_expanded(tmp_path: Path, monkeypatch:
 def test_content_is_of_the_file_and_not_of_its_name(tmp_path: Path) -> None:
     first, second = lines(tmp_path / "a.jsonl", ALPACA), lines(tmp_path / "b.jsonl", ALPACA)
     third = lines(tmp_path / "c.jsonl", ALPACA[:2])
-    one, two, three = (content("s", Source(path=str(path))) for path in (first, second, third))
-    assert one == two != three
+    item, two, three = (content("s", Source(path=str(path))) for path in (first, second, third))
+    assert item == two != three
     assert content("s", Source(hub="a/b", revision=REVISION)) == f"hub:a/b@{REVISION} train"
 
 
@@ -238,7 +238,7 @@ def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> No
     turns = [{"role": role, "content": text} for role, text in [*TURNS, ("user", "Q2"), ("assistant", "A2")]]
     path = lines(tmp_path / "a.jsonl", [{"messages": turns}])
     (example,) = read_examples("s", Source(path=str(path), completion="."))
-    assert said(example) == [("user", "Q"), ("assistant", "."), ("user", "Q2"), ("assistant", ".")]
+    assert words(example) == [("user", "Q"), ("assistant", "."), ("user", "Q2"), ("assistant", ".")]
 
 
 @pytest.mark.parametrize(
@@ -443,11 +443,11 @@ def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
         lines(tmp_path / "set" / name, [{"prompt": f"p{i}", "completion": str(i)} for i in range(first, first + 3)])
     (tmp_path / "set" / "README.md").write_text("notes")
     whole, pattern = Source(path=str(tmp_path / "set")), Source(path=str(tmp_path / "*" / "*.json*"))
-    for one in (whole, pattern, Source(path=str(tmp_path / "**" / "*.json*"))):
-        examples = read_examples("s", one)
+    for item in (whole, pattern, Source(path=str(tmp_path / "**" / "*.json*"))):
+        examples = read_examples("s", item)
         assert [example.messages[-1].text for example in examples] == ["0", "1", "2", "10", "11", "12", "20", "21", "22"]
         assert [example.row for example in examples] == list(range(9))
-        assert content("s", one) == content("s", whole)
+        assert content("s", item) == content("s", whole)
     some = Source(path=str(tmp_path / "set" / "[bc].json*"))
     assert len(read_examples("s", some)) == 6
     assert content("s", some) != content("s", whole)
@@ -467,13 +467,13 @@ def test_tables_of_text_give_the_rows_of_the_same_json(tmp_path: Path) -> None:
     pairs = [("a, b", 'say "x"'), ("two\nlines", "007"), ("ü", "1.50")]
     rows = [{"prompt": prompt, "completion": answer} for prompt, answer in pairs]
     lines(tmp_path / "rows.jsonl", rows)
-    expected = [one.messages for one in read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))]
+    expected = [item.messages for item in read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))]
     for name, delimiter, encoding in (("t.csv", ",", "utf-8-sig"), ("t.tsv", "\t", "utf-8"), ("U.CSV", ",", "utf-8")):
         with (tmp_path / name).open("w", newline="", encoding=encoding) as stream:
             writer = csv.DictWriter(stream, ["prompt", "completion"], delimiter=delimiter)
             writer.writeheader()
             writer.writerows(rows)
-        assert [one.messages for one in read_examples("s", Source(path=str(tmp_path / name)))] == expected
+        assert [item.messages for item in read_examples("s", Source(path=str(tmp_path / name)))] == expected
     (tmp_path / "t.csv").write_text("prompt,completion\na,b\nc,d,e\n")
     with pytest.raises(DataError, match="line 3: it has 3 fields, and the first line names 2"):
         read_examples("s", Source(path=str(tmp_path / "t.csv")))
@@ -498,14 +498,14 @@ def test_zstandard_files_are_read(tmp_path: Path) -> None:
 def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "poems.txt").write_text("Roses are red.\r\n\nViolets are blue.\n", encoding="utf-8")
     examples = read_examples("s", Source(path=str(tmp_path / "poems.txt")))
-    assert [one.messages[0].text for one in examples] == ["Roses are red.", "Violets are blue."]
-    assert {one.messages[0].role for one in examples} == {"assistant"}
-    assert [one.key for one in examples] == ["roses are red.", "violets are blue."]
+    assert [item.messages[0].text for item in examples] == ["Roses are red.", "Violets are blue."]
+    assert {item.messages[0].role for item in examples} == {"assistant"}
+    assert [item.key for item in examples] == ["roses are red.", "violets are blue."]
     lines(tmp_path / "rows.jsonl", [{"text": "Roses are red."}])
     with pytest.raises(DataError, match="no known format"):
         read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))
-    (one,) = read_examples("s", Source(path=str(tmp_path / "rows.jsonl"), format="text"))
-    assert one.messages == examples[0].messages
+    (item,) = read_examples("s", Source(path=str(tmp_path / "rows.jsonl"), format="text"))
+    assert item.messages == examples[0].messages
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -543,16 +543,16 @@ def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pyte
 def hub(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A stand-in for the Hub's loader, which answers with a real data set or raises."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    asked = types.SimpleNamespace(calls=[], answer=datasets.Dataset.from_list(ALPACA))
+    requests = types.SimpleNamespace(calls=[], answer=datasets.Dataset.from_list(ALPACA))
 
     def load(name: str, subset: str | None, *, split: str, revision: str) -> Any:
-        asked.calls.append((name, subset, split, revision))
-        if isinstance(asked.answer, Exception):
-            raise asked.answer
-        return asked.answer
+        requests.calls.append((name, subset, split, revision))
+        if isinstance(requests.answer, Exception):
+            raise requests.answer
+        return requests.answer
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    return asked
+    return requests
 
 
 def test_a_hub_set_is_read_at_its_pinned_revision(hub: types.SimpleNamespace) -> None:

@@ -49,12 +49,12 @@ TEXTS = {
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Source]:
-    found = {}
+    results = {}
     for name, rows in TEXTS.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
-        found[name] = Source(path=str(path))
-    return found
+        results[name] = Source(path=str(path))
+    return results
 
 
 def task(files: dict[str, Source], kind: str = "gpt2", **fields: Any) -> SourceMixture:
@@ -88,7 +88,7 @@ def one_step(**fields: Any) -> Branches:
 
 
 def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> list[torch.Tensor]:
-    found = []
+    results = []
     for estimator in estimators:
         method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=estimator, outer=Adam(lr=0.1))
         state = method.init(problem, 3)
@@ -98,8 +98,8 @@ def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> l
         chosen = BestOfN().select(problem, problem.theta0, candidates, key.fold("select")).index
         branch = candidates.branch(chosen)
         estimate, _ = estimator.estimate(problem, problem.theta0, branch, key.fold("differentiate"), {})
-        found.append(estimate.value["logits"])
-    return found
+        results.append(estimate.value["logits"])
+    return results
 
 
 def value_after_the_step(problem: Problem, generator: Branches, theta: Tree) -> torch.Tensor:
@@ -143,15 +143,15 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
         assert problem.precision == getattr(torch, base)
         draw = torch.Generator().manual_seed(0)
         x = {name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw) for name, leaf in problem.x0.items()}
-        found = []
+        results = []
         for number in range(4):
             index = problem.lower_data.draw(Key(number), 9, 1)
             assert index is not None
             step = LastStep(x=x, batch=problem.lower_data.batch(index[0]), rows=9, rate=0.1)
             branch = Branch(x=x, replay=lambda theta, last: (x, Cost()), next_step=lambda key: step)  # noqa: B023
             estimate, _ = estimator.estimate(problem, problem.theta0, branch, Key(0), {})
-            found.append(estimate.value["logits"])
-        return found
+            results.append(estimate.value["logits"])
+        return results
 
     for right, difference in zip(on("float32", ThroughStep(derivative="exact")), on("bfloat16", ThroughStep()), strict=True):
         assert torch.equal(difference > 0, right > 0)
@@ -232,8 +232,8 @@ def test_the_order_of_the_sources_changes_no_draw(files: dict[str, Source]) -> N
     straight, turned = task(files), task(files)
     turned = evolve(turned, sources=dict(reversed(turned.sources.items())))
     drawn = []
-    for each in (straight, turned):
-        problem = each.problem(0, CPU, F64)
+    for entry in (straight, turned):
+        problem = entry.problem(0, CPU, F64)
         index = problem.lower_data.draw(Key(0), 7, 2)
         assert index is not None
         texts = problem.lower_data.rows(index)["tokens"]
@@ -259,12 +259,12 @@ def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> N
     generator = Minimax(alpha=10.0, lr=0.1)
     start = generator.init(problem, Key(0))
     start["aux"] = {f"u.{name}": leaf[None] for name, leaf in moved(problem.x0, 5).items()}
-    found = generator.propose(problem, problem.theta0, start, Key(1)).aux["theta.logits"][0]
+    results = generator.propose(problem, problem.theta0, start, Key(1)).aux["theta.logits"][0]
     batch = problem.lower_data.batch(None)
     w, u = problem.x0, moved(problem.x0, 5)
     apart = problem.sources.losses(w, batch) - problem.sources.losses(u, batch)
     omega = problem.sources.weights(problem.theta0)
-    torch.testing.assert_close(found, 10.0 * omega * (apart - (omega * apart).sum()))
+    torch.testing.assert_close(results, 10.0 * omega * (apart - (omega * apart).sum()))
 
 
 def test_per_example_gradients_in_one_pass(files: dict[str, Source]) -> None:
@@ -308,8 +308,8 @@ def test_a_second_derivative_through_activations_computed_again(files: dict[str,
         Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6),
         Unrolled(),
     ]
-    found = [hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways) for how in ({}, saving)]
-    for plain, saved in zip(*found, strict=True):
+    results = [hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways) for how in ({}, saving)]
+    for plain, saved in zip(*results, strict=True):
         assert plain.norm() > 1e-6
         torch.testing.assert_close(saved, plain, rtol=1e-7, atol=1e-12)
 
@@ -323,21 +323,21 @@ def test_all_parameters_are_lower_variables_without_an_adapter(files: dict[str, 
 
 
 def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> None:
-    made = task(
+    built = task(
         files,
         test={"sums": evolve(files["sums"], skip=10, rows=6)},
         reference={"sums": 1.0},
         validation_split=(0.5, 0.25, 0.25),
     )
     warn.cache_clear()
-    problem = made.problem(0, CPU, F64)
-    made.problem(0, CPU, F64)
-    (said,) = caplog.messages  # once, however often the problem is built
-    assert "test 'sums' and train 'sums': 6 of 6 (100.0%)" in said
-    found = problem.evaluate({"logits": torch.zeros(3, dtype=F64)}, problem.x0)
-    assert set(found) == set(made.metrics)
-    assert found["recovery_error"] == pytest.approx(4 / 3)
-    assert found["test_loss"] == pytest.approx(5.5, abs=0.3)  # log 259: nothing is learned yet
+    problem = built.problem(0, CPU, F64)
+    built.problem(0, CPU, F64)
+    (text,) = caplog.messages  # once, however often the problem is built
+    assert "test 'sums' and train 'sums': 6 of 6 (100.0%)" in text
+    results = problem.evaluate({"logits": torch.zeros(3, dtype=F64)}, problem.x0)
+    assert set(results) == set(built.metrics)
+    assert results["recovery_error"] == pytest.approx(4 / 3)
+    assert results["test_loss"] == pytest.approx(5.5, abs=0.3)  # log 259: nothing is learned yet
 
 
 @pytest.mark.parametrize(
@@ -399,11 +399,11 @@ def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: P
 
 def test_the_conformance_kit_finds_nothing(files: dict[str, Source]) -> None:
     # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked candidates differ.
-    made = task(
+    built = task(
         files,
         validation={"sums": evolve(files["sums"], skip=16, rows=4)},
         test={"sums": evolve(files["sums"], skip=20)},
         reference={"sums": 1.0, "dots": 0.0, "words": 0.0},
         adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
     )
-    assert check_component(made) == {}
+    assert check_component(built) == {}

@@ -90,14 +90,14 @@ def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Pat
 def test_no_row_is_ever_without_an_answer_or_too_long(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], max_length: int, too_long: str
 ) -> None:
-    asked = source(tmp_path_factory.mktemp("rows"), rows)
+    requests = source(tmp_path_factory.mktemp("rows"), rows)
     fit = [len(q) + 1 + len(a) + 1 <= max_length or (too_long == "truncate" and len(q) + 1 < max_length) for q, a in rows]
     kept = [number for number, (_, answer) in enumerate(rows) if answer and fit[number]]
     if not kept:
         with pytest.raises(DataError):
-            table_of(asked, max_length=max_length, too_long=too_long)
+            table_of(requests, max_length=max_length, too_long=too_long)
         return
-    table = table_of(asked, max_length=max_length, too_long=too_long)
+    table = table_of(requests, max_length=max_length, too_long=too_long)
     assert table.rows.tolist() == kept
     for (tokens, mask), number in zip(rows_of(table), kept, strict=True):
         question, answer = rows[number]
@@ -123,15 +123,15 @@ def test_where_no_row_is_left_the_lengths_are_told(tmp_path: Path) -> None:
 
 
 def test_options_that_make_no_table_are_refused(tmp_path: Path) -> None:
-    asked = source(tmp_path, ROWS)
+    requests = source(tmp_path, ROWS)
     with pytest.raises(ConfigError, match="unknown value of too_long 'trunc'; did you mean 'truncate'"):
-        table_of(asked, too_long="trunc")
+        table_of(requests, too_long="trunc")
     with pytest.raises(ConfigError, match="max_length must hold a prompt and an answer, at least 2 tokens: 1"):
-        table_of(asked, max_length=1)
+        table_of(requests, max_length=1)
     bare = byte_tokenizer()
     bare.pad_token = None
     with pytest.raises(ConfigError, match="the tokenizer has no padding token"):
-        token_table("s", asked, bare, template="plain", max_length=64)
+        token_table("s", requests, bare, template="plain", max_length=64)
 
 
 def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the sources that were read while tables were made."""
     seen: list[str] = []
     original: Callable[..., Any] = hgms_llm.tokens.read
@@ -239,11 +239,11 @@ def same(first: TokenTable, second: TokenTable) -> bool:
     return all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves) and first.report == second.report
 
 
-def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, made: list[str]) -> None:
-    asked, cache = source(tmp_path, ROWS), tmp_path / "cache"
-    plain = table_of(asked)
-    first, second = table_of(asked, cache_dir=cache), table_of(asked, cache_dir=cache)
-    assert made == ["s", "s"]  # without the cache, and the first time with it
+def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, built: list[str]) -> None:
+    requests, cache = source(tmp_path, ROWS), tmp_path / "cache"
+    plain = table_of(requests)
+    first, second = table_of(requests, cache_dir=cache), table_of(requests, cache_dir=cache)
+    assert built == ["s", "s"]  # without the cache, and the first time with it
     assert same(plain, first)
     assert same(first, second)
     assert first.digest == second.digest == plain.digest
@@ -255,16 +255,16 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, made
     assert not list(cache.glob("*.part"))
 
 
-def test_what_makes_a_table_is_its_content_and_not_its_name_or_place(tmp_path: Path, made: list[str]) -> None:
+def test_what_makes_a_table_is_its_content_and_not_its_name_or_place(tmp_path: Path, built: list[str]) -> None:
     cache = tmp_path / "cache"
     table_of(source(tmp_path, ROWS), cache_dir=cache)
     moved = source(tmp_path, ROWS, name="moved.jsonl")
     assert token_table("other", moved, tokenizer(), template="plain", max_length=64, cache_dir=cache).name == "other"
-    assert made == ["s"]
+    assert built == ["s"]
 
 
 def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None:
-    asked = source(tmp_path, ROWS)
+    requests = source(tmp_path, ROWS)
     longer = source(tmp_path, [*ROWS, ("Q2", "A2")], name="b.jsonl")
     larger = byte_tokenizer()
     larger.add_tokens(["<extra>"])
@@ -273,20 +273,20 @@ def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None
     other_chat = byte_tokenizer()
     other_chat.chat_template = "{% for m in messages %}{{ m['content'] }}|<eos>{% endfor %}"
     digests = [
-        table_of(asked).digest,
+        table_of(requests).digest,
         table_of(longer).digest,
-        table_of(evolve(asked, rows=2)).digest,
-        table_of(evolve(asked, completion=".")).digest,
-        table_of(evolve(asked, shuffle_seed=1)).digest,
-        table_of(asked, max_length=65).digest,
-        table_of(asked, too_long="truncate").digest,
-        table_of(asked, template="chatml").digest,
-        token_table("s", asked, larger, template="plain", max_length=64).digest,
-        token_table("s", asked, chatty, template="model", max_length=64).digest,
-        token_table("s", asked, other_chat, template="model", max_length=64).digest,
+        table_of(evolve(requests, rows=2)).digest,
+        table_of(evolve(requests, completion=".")).digest,
+        table_of(evolve(requests, shuffle_seed=1)).digest,
+        table_of(requests, max_length=65).digest,
+        table_of(requests, too_long="truncate").digest,
+        table_of(requests, template="chatml").digest,
+        token_table("s", requests, larger, template="plain", max_length=64).digest,
+        token_table("s", requests, chatty, template="model", max_length=64).digest,
+        token_table("s", requests, other_chat, template="model", max_length=64).digest,
     ]
     assert len(set(digests)) == len(digests)
-    assert table_of(asked).digest == digests[0]
+    assert table_of(requests).digest == digests[0]
 
 
 def test_a_tokenizer_is_the_same_after_it_has_been_used() -> None:
@@ -306,57 +306,57 @@ def test_a_tokenizer_is_the_same_after_it_has_been_used() -> None:
     ids=["shorter", "headless", "empty", "one bit"],
 )
 def test_a_damaged_entry_is_named_and_made_anew(
-    tmp_path: Path, made: list[str], damage: Callable[[bytes], bytes], why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, built: list[str], damage: Callable[[bytes], bytes], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked, cache = source(tmp_path, ROWS), tmp_path / "cache"
-    first = evolve(table_of(asked))
-    table_of(asked, cache_dir=cache)
+    requests, cache = source(tmp_path, ROWS), tmp_path / "cache"
+    first = evolve(table_of(requests))
+    table_of(requests, cache_dir=cache)
     (file,) = cache.glob("*.safetensors")
     file.write_bytes(damage(file.read_bytes()))
-    made.clear()
-    again = table_of(asked, cache_dir=cache)
+    built.clear()
+    again = table_of(requests, cache_dir=cache)
     (warned,) = caplog.messages
     assert warned.startswith(f"the token cache entry {file} is damaged (")
     assert why in warned
-    assert made == ["s"]
+    assert built == ["s"]
     assert same(first, again)
-    assert same(first, table_of(asked, cache_dir=cache))
-    assert made == ["s"]
+    assert same(first, table_of(requests, cache_dir=cache))
+    assert built == ["s"]
 
 
 def test_an_entry_of_another_table_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = tmp_path / "cache"
-    one, other = source(tmp_path, ROWS), source(tmp_path, [("Q", "B")], name="b.jsonl")
-    first, second = table_of(one, cache_dir=cache), table_of(other, cache_dir=cache)
+    item, other = source(tmp_path, ROWS), source(tmp_path, [("Q", "B")], name="b.jsonl")
+    first, second = table_of(item, cache_dir=cache), table_of(other, cache_dir=cache)
     (cache / f"{first.digest}.safetensors").write_bytes((cache / f"{second.digest}.safetensors").read_bytes())
-    assert same(table_of(one, cache_dir=cache), table_of(one))
+    assert same(table_of(item, cache_dir=cache), table_of(item))
     assert "it is of another table" in caplog.text
 
 
 def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) -> None:
-    asked, cache = source(tmp_path, ROWS, max_bad_rows=1), tmp_path / "cache"
-    assert asked.path is not None
-    with Path(asked.path).open("a") as stream:
+    requests, cache = source(tmp_path, ROWS, max_bad_rows=1), tmp_path / "cache"
+    assert requests.path is not None
+    with Path(requests.path).open("a") as stream:
         stream.write("{oops\n")
-    assert table_of(asked, cache_dir=cache).report.bad == 1
+    assert table_of(requests, cache_dir=cache).report.bad == 1
     with pytest.raises(DataError, match="line 6: malformed JSON"):
-        table_of(evolve(asked, max_bad_rows=0), cache_dir=cache)
+        table_of(evolve(requests, max_bad_rows=0), cache_dir=cache)
 
 
 def test_a_full_disk_says_where(tmp_path: Path) -> None:
     """A limit on the size of files, which safetensors meets as it meets a full disk."""
     import resource
 
-    asked = source(tmp_path, [(f"What is {i}?", "A number. " * 4) for i in range(400)])
+    requests = source(tmp_path, [(f"What is {i}?", "A number. " * 4) for i in range(400)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
     try:
         with pytest.raises(DataError, match=r"cannot write the token cache .*cache: .*\n.*free some space there"):
-            table_of(asked, cache_dir=tmp_path / "cache")
+            table_of(requests, cache_dir=tmp_path / "cache")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list((tmp_path / "cache").glob("*.part"))
-    assert table_of(asked, cache_dir=tmp_path / "cache").size == 400
+    assert table_of(requests, cache_dir=tmp_path / "cache").size == 400
 
 
 def test_a_cache_that_cannot_be_written_says_where(tmp_path: Path) -> None:
@@ -396,8 +396,8 @@ print(table.size, table.tokens.sum().item())
 
 
 def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
-    asked = source(tmp_path, ROWS)
-    arguments = [sys.executable, "-c", SCRIPT, str(asked.path), str(tmp_path / "cache"), str(tmp_path / "log")]
+    requests = source(tmp_path, ROWS)
+    arguments = [sys.executable, "-c", SCRIPT, str(requests.path), str(tmp_path / "cache"), str(tmp_path / "log")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)
@@ -410,7 +410,7 @@ def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     answers = [process.communicate(timeout=60)[0] for process in running]
-    table = table_of(asked)
+    table = table_of(requests)
     assert answers == 2 * [f"{table.size} {int(table.tokens.sum())}\n"]
     assert (tmp_path / "log").read_text() == "made\n"
 
@@ -423,18 +423,18 @@ def examples(*prompts: str) -> list[Example]:
 
 
 def test_overlaps_are_counted_between_the_parts_and_told() -> None:
-    found = overlaps(
+    result = overlaps(
         {"clean": examples("one", "Two  words", "three"), "other": examples("four")},
         {"val": examples("two\nWORDS", "five", "five")},
         {"test": examples("FIVE", "four", "six", "one "), "far": examples("seven")},
     )
-    assert found == (
+    assert result == (
         Overlap("validation", "val", "train", "clean", 1, 3, (0,)),
         Overlap("test", "test", "train", "clean", 1, 4, (3,)),
         Overlap("test", "test", "train", "other", 1, 4, (1,)),
         Overlap("test", "test", "validation", "val", 1, 4, (0,)),
     )
-    text = overlap_warning(found)
+    text = overlap_warning(result)
     assert "validation 'val' and train 'clean': 1 of 3 (33.3%); rows 0 of 'val'" in text
     assert "test 'test' and validation 'val': 1 of 4 (25.0%); rows 0 of 'test'" in text
     assert "take the rows out of one of the two sets" in text
@@ -449,18 +449,18 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
         "copies": [("Say hi", "Hi")] * 60, "dots": [(prompt, ".") for prompt, _ in rows],
     }  # fmt: skip
     sources = {}
-    for name, each in sets.items():
+    for name, entry in sets.items():
         (tmp_path / name).mkdir()
-        sources[name] = source(tmp_path / name, each)
+        sources[name] = source(tmp_path / name, entry)
     expected = (
         Overlap("train", "again", "train", "whole", 40, 40, (0, 1, 2, 3, 4)),
         Overlap("train", "some", "train", "whole", 3, 23, (0, 1, 2)),
         Overlap("train", "some", "train", "again", 3, 23, (0, 1, 2)),
         Overlap("train", "copies", "train", "copies", 59, 60, (1, 2, 3, 4, 5)),
     )
-    found = overlaps({name: table_of(one) for name, one in sources.items()})
-    assert found == expected == overlaps({name: read_examples(name, one) for name, one in sources.items()})
-    text = overlap_warning(found)
+    result = overlaps({name: table_of(item) for name, item in sources.items()})
+    assert result == expected == overlaps({name: read_examples(name, item) for name, item in sources.items()})
+    text = overlap_warning(result)
     assert "train 'again' and train 'whole': 40 of 40 (100.0%)" in text
     assert "train 'copies': 59 of 60 (98.3%) are copies of an earlier row; rows 1, 2, 3, 4, 5, …" in text
     assert "scores on such rows" not in text
@@ -471,16 +471,16 @@ def test_only_what_the_user_said_counts_as_the_prompt() -> None:
     turns = (Message("system", "Be brief."), Message("user", "Is it?"), Message("assistant", "Yes."))
     with_system, longer = Example(turns, 4), Example((*turns, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
     assert with_system.key == "is it?"
-    assert [one.count for one in overlaps({"t": examples("is  it?")}, {"v": [with_system, longer]})] == [1]
+    assert [item.count for item in overlaps({"t": examples("is  it?")}, {"v": [with_system, longer]})] == [1]
 
 
 def test_tables_and_examples_overlap_alike(tmp_path: Path) -> None:
-    asked = source(tmp_path, [("One", "1"), ("Two", "2"), ("Three", "3")])
-    table = table_of(asked)
-    by_examples = overlaps({"t": read_examples("t", asked)}, {"v": examples("two", "THREE", "x")})
+    requests = source(tmp_path, [("One", "1"), ("Two", "2"), ("Three", "3")])
+    table = table_of(requests)
+    by_examples = overlaps({"t": read_examples("t", requests)}, {"v": examples("two", "THREE", "x")})
     assert overlaps({"t": table}, {"v": examples("two", "THREE", "x")}) == by_examples
     assert by_examples[0].count == 2
-    assert [one.rows for one in overlaps({"t": examples("two")}, {"v": table.take(torch.tensor([2, 1]))})] == [(1,)]
+    assert [item.rows for item in overlaps({"t": examples("two")}, {"v": table.take(torch.tensor([2, 1]))})] == [(1,)]
 
 
 @real
@@ -490,11 +490,11 @@ def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
 
     train = {"clean": load("alpaca_gpt4_en/alpaca_gpt4_en_6000"), "alpaca": load("scalebio_data_tiny/train_alpaca")}
     judged = {part: load(f"scalebio_data_tiny/{part}") for part in ("val", "test")}
-    found = overlaps(train, {"val": judged["val"]}, {"test": judged["test"]})
-    clean = [(one.messages[0].text, one.messages[-1].text) for one in train["clean"]]
-    both = sum((one.messages[0].text, one.messages[-1].text) in clean for one in train["alpaca"])
+    result = overlaps(train, {"val": judged["val"]}, {"test": judged["test"]})
+    clean = [(item.messages[0].text, item.messages[-1].text) for item in train["clean"]]
+    both = sum((item.messages[0].text, item.messages[-1].text) in clean for item in train["alpaca"])
     assert both > 0
-    assert [(one.name, one.other, one.count) for one in found] == [
+    assert [(item.name, item.other, item.count) for item in result] == [
         ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160),
         ("alpaca", "clean", both),
     ]  # fmt: skip
@@ -514,9 +514,9 @@ def test_the_learned_tokens_of_real_rows_read_as_their_answers(template: str) ->
         "mathinstruct/mathinstruct_2000",
         "gpteacher_roleplay/gpteacher_roleplay_1923",
     ):
-        asked = Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=100, shuffle_seed=3)
-        table = token_table("real", asked, tokenizer(), template=template, max_length=100_000)
-        answers = {example.row: example.messages[-1].text for example in read_examples("real", asked)}
+        requests = Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=100, shuffle_seed=3)
+        table = token_table("real", requests, tokenizer(), template=template, max_length=100_000)
+        answers = {example.row: example.messages[-1].text for example in read_examples("real", requests)}
         index = torch.arange(table.size)
         tokens, mask = table.gather(index)
         for number, row in enumerate(table.rows.tolist()):

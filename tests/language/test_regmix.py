@@ -54,8 +54,8 @@ def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
         runs=40, steps=60, updates=60, lr=0.05, batch_size=None, regressor=regressor, simulated=20_000, top=20
     )  # fmt: skip
     *_, (state, row) = through(method, CONVEX)
-    found = weights(CONVEX, method.result(state)[0])
-    assert float((found - torch.tensor(list(BEST.values()), dtype=F64)).abs().sum()) < within
+    results = weights(CONVEX, method.result(state)[0])
+    assert float((results - torch.tensor(list(BEST.values()), dtype=F64)).abs().sum()) < within
     if regressor == "quadratic":
         assert row["regression_error"] < 1e-2
         # The constant is half the spread of the validation rows; no mixture can do better.
@@ -67,9 +67,9 @@ def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
 def test_a_line_has_its_minimum_in_a_corner() -> None:
     mixtures = Mixtures(prior=(1 / 3,) * 3, low=0.1, high=5.0).draw(Key(0), 50)
     losses = mixtures @ torch.tensor([1.0, 2.0, 3.0], dtype=F64)
-    found = fit(mixtures, losses, "linear", 0)
-    assert found.error < 1e-5
-    omega, predicted = best(found, mixtures, top=3)
+    results = fit(mixtures, losses, "linear", 0)
+    assert results.error < 1e-5
+    omega, predicted = best(results, mixtures, top=3)
     assert_same(omega, mixtures[losses.argsort()[:3]].mean(0))
     assert predicted == pytest.approx(float(losses.sort().values[:3].mean()), abs=1e-4)
 
@@ -79,8 +79,8 @@ def test_quadratic_features_fit_a_quadratic() -> None:
     matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     train, test = draw(Key(0), 60), draw(Key(1), 60)
     loss = lambda omega: ((omega @ matrix) * omega).sum(1)  # noqa: E731
-    found = fit(train, loss(train), "quadratic", 0)
-    assert_same(found.predict(test), loss(test), atol=1e-3)
+    results = fit(train, loss(train), "quadratic", 0)
+    assert_same(results.predict(test), loss(test), atol=1e-3)
     assert (fit(train, loss(train), "linear", 0).predict(test) - loss(test)).abs().max() > 0.05
 
 
@@ -91,8 +91,8 @@ def test_mixtures_are_dirichlet_draws() -> None:
     assert float((draw[:, 0] > 0.99).double().mean()) > 0.1  # some hold one source only
     assert_same(Mixtures(prior=(0.7, 0.2, 0.1), low=0.1, high=5.0).draw(Key(1), 4000), draw)
     # Var ω_s = p(1 − p)/(1 + c·S) at one c.
-    one = Mixtures(prior=(0.5, 0.5), low=3.0, high=3.0).draw(Key(2), 4000)
-    assert float(one[:, 0].var()) == pytest.approx(0.25 / 7, rel=0.1)
+    item = Mixtures(prior=(0.5, 0.5), low=3.0, high=3.0).draw(Key(2), 4000)
+    assert float(item[:, 0].var()) == pytest.approx(0.25 / 7, rel=0.1)
 
 
 def test_mixtures_too_small_for_numbers() -> None:
@@ -121,7 +121,7 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     assert [row["run"] for _, row in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]  # 3 + 3 + 1 updates
     assert len(seen) == 4 * 7
     assert PROBLEM.sources is not None
-    found = []
+    results = []
     for run in range(4):
         assert_same(seen[7 * run : 7 * run + 7], seen[:7])  # the same batches for all
         theta = PROBLEM.sources.theta(dict(zip(PROBLEM.sources.names, steps[0][0]["mixtures"][run].tolist(), strict=True)))
@@ -131,12 +131,12 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
             optimizer.zero_grad()
             PROBLEM.g(theta, x, PROBLEM.lower_data.rows(index)).backward()
             optimizer.step()
-        found.append(({name: leaf.detach() for name, leaf in x.items()}, PROBLEM.upper_data["select"].whole))
-        loss = PROBLEM.sources.examples(*found[-1]).mean()
+        results.append(({name: leaf.detach() for name, leaf in x.items()}, PROBLEM.upper_data["select"].whole))
+        loss = PROBLEM.sources.examples(*results[-1]).mean()
         assert float(ends[run]["upper_loss"]) == pytest.approx(float(loss), rel=1e-9)
     state, row = steps[-1]
     lowest = int(state["losses"].argmin())
-    assert_same(method.result(state)[1], found[lowest][0], rtol=1e-9, atol=1e-12)
+    assert_same(method.result(state)[1], results[lowest][0], rtol=1e-9, atol=1e-12)
     assert float(row["lowest_run_loss"]) == float(ends[lowest]["upper_loss"])
     assert all(len(index.unique()) == 6 for index in seen)
 

@@ -61,7 +61,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["mix", *arguments])
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def report_of(*arguments: str) -> dict[str, Any]:
     done = call(*arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -105,7 +105,7 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
     assert len({(row["source"], row["row"]) for row in rows}) == 30
     for row in rows:
         there = source[row["source"]][row["row"]]
-        assert [one["content"] for one in row["messages"]] == [there["prompt"], there["completion"]]
+        assert [item["content"] for item in row["messages"]] == [there["prompt"], there["completion"]]
 
     before = files_of(folder)
     second = call("mix.toml")
@@ -125,7 +125,7 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
 
 
 def test_the_resolved_file_describes_the_same_mix(here: Path) -> None:
-    report = told("sample", "mix.toml")
+    report = report_of("sample", "mix.toml")
     Path("again.toml").write_bytes((Path(report["folder"]) / "mix.toml").read_bytes())
     again = call("sample", "again.toml", "--set", "run.task_label=mix")
     assert again.exit_code == 0, again.output
@@ -133,14 +133,14 @@ def test_the_resolved_file_describes_the_same_mix(here: Path) -> None:
 
 
 def test_one_stage_makes_those_before_it_and_none_after(here: Path) -> None:
-    report = told("finetune", "mix.toml")
+    report = report_of("finetune", "mix.toml")
     assert list(report["stages"]) == ["reweight", "sample", "finetune"]
     assert "test" not in report
     assert not (Path(report["folder"]) / "evaluate").exists()
 
 
 def test_new_content_of_a_source_is_a_new_mix(here: Path) -> None:
-    report = told("sample", "mix.toml")
+    report = report_of("sample", "mix.toml")
     write_sums(Path("dots.jsonl"), 100, 60, "!")
     again = call("sample", "mix.toml")
     assert [line.split(" ")[0] for line in again.stderr.splitlines() if line[0] != " "] == ["reweight:", "sample:"]
@@ -150,10 +150,10 @@ def test_new_content_of_a_source_is_a_new_mix(here: Path) -> None:
 
 
 def test_counts_and_rows_do_not_depend_on_the_order_of_the_tables(here: Path) -> None:
-    first = sampled(told("sample", "mix.toml", "--set", "sample.size=31"))
+    first = sampled(report_of("sample", "mix.toml", "--set", "sample.size=31"))
     sums, dots = '[task.sources.sums]\npath = "sums.jsonl"\n', '[task.sources.dots]\npath = "dots.jsonl"\n'
     Path("turned.toml").write_text(MIX.replace(sums + dots, dots + sums))
-    second = sampled(told("sample", "turned.toml", "--set", "sample.size=31"))
+    second = sampled(report_of("sample", "turned.toml", "--set", "sample.size=31"))
     assert [(row["source"], row["row"]) for row in first] == [(row["source"], row["row"]) for row in second]
 
 
@@ -175,7 +175,7 @@ def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path)
 def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_mix.checkpoints import LossLog
 
-    whole = told("mix.toml", "--out", "whole")
+    whole = report_of("mix.toml", "--out", "whole")
     keep = LossLog.append
 
     def interrupt(self: Any, row: Any, steps: int) -> None:
@@ -197,7 +197,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
 def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_run import Progress
 
-    whole = Path(told("reweight", "mix.toml", "--out", "whole")["folder"])
+    whole = Path(report_of("reweight", "mix.toml", "--out", "whole")["folder"])
 
     def press(self: Any, info: Any, record: dict[str, Any], share: float) -> None:
         if record["step"] == 1:
@@ -240,10 +240,10 @@ def test_a_judge_without_a_key_is_said_before_anything_runs(here: Path, monkeypa
 
 
 def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
-    told("mix.toml")
-    report = told("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
+    report_of("mix.toml")
+    report = report_of("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
     assert report["test"]["sums"]["against_uniform"] is None  # fine-tuned in another way: not comparable
-    report = told("mix.toml", "--set", "method=hg-ms", "--set", "method.outer.lr=3.0")
+    report = report_of("mix.toml", "--set", "method=hg-ms", "--set", "method.outer.lr=3.0")
     gap = report["test"]["sums"]["against_uniform"]
     assert gap["low"] <= gap["value"] <= gap["high"]
     weights = {row["source"]: row["weight"] for row in report["sources"]}
@@ -252,7 +252,7 @@ def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
 
 
 def test_all_parameters_are_tuned_and_saved_where_there_is_no_adapter(here: Path) -> None:
-    report = told("mix.toml", "--set", "task.adapter=none", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
+    report = report_of("mix.toml", "--set", "task.adapter=none", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
     assert report["finetune"]["kind"] == "model"
     folder = Path(report["folder"]) / "finetune" / "model"
     assert (folder / "model.safetensors").exists()
@@ -274,7 +274,7 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path)
         "--set",
         "finetune.start=reweighted",
     ]
-    folder = Path(told("finetune", "mix.toml", *sets)["folder"])
+    folder = Path(report_of("finetune", "mix.toml", *sets)["folder"])
     state = next(load_file(path) for path in (folder / "reweight").glob("checkpoint-*.safetensors"))
     saved = load_file(folder / "finetune" / "adapter" / "adapter_model.safetensors")
     for name, leaf in saved.items():
@@ -287,10 +287,10 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path)
 def test_benchmarks_are_answered_and_shown(here: Path) -> None:
     pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'hgms[llm]'")
     questions = [{"question": f"{i} + 1 =", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(3)]
-    Path("gsm8k.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    Path("gsm8k.jsonl").write_text("".join(json.dumps(item) + "\n" for item in questions))
     sets = ["evaluate.benchmarks=['gsm8k']", "evaluate.paths.gsm8k=gsm8k.jsonl", "evaluate.max_new_tokens=4",
             "evaluate.max_prompt_tokens=30", "evaluate.instruction=''"]  # fmt: skip
-    done = call("mix.toml", *(part for one in sets for part in ("--set", one)))
+    done = call("mix.toml", *(part for item in sets for part in ("--set", item)))
     assert done.exit_code == 0, done.output
     assert "evaluate: sums, gsm8k" in done.stderr
     assert any(line.startswith("  gsm8k: 0.00 [0.00, ") for line in done.stdout.splitlines()), done.stdout
@@ -345,7 +345,7 @@ def hgms_register_methods() -> list[type]:
 def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> None:
     Path("ranked.py").write_text(RANKED)
     arguments = ["--plugin", "ranked.py", "--set", "method=by-number", "--set", "task.cache=20", "--set", "sample.size=25"]
-    report = told("sample", "mix.toml", *arguments)
+    report = report_of("sample", "mix.toml", *arguments)
     assert report["outer_steps"] == 2  # of 3: the method said that it was done
     assert (report["sample"]["by"], report["sample"]["counts"]) == ("ranking", {"sums": 5, "dots": 20})
     rows = sampled(report)
@@ -381,7 +381,7 @@ def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> No
 def test_bad_configurations_leave_with_2(sets: list[str], message: str, here: Path) -> None:
     if sets == ["run.device=cuda"] and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
-    done = call("mix.toml", *(part for one in sets for part in ("--set", one)))
+    done = call("mix.toml", *(part for item in sets for part in ("--set", item)))
     assert done.exit_code == 2, done.output
     assert message in done.stderr
 
@@ -411,7 +411,7 @@ def test_a_mix_without_a_sample_table_says_what_is_missing(here: Path) -> None:
 def test_two_at_once_are_refused(here: Path) -> None:
     from filelock import FileLock
 
-    report = told("sample", "mix.toml")
+    report = report_of("sample", "mix.toml")
     with FileLock(Path(report["folder"]) / ".lock"):
         done = call("sample", "mix.toml")
     assert done.exit_code == 2
@@ -422,7 +422,7 @@ def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None
     """The stages' keys prevent it; a rows file that was copied in does not get past the digests."""
     from hgms_mix.finetune import ChosenRows
 
-    report = told("sample", "mix.toml")
+    report = report_of("sample", "mix.toml")
 
     class Changed:
         digest, pad_id = "another", 0
@@ -432,7 +432,7 @@ def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None
 
 
 def test_it_runs_after_its_folder_has_moved(here: Path) -> None:
-    told("sample", "mix.toml")
+    report_of("sample", "mix.toml")
     shutil.move("runs", "elsewhere")
     done = call("sample", "mix.toml", "--out", "elsewhere")
     assert done.stderr.count("done before") == 2
@@ -450,14 +450,14 @@ def test_help_names_stages_and_options(here: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_finds_the_source_that_matches(tmp_path: Path) -> None:
     """Three minutes on two cores: the mixture goes to the matching source and the test loss is below uniform's."""
-    found = json.loads(call("--demo", "--out", str(tmp_path), "--json").stdout)
-    assert found["difference"]["mean"] < 0
-    assert abs(found["difference"]["mean"]) > found["difference"]["half_width"]
-    for mix in found["methods"]["hg-ms"]["mixes"]:
+    result = json.loads(call("--demo", "--out", str(tmp_path), "--json").stdout)
+    assert result["difference"]["mean"] < 0
+    assert abs(result["difference"]["mean"]) > result["difference"]["half_width"]
+    for mix in result["methods"]["hg-ms"]["mixes"]:
         weights = {row["source"]: row["weight"] for row in mix["sources"]}
         assert max(weights, key=weights.__getitem__) == "word-problems"
         assert weights["blank-answers"] < 0.05
-    assert Path(found["picture"]).exists()
+    assert Path(result["picture"]).exists()
 
 
 def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     load = BaseModel.load
 
     def counting(self: Any, *arguments: Any, **options: Any) -> Any:
-        alive.append(sum(one() is not None for one in loaded))
+        alive.append(sum(item() is not None for item in loaded))
         model = load(self, *arguments, **options)
         loaded.append(weakref.ref(model))
         return model
@@ -586,10 +586,10 @@ def pairs_tokenizer(folder: Path) -> Path:
     """A tokenizer with a token for each two digits beside those of the bytes, and a chat template: other lengths than bytes."""
     from hgms_llm.tokenizers import byte_tokenizer
 
-    made = byte_tokenizer()
-    made.add_tokens([f"{i:02d}" for i in range(100)])
-    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    made.save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"{i:02d}" for i in range(100)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -619,11 +619,11 @@ alpha = 6
         return train(settings, model, rows, *rest, **options)
 
     monkeypatch.setattr(finetune, "train", watched)
-    report = told("target.toml")
+    report = report_of("target.toml")
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     [(width, rows)] = trained
     assert width == 16
-    drawn = [[one["content"] for one in row["messages"]] for row in sampled(report)]
+    drawn = [[item["content"] for item in row["messages"]] for row in sampled(report)]
     assert [tokenizer.decode(ids) for ids in rows] == [f"{prompt}\n{answer}<eos>" for prompt, answer in drawn]
     folder = Path(report["folder"]) / "finetune" / "adapter"
     assert json.loads((folder / "adapter_config.json").read_bytes())["r"] == 3
@@ -645,11 +645,11 @@ def test_rows_too_long_for_the_tuned_model_are_left_out_and_said(here: Path) -> 
     target = pairs_tokenizer(here / "pairs")
     sets = [f"task.model.tokenizer={target}", "task.max_length=11", "finetune.model.tokenizer=bytes", "task.test={}",
             "finetune.model.config={ model_type = 'gpt2', n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }"]  # fmt: skip
-    done = call("finetune", "mix.toml", "--json", *(part for one in sets for part in ("--set", one)))
+    done = call("finetune", "mix.toml", "--json", *(part for item in sets for part in ("--set", item)))
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    lengths = ["\n".join(one["content"] for one in row["messages"]).encode() + b"." for row in sampled(report)]
-    long = sum(len(one) > 11 for one in lengths)
+    lengths = ["\n".join(item["content"] for item in row["messages"]).encode() + b"." for row in sampled(report)]
+    long = sum(len(item) > 11 for item in lengths)
     assert 0 < long < 30
     assert f"  {long} of 30 rows have more than 11 tokens of finetune.model: left out" in done.stderr
     assert report["finetune"]["rows"] == 30 - long

@@ -83,9 +83,9 @@ def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]
     total = sum(weights.values())
     quotas = [size * weights[name] / total for name in names]
     options = [(quota.__floor__(), quota.__floor__() + 1) for quota in quotas]
-    found = [one for one in itertools.product(*options) if sum(one) == size]
-    distance = {one: sum((count - quota) ** 2 for count, quota in zip(one, quotas, strict=True)) for one in found}
-    return {one for one in found if distance[one] == min(distance.values())}
+    counts = [shares for shares in itertools.product(*options) if sum(shares) == size]
+    distance = {shares: sum((count - quota) ** 2 for count, quota in zip(shares, quotas, strict=True)) for shares in counts}
+    return {shares for shares in counts if distance[shares] == min(distance.values())}
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,7 +39,7 @@ def gpt(seed: int = 0, dropout: float = 0.0) -> Any:
         return transformers.GPT2LMHeadModel(config)
 
 
-def made_rows(count: int, seed: int = 0) -> Rows:
+def random_rows(count: int, seed: int = 0) -> Rows:
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(count):
@@ -65,7 +65,7 @@ def by_hand(model: Any, rows: Rows) -> float:
 
 
 def test_the_loss_of_a_padded_batch_is_the_one_computed_by_hand() -> None:
-    model, rows = gpt().eval(), made_rows(5)
+    model, rows = gpt().eval(), random_rows(5)
     batch = collate(rows, pad=39)
     with torch.no_grad():
         out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
@@ -73,7 +73,7 @@ def test_the_loss_of_a_padded_batch_is_the_one_computed_by_hand() -> None:
 
 
 def test_padding_on_the_left_gives_the_same_loss() -> None:
-    model, rows = gpt().eval(), made_rows(3)
+    model, rows = gpt().eval(), random_rows(3)
     right = collate(rows, pad=0)
     widest = right["input_ids"].shape[1]
     left = {name: torch.stack([leaf.roll(widest - len(t)) for leaf, (t, _) in zip(leaves, rows, strict=True)])
@@ -97,7 +97,7 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> None:
     """Three micro-batches of two rows of different lengths: their losses add up to the mean over the tokens of all six rows."""
-    rows = made_rows(6)
+    rows = random_rows(6)
     done = train(Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0), gpt(), rows, tmp_path, seed=0)
     assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
     assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
@@ -108,10 +108,10 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
     out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     completion_loss(out.logits, batch["labels"]).backward()
     optimiser.step()
-    found, expected = parameters(tmp_path), dict(model.named_parameters())
-    assert set(found) <= set(expected)
+    result, expected = parameters(tmp_path), dict(model.named_parameters())
+    assert set(result) <= set(expected)
     moved = 0
-    for name, leaf in found.items():
+    for name, leaf in result.items():
         # AdamW's first step is lr·sign(gradient) where a gradient is not tiny: elsewhere rounding decides it
         sure = expected[name].grad.abs() > 1e-6
         assert torch.allclose(leaf[sure], expected[name][sure], atol=1e-5), name
@@ -122,7 +122,7 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
 def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
     settings, rows = (
         Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", warmup=2, clip=1.0, epochs=2),
-        made_rows(9),
+        random_rows(9),
     )
 
     def go(folder: Path, stop_at: int | None) -> None:
@@ -150,7 +150,7 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path:
 
 
 def test_a_kill_while_the_last_checkpoint_is_removed_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=3), made_rows(10)
+    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=3), random_rows(10)
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     train(settings, gpt(), rows, tmp_path / "whole", seed=5)
@@ -182,7 +182,7 @@ def broken_off(folder: Path, adapter: Any = None) -> Finetune:
             raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError, match="the power went"):
-        train(settings, gpt(), made_rows(10), folder, seed=5, adapter=adapter, watch=watch)
+        train(settings, gpt(), random_rows(10), folder, seed=5, adapter=adapter, watch=watch)
     return settings
 
 
@@ -195,7 +195,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(file: str, t
     path.write_bytes(data)
     before = (tmp_path / "losses.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=r"damaged checkpoint .*checkpoint-3: its files do not match the sha256"):
-        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), random_rows(10), tmp_path, seed=5)
     assert (tmp_path / "losses.jsonl").read_bytes() == before
 
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_killed_while_it_was_sealed_is_made_again(tmp_path: Path) -
     seal.rename(seal.with_name("sha256.json.part"))
     broken_off(tmp_path)
     assert newest_checkpoint(tmp_path / "checkpoints") == seal.parent
-    train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+    train(settings, gpt(), random_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("harm", ["shorter", "digit", "missing"])
@@ -217,7 +217,7 @@ def test_losses_that_are_not_those_of_the_checkpoint_are_named(harm: str, tmp_pa
     if harm == "missing":
         path.unlink()
     with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: it is not what it was at step 3\n  remove the"):
-        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), random_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("line", ["[]", "3", '{"step": 2}', '{"step": "x", "loss": 1.0}', "{", "[" * 100_000])
@@ -228,10 +228,10 @@ def test_losses_of_another_shape_are_named(line: str, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"damaged file .*losses.jsonl: (line 2 is no|it is not what).*\n  remove the folder"
     ):
-        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), random_rows(10), tmp_path, seed=5)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match=r"damaged file .*losses.jsonl: line 2 is no step's loss\n  remove the folder"):
-        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), random_rows(10), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("bytes_allowed", [0, 20_000], ids=["weights", "optimiser"])
@@ -241,7 +241,7 @@ def test_a_disk_that_is_full_keeps_what_was_saved(bytes_allowed: int, tmp_path: 
     import resource
 
     settings = broken_off(tmp_path)
-    rows, limits = made_rows(10), resource.getrlimit(resource.RLIMIT_FSIZE)
+    rows, limits = random_rows(10), resource.getrlimit(resource.RLIMIT_FSIZE)
     weights = (tmp_path / "checkpoints" / "checkpoint-3" / "model.safetensors").stat().st_size
     most = weights // 2 if bytes_allowed == 0 else weights + bytes_allowed // 4
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
@@ -264,7 +264,7 @@ def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(tmp_path: Path
     settings = broken_off(tmp_path)
     logger.addHandler(caplog.handler)
     try:
-        train(settings, gpt(), made_rows(10), tmp_path, seed=5)
+        train(settings, gpt(), random_rows(10), tmp_path, seed=5)
         assert "missing keys" not in caplog.text
         with tied_are_there(gpt()):  # a key that is really missing is still said
             logging.getLogger("transformers.trainer").warning("There were missing keys in it: ['transformer.ln_f.bias'].")
@@ -274,7 +274,7 @@ def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(tmp_path: Path
 
 
 def test_ctrl_c_saves_what_is_done_and_says_so(tmp_path: Path) -> None:
-    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=100), made_rows(6)
+    settings, rows = Finetune(lr=1e-2, accumulation=1, save_every=100), random_rows(6)
 
     def press(step: int, steps: int, loss: float) -> None:
         if step == 2:
@@ -289,7 +289,7 @@ def test_ctrl_c_saves_what_is_done_and_says_so(tmp_path: Path) -> None:
 
 
 def test_the_adapter_is_one_that_peft_loads(tmp_path: Path) -> None:
-    rows = made_rows(8)
+    rows = random_rows(8)
     train(Finetune(lr=1e-2, accumulation=2), gpt(), rows, tmp_path, seed=0, adapter=lora())
     assert sorted(path.name for path in (tmp_path / "adapter").iterdir() if path.suffix in (".json", ".safetensors")) == [
         "adapter_config.json",
@@ -300,21 +300,27 @@ def test_the_adapter_is_one_that_peft_loads(tmp_path: Path) -> None:
 
 
 def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) -> None:
-    found = []
+    result = []
     for on in (False, True):
         folder = tmp_path / str(on)
         folder.mkdir()
         settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on)
-        train(settings, gpt(), made_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
-        found.append(parameters(folder))
-    assert all(torch.allclose(leaf, found[1][name], atol=1e-6) for name, leaf in found[0].items())
+        train(settings, gpt(), random_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
+        result.append(parameters(folder))
+    assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
 
 
 def test_training_can_start_from_given_parameters(tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(gpt(), lora())
     start = {name: torch.full_like(p, 0.01) for name, p in wrapped.named_parameters() if p.requires_grad}
     train(
-        Finetune(lr=1e-12, weight_decay=0.0, accumulation=4), gpt(), made_rows(4), tmp_path, seed=0, adapter=lora(), start=start
+        Finetune(lr=1e-12, weight_decay=0.0, accumulation=4),
+        gpt(),
+        random_rows(4),
+        tmp_path,
+        seed=0,
+        adapter=lora(),
+        start=start,
     )
     assert all(torch.allclose(leaf, torch.full_like(leaf, 0.01)) for leaf in parameters(tmp_path).values())
 
@@ -325,7 +331,7 @@ def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
     import numpy as np
 
     before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
-    train(Finetune(accumulation=2), gpt(), made_rows(2), tmp_path, seed=0)
+    train(Finetune(accumulation=2), gpt(), random_rows(2), tmp_path, seed=0)
     assert torch.get_rng_state().equal(before[0])
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert random.getstate() == before[2]
@@ -336,7 +342,7 @@ def test_a_loss_that_is_not_finite_stops_with_what_to_do(tmp_path: Path) -> None
     with torch.no_grad():
         model.transformer.wte.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match=r"fine-tuning step 1: the loss is nan\n.*lower finetune.lr, or set finetune.clip"):
-        train(Finetune(accumulation=1), model, made_rows(2), tmp_path, seed=0)
+        train(Finetune(accumulation=1), model, random_rows(2), tmp_path, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +362,7 @@ def test_out_of_memory_says_which_knob(settings: Finetune, told: str, tmp_path: 
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", full)
     with pytest.raises(OutOfMemory) as caught:
-        train(settings, gpt(), made_rows(2), tmp_path, seed=0)
+        train(settings, gpt(), random_rows(2), tmp_path, seed=0)
     first, second = str(caught.value).splitlines()
     assert first == "fine-tuning ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert told in second
@@ -387,11 +393,11 @@ def a_table(rows: Rows) -> Any:
 
 
 def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped() -> None:
-    model, rows = gpt(dropout=0.3), made_rows(7)
-    found = row_losses(model, a_table(rows), rows=3)
+    model, rows = gpt(dropout=0.3), random_rows(7)
+    result = row_losses(model, a_table(rows), rows=3)
     for i, row in enumerate(rows):
-        assert float(found.per_row[i]) == pytest.approx(by_hand(model.eval(), [row]), rel=1e-5)
-    assert torch.allclose(row_losses(model, a_table(rows), rows=7).total, found.total, rtol=1e-5)
+        assert float(result.per_row[i]) == pytest.approx(by_hand(model.eval(), [row]), rel=1e-5)
+    assert torch.allclose(row_losses(model, a_table(rows), rows=7).total, result.total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fits", [0, 2])
@@ -404,7 +410,7 @@ def test_evaluation_takes_fewer_rows_where_memory_runs_out(fits: int, monkeypatc
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
         return forward(self, input_ids=input_ids, **more)
 
-    rows = made_rows(5)
+    rows = random_rows(5)
     expected = row_losses(gpt(), a_table(rows)).total
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", limited)
     if fits == 0:

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("label", ["hg-ms", "hg-ms-8", "uniform"])
 def test_a_mix_is_the_cell_of_the_comparison(file: Path, label: str, scale: str | None) -> None:
     grid = load_grid(read_toml(GRID, "grid.toml"), scale=scale)
-    [cell] = [one for one in grid.cells() if one.method == label and one.config.seed == 7]
+    [cell] = [part for part in grid.cells() if part.method == label and part.config.seed == 7]
     mix = load(file, method=label, scale=scale)
     assert mix.reweight == cell.config
     assert (mix.sample.size, mix.seed) == (10, 7)

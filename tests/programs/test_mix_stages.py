@@ -19,7 +19,7 @@ from hgms_mix.stages import StageFolder
 NAN = float("nan")
 
 
-def made(folder: Path, value: int, text: str = "x") -> StageFolder:
+def folder_of(folder: Path, value: int, text: str = "x") -> StageFolder:
     """A finished stage that wrote one file."""
     stage = StageFolder(name="sample", path=folder / "sample", inputs={"value": value})
     assert stage.done() is None
@@ -30,7 +30,7 @@ def made(folder: Path, value: int, text: str = "x") -> StageFolder:
 
 
 def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
-    made(tmp_path, 1)
+    folder_of(tmp_path, 1)
     again = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
     assert again is not None
     assert again.facts == {"value": 1}
@@ -58,20 +58,20 @@ def test_a_stage_killed_while_it_wrote_its_first_file_begins_again(tmp_path: Pat
 
 
 def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path: Path) -> None:
-    first = made(tmp_path, 1, "one")
-    second = made(tmp_path, 2, "two")
+    first = folder_of(tmp_path, 1, "one")
+    second = folder_of(tmp_path, 2, "two")
     assert (tmp_path / "sample" / "rows").read_text() == "two"
     assert (tmp_path / f"sample-{first.key[:8]}" / "rows").read_text() == "one"
-    found = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
-    assert found is not None
-    assert (found.path / "rows").read_text() == "one"
+    done = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
+    assert done is not None
+    assert (done.path / "rows").read_text() == "one"
     assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sample", f"sample-{second.key[:8]}"]
 
 
 @pytest.mark.parametrize("harm", ["missing", "shorter"])
 def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Path) -> None:
-    stage = made(tmp_path, 1, "whole")
+    stage = folder_of(tmp_path, 1, "whole")
     (stage.path / "rows").unlink() if harm == "missing" else (stage.path / "rows").write_text("wh")
     assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done() is None
 
@@ -79,22 +79,22 @@ def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Pa
 def test_the_digest_follows_the_files(tmp_path: Path) -> None:
     digests = set()
     for text in ("one", "two"):
-        stage = made(tmp_path / text, 1, text)
-        found = stage.done()
-        assert found is not None
-        digests.add(found.digest)
+        stage = folder_of(tmp_path / text, 1, text)
+        done = stage.done()
+        assert done is not None
+        digests.add(done.digest)
     assert len(digests) == 2
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
-    stage = made(tmp_path, 1)
+    stage = folder_of(tmp_path, 1)
     (stage.path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest.json: it is not valid JSON\n  remove the folder .*sample; that stage"):
         stage.done()
 
 
 def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
-    stage = made(tmp_path, 1, "whole")
+    stage = folder_of(tmp_path, 1, "whole")
     (stage.path / "rows").write_text("whple")
     before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
     with pytest.raises(CheckpointError, match=r"damaged file .*rows: its contents do not match the recorded sha256") as caught:
@@ -105,7 +105,7 @@ def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
 
 def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
     """The facts hold the learned weights: a changed one would draw other rows."""
-    path = made(tmp_path, 1).path / "manifest.json"
+    path = folder_of(tmp_path, 1).path / "manifest.json"
     path.write_text(path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'))
     with pytest.raises(CheckpointError, match=r"manifest.json: its contents do not match its own sha256"):
         StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
@@ -118,7 +118,7 @@ def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
     ids=["list", "null", "pairs", "number", "no-outputs", "nested", "output"],
 )  # fmt: skip
 def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
-    stage = made(tmp_path, 1)
+    stage = folder_of(tmp_path, 1)
     (stage.path / "manifest.json").write_text(text.replace("KEY", stage.key))
     with pytest.raises(CheckpointError, match=r"manifest.json: it (is not valid JSON|does not describe a stage)"):
         stage.done()
@@ -172,10 +172,10 @@ def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
     if not listed:
         return
     size = data.draw(st.integers(1, len(listed)))
-    found = Sample(size=size).top({name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()})
+    done = Sample(size=size).top({name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()})
     expected = sorted(listed)[:size]
-    assert sorted((name, int(i)) for name, rows in found.items() for i in rows) == sorted((name, i) for _, name, i in expected)
-    assert list(found) == ["b", "a", "c"]
+    assert sorted((name, int(i)) for name, rows in done.items() for i in rows) == sorted((name, i) for _, name, i in expected)
+    assert list(done) == ["b", "a", "c"]
 
 
 def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
@@ -206,12 +206,12 @@ def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
     level = 2 + torch.rand(200, generator=generator, dtype=torch.float64)
     theirs = RowLosses(total=level * tokens, tokens=tokens)
     ours = RowLosses(total=(level - 0.1) * tokens, tokens=tokens)
-    found = means(ours)
-    assert (found["rows"], found["tokens"]) == (200, int(tokens.sum()))
-    assert found["token_loss"]["value"] == pytest.approx(float(ours.total.sum() / tokens.sum()))
-    assert found["example_loss"]["value"] == pytest.approx(float((level - 0.1).mean()))
+    done = means(ours)
+    assert (done["rows"], done["tokens"]) == (200, int(tokens.sum()))
+    assert done["token_loss"]["value"] == pytest.approx(float(ours.total.sum() / tokens.sum()))
+    assert done["example_loss"]["value"] == pytest.approx(float((level - 0.1).mean()))
     # the bootstrap's half-width of a mean is 1.96 s/√n up to its own noise
-    half = (found["example_loss"]["high"] - found["example_loss"]["low"]) / 2
+    half = (done["example_loss"]["high"] - done["example_loss"]["low"]) / 2
     assert half == pytest.approx(1.96 * float(level.std()) / 200**0.5, rel=0.1)
     # what the rows have in common cancels: every row is lower by the same 0.1
     gap = difference(ours, theirs)
