@@ -15,12 +15,10 @@ def apportion(
     """How many rows each source gives: Hamilton's method of largest remainders, within capacity.
 
     With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest remainders q_s − ⌊q_s⌋ one more,
-    until the total is ``size``. A source whose quota is at least its capacity gives all it has; the rest of the total is
-    apportioned again among the others, in proportion to their weights. The arithmetic is exact (fractions); equal remainders go
-    to the larger weight, then to the name that sorts first, so the order of the sources never matters.
+    until the total is ``size``. What a source whose quota is at least its capacity cannot give is apportioned again among the
+    others. The arithmetic is exact (fractions); equal remainders go to the larger weight, then to the name that sorts first.
 
-    A source of weight zero gives nothing, also when the others run out. With ``allow_fewer`` nothing is moved: a source that is
-    short gives what it has, and the total is smaller.
+    A source of weight zero gives nothing. With ``allow_fewer`` nothing is moved: a source that is short gives what it has.
 
     Raises:
         ConfigError: weights that are negative, not finite or all zero, or sources that together have fewer rows than ``size``.

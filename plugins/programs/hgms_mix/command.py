@@ -6,16 +6,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms_core import closest
-
-if TYPE_CHECKING:
-    from hgms_mix.demo import Demo
-    from hgms_mix.summary import Report
 
 FILE = click.Path(path_type=Path)
 
@@ -87,13 +83,16 @@ def _stage(name: str, upto: str, text: str) -> None:
     @_options
     def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, **choices: Any) -> None:
         from hgms_mix.config import load
-        from hgms_mix.summary import carry_out
+        from hgms_mix.summary import carry_out, show
         from hgms_run import Progress
 
         settings = load(config, [*sets, *track], **choices)
         with Progress(enabled=not as_json) as view:
             report = carry_out(settings, config.stem, upto=upto, say=_to_stderr, view=view)
-        _show(report, as_json)
+        if as_json:
+            print_json(report)
+        else:
+            show(report)
 
     mix.command(name, help=text)(stage)
 
@@ -116,10 +115,6 @@ def demo(out: Path, seeds: int, as_json: bool) -> None:
 
     with Progress(enabled=not as_json) as view:
         result = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
-    _show(result, as_json)
-
-
-def _show(result: Report | Demo, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
     else:

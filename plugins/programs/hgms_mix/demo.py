@@ -15,7 +15,7 @@ from hgms_cli import print_table
 from hgms_mix import pictures, texts
 from hgms_mix.config import MixConfig, read
 from hgms_mix.evaluate import UNIFORM
-from hgms_mix.summary import Report, carry_out
+from hgms_mix.summary import carry_out
 from hgms_results import Interval, paired
 from hgms_run import Progress, RunFolder, read_toml, replace_file
 
@@ -27,13 +27,13 @@ TEST = "word-problems"
 class Demo:
     """The reports of the demo's mixes, by method and seed."""
 
-    reports: Mapping[str, Mapping[int, Report]]
+    reports: Mapping[str, Mapping[int, Mapping[str, Any]]]
     picture: Path | None
     folder: Path
 
     def losses(self, method: str) -> dict[int, float]:
         """Test losses by seed, a mean over tokens."""
-        return {seed: report.content["test"][TEST]["token_loss"]["value"] for seed, report in self.reports[method].items()}
+        return {seed: report["test"][TEST]["token_loss"]["value"] for seed, report in self.reports[method].items()}
 
     @property
     def difference(self) -> Interval:
@@ -45,7 +45,7 @@ class Demo:
         rows = []
         for method, reports in self.reports.items():
             row = {"method": method}
-            for sources in zip(*(report.content["sources"] for report in reports.values()), strict=True):
+            for sources in zip(*(report["sources"] for report in reports.values()), strict=True):
                 weight = Interval.of([source["weight"] for source in sources])
                 count = sum(source["rows"] for source in sources) / len(sources)
                 row[sources[0]["source"]] = f"{weight.mean:.3f} ({count:.0f} rows)"
@@ -60,12 +60,12 @@ class Demo:
         methods = {}
         for method, reports in self.reports.items():
             losses = Interval.of(list(self.losses(method).values()))
-            methods[method] = {"test_loss": spread(losses), "mixes": [dict(report.content) for report in reports.values()]}
+            methods[method] = {"test_loss": spread(losses), "mixes": [dict(report) for report in reports.values()]}
         picture = None if self.picture is None else str(self.picture)
         return {"methods": methods, "difference": spread(self.difference), "picture": picture, "folder": str(self.folder)}
 
     def print(self) -> None:
-        budget = next(iter(self.reports[METHOD].values())).content["budget"]
+        budget = next(iter(self.reports[METHOD].values()))["budget"]
         click.echo(f"{budget} of reweighting a mix; mean ± half width of the 95 % interval over seeds (more with --json)")
         rows = self.rows()
         print_table(tuple(rows[0]), rows)
@@ -107,13 +107,13 @@ def run_demo(
     """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is there already is kept."""
     out = Path(out)
     texts.write(out / "texts")
-    reports: dict[str, dict[int, Report]] = {METHOD: {}, REFERENCE: {}}
+    reports: dict[str, dict[int, Mapping[str, Any]]] = {METHOD: {}, REFERENCE: {}}
     for config in configs(out, seeds):
         say(f"{config.method_name}, seed {config.seed}")
         reports[config.method_name][config.seed] = carry_out(config, "demo", say=lambda line: say(f"  {line}"), view=view)
     demo = Demo(reports=reports, picture=None, folder=out)
-    if not reports[METHOD][0].content["pictures"]:
+    if not reports[METHOD][0]["pictures"]:
         return demo  # matplotlib is not installed; the report says how to get it
-    runs = [RunFolder(Path(report.content["stages"]["reweight"]["folder"])).records() for report in reports[METHOD].values()]
+    runs = [RunFolder(Path(report["stages"]["reweight"]["folder"])).records() for report in reports[METHOD].values()]
     losses = {method: list(demo.losses(method).values()) for method in reports}
     return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))

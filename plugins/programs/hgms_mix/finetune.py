@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import DataError, RunInfo
+from hgms_core import DataError, RunInfo, choice, not_negative, positive
 from hgms_llm import BaseModel, Lora
 from hgms_mix.sample import read_rows
 from hgms_mix.stages import Stage
@@ -19,6 +19,8 @@ from hgms_run import environment, plain, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @final
@@ -51,18 +53,18 @@ class Finetune:
 
     version: ClassVar[str] = "1"
 
-    lr: float = field(default=8e-6, validator=validators.gt(0))
+    lr: float = field(default=8e-6, validator=positive)
     epochs: int = field(default=1, validator=validators.ge(1))
     micro_batch: int = field(default=1, validator=validators.ge(1))
     accumulation: int = field(default=32, validator=validators.ge(1))
-    weight_decay: float = field(default=0.01, validator=validators.ge(0))
+    weight_decay: float = field(default=0.01, validator=not_negative)
     schedule: Literal["constant", "linear", "cosine"] = field(
-        default="constant", validator=validators.in_(["constant", "linear", "cosine"])
+        default="constant", validator=choice("constant", "linear", "cosine")
     )
     warmup: float = field(default=0.0, validator=validators.ge(0))
     clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    start: Literal["fresh", "reweighted"] = field(default="fresh", validator=validators.in_(["fresh", "reweighted"]))
+    start: Literal["fresh", "reweighted"] = field(default="fresh", validator=choice("fresh", "reweighted"))
     save_every: int = field(default=50, validator=validators.ge(1))
     checkpointing: bool = False
     model: BaseModel | None = None

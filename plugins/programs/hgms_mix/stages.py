@@ -43,19 +43,15 @@ class Stage(Protocol):
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         """Everything that its result depends on: a finished stage with these inputs is not made again."""
-        ...
 
     def title(self, mix: Mix) -> str:
         """What it is about to do, for the terminal."""
-        ...
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        """Does the work, or the rest of it: the files it wrote into ``folder``, and the facts that later stages need."""
-        ...
+        """Does the work, or the rest of it: the files it wrote into ``folder``, and facts for later stages and the report."""
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         """Its part of report.json, which is ``report`` after the stages before."""
-        ...
 
 
 def digest(value: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import click
 import tomlkit
-from attrs import frozen
 
 from hgms_cli import print_table
 from hgms_core import CheckpointError, MissingExtra
@@ -22,37 +21,18 @@ from hgms_mix.mix import STAGES, Mix
 from hgms_run import DiskError, Interrupted, Progress, RunFolder, plain, replace_file
 
 
-@frozen(kw_only=True)
-class Report:
-    """What a mix came to: ``report.json``."""
-
-    content: Mapping[str, Any]
-
-    def as_dict(self) -> Mapping[str, Any]:
-        return self.content
-
-    def print(self) -> None:
-        """The tables for a person."""
-        report = self.content
-        click.echo(
-            f"{report['name']}: {report['method']}, seed {report['seed']}, {report['outer_steps']} outer steps, "
-            f"{report['seconds']:.1f} s"
-        )
-        columns = ("source", "weight", "rows", "of")
-        print_table(
-            columns if "sample" in report else columns[:2],
-            [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]],
-        )
-        rows = list(_losses(report.get("test", {})))
-        if rows:
-            print_table(tuple(rows[0]), rows)
-        for name, result in report.get("benchmarks", {}).items():
-            click.echo(f"  {name}: {_benchmark(result)}")
-        for path in report["pictures"]:
-            click.echo(f"  {path}")
-        for note in report["notes"]:
-            click.echo(f"  {note}")
-        click.echo(f"  {report['folder']}")
+def show(report: Mapping[str, Any]) -> None:
+    """The tables of a report for a person."""
+    head = f"{report['name']}: {report['method']}, seed {report['seed']}, {report['outer_steps']} outer steps"
+    click.echo(f"{head}, {report['seconds']:.1f} s")
+    columns = ("source", "weight", "rows", "of") if "sample" in report else ("source", "weight")
+    print_table(columns, [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]])
+    rows = list(_losses(report.get("test", {})))
+    if rows:
+        print_table(tuple(rows[0]), rows)
+    benchmarks = [f"{name}: {_benchmark(result)}" for name, result in report.get("benchmarks", {}).items()]
+    for line in (*benchmarks, *report["pictures"], *report["notes"], report["folder"]):
+        click.echo(f"  {line}")
 
 
 def carry_out(
@@ -62,7 +42,7 @@ def carry_out(
     upto: str = "evaluate",
     say: Callable[[str], None] = lambda line: None,
     view: Progress | None = None,
-) -> Report:
+) -> dict[str, Any]:
     """The stages up to ``upto``, then the report of all that is there.
 
     Raises:
@@ -104,8 +84,8 @@ def mix_path(config: MixConfig, name: str) -> Path:
     return attrs.evolve(config.reweight, run=attrs.evolve(config.run, task_label=config.run.task_label or name)).path
 
 
-def report(mix: Mix, name: str) -> Report:
-    """Everything about the stages that are done, written to report.json beside a picture of the mixture."""
+def report(mix: Mix, name: str) -> dict[str, Any]:
+    """``report.json``: everything about the stages that are done, written beside a picture of the mixture."""
     config, done = mix.config, mix.done
     content: dict[str, Any] = {
         "name": name,
@@ -128,7 +108,7 @@ def report(mix: Mix, name: str) -> Report:
     except MissingExtra as missing:
         content["notes"].append(f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
     replace_file(mix.folder / "report.json", json.dumps(plain(content), indent=2, ensure_ascii=False).encode())
-    return Report(content=content)
+    return content
 
 
 def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hgms_core import Key, OutOfMemory, out_of_memory
 from hgms_mix.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
@@ -55,7 +56,8 @@ def train(
     """
     key = Key(seed if settings.seed is None else settings.seed).fold("finetune")
     number, checkpoints = key.derive() % 2**32, folder / "checkpoints"
-    with borrowed(number), _memory(settings), _disk(folder), without_peft_warnings(), Interrupts() as interrupts:
+    kind = "model" if adapter is None else "adapter"
+    with borrowed(number), _failures(settings, folder), without_peft_warnings(), Interrupts() as interrupts:
         trained = _trainable(model, adapter, start)
         if settings.checkpointing:
             _checkpoint(model)
@@ -65,13 +67,12 @@ def train(
         log.rewind(last)
         with tied_are_there(trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
-        step, steps = trainer.state.global_step, trainer.state.max_steps
+    step, steps = trainer.state.global_step, trainer.state.max_steps
     if step < steps:
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
     losses = [row["loss"] for row in log.rows()]
-    kind = "model" if adapter is None else "adapter"
-    with _disk(folder):
+    with _failures(settings, folder):
         _save(trained, folder / kind)
     remove(checkpoints.glob("checkpoint-*"))
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -107,15 +108,12 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
     >>> batch["input_ids"].tolist(), batch["labels"].tolist(), batch["attention_mask"].tolist()
     ([[5, 6, 7], [8, 9, 0]], [[-100, 6, 7], [-100, 9, -100]], [[1, 1, 1], [1, 1, 0]])
     """
-    longest = max(len(tokens) for tokens, _ in rows)
-    ids = torch.full((len(rows), longest), pad, dtype=torch.int64)
-    labels, present = torch.full_like(ids, IGNORED), torch.zeros_like(ids)
-    for i, (tokens, mask) in enumerate(rows):
-        ids[i, : len(tokens)] = tokens.long()
-        labels[i, : len(tokens)] = torch.where(mask, tokens.long(), IGNORED)
-        present[i, : len(tokens)] = 1
+    ids = pad_sequence([tokens.long() for tokens, _ in rows], batch_first=True, padding_value=pad)
+    learned = pad_sequence([mask for _, mask in rows], batch_first=True)
+    present = pad_sequence([torch.ones_like(mask) for _, mask in rows], batch_first=True)
+    labels = ids.where(learned, IGNORED)
     labels[:, 0] = IGNORED
-    return {"input_ids": ids, "labels": labels, "attention_mask": present}
+    return {"input_ids": ids, "labels": labels, "attention_mask": present.long()}
 
 
 def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor] | None) -> Any:
@@ -221,38 +219,28 @@ def tied_are_there(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """What each library says when it cannot write, as one error."""
+def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
+    """Memory that runs out, and what each library says when it cannot write, as errors with what to do."""
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        if out_of_memory(error):
+            fewer = "lower task.max_length"
+            if settings.micro_batch > 1:
+                now = settings.micro_batch
+                fewer = f"lower finetune.micro_batch (now {now}) and raise finetune.accumulation by the same factor"
+            more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
+            raise OutOfMemory(f"fine-tuning ran out of memory: {why}\n  {fewer}{more}") from error
+        # OSErrors without a number are no failed system calls: libraries take them for other things too
+        writing = error.errno is not None if isinstance(error, OSError) else isinstance(error, SafetensorError)
+        if not writing and "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):
             raise
-        if isinstance(error, OSError) and error.errno is None:
-            raise  # no system call failed: libraries take OSError for other things too
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise DiskError(
-            f"cannot write {folder}: {why}\n  what was saved before is kept; free some space, then run the same command again"
-        ) from error
-
-
-@contextlib.contextmanager
-def _memory(settings: Finetune) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        fewer = (
-            f"lower finetune.micro_batch (now {settings.micro_batch}) and raise finetune.accumulation by the same factor"
-            if settings.micro_batch > 1
-            else "lower task.max_length"
-        )
-        more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
-        raise OutOfMemory(
-            f"fine-tuning ran out of memory: {(str(error) or type(error).__name__).splitlines()[0]}\n  {fewer}{more}"
+            f"cannot write {folder}: {getattr(error, 'strerror', None) or why}\n"
+            "  what was saved before is kept; free some space, then run the same command again"
         ) from error
 
 
