@@ -297,6 +297,15 @@ def test_a_folder_in_use_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (failure.status, "another process is writing to" in failure.reason) == ("begun", True)
 
 
+def test_an_error_names_the_last_line_of_somebody_elses_code_and_none_of_ours() -> None:
+    with pytest.raises(AttributeError) as caught:
+        Budget.parse(3)  # type: ignore[arg-type]
+    assert "(test_compare.py:" in worker._place(caught.value)
+    inside = caught.value.__traceback__
+    assert inside is not None
+    assert worker._place(caught.value.with_traceback(inside.tb_next)) == ""
+
+
 @pytest.mark.usefixtures("bowl")
 def test_a_worker_imports_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose it may be: a stranger's attrs.py would run in every worker."""
