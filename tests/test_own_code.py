@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import Ended, Server
 
-from hgms_compare.compare import compare
+from hgms_compare.run_grid import compare
 from hgms_core.errors import ConfigError
 from hgms_run import RunConfig
 from hgms_run.provenance import digests

@@ -25,9 +25,9 @@ from scipy import stats
 from hgms_cli import main
 from hgms_compare import worker
 from hgms_compare.board import Board
-from hgms_compare.compare import compare, run_grid
 from hgms_compare.comparison import Comparison
 from hgms_compare.grid_file import load
+from hgms_compare.run_grid import compare, run_grid
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
@@ -504,9 +504,8 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
         def carry_out(self, jobs: Any, **_: Any) -> Iterator[Any]:
             return iter(())
 
-    module = sys.modules["hgms_compare.compare"]  # the package has a function of that name
-    monkeypatch.setattr(module, "Crew", Crew)
-    monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setattr("hgms_compare.run_grid.Crew", Crew)
+    monkeypatch.setattr("hgms_compare.run_grid.cores", lambda: 8)
     timed, counted = (
         load({"budget": text, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for text in ("5 s", "5 steps")
     )

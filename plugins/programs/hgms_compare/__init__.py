@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgms_compare.compare import compare
 from hgms_compare.comparison import Comparison
+from hgms_compare.run_grid import compare
 from hgms_compare.scale import scaled
 from hgms_core import hookimpl
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import json
 import os
 import queue
@@ -24,9 +25,6 @@ from typing import Any
 import torch
 from attrs import frozen
 
-import hgms_compare
-import hgms_core
-import hgms_run
 from hgms_compare.grid import Cell
 from hgms_compare.usage import measured
 from hgms_core import CheckpointError, HgmsError
@@ -115,7 +113,7 @@ def failed(cell: Cell, error: str) -> Ending:
 def _place(error: BaseException) -> str:
     """The last line of somebody's own code, and where the rest stands."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (*(f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, hgms_core, hgms_run, hgms_compare)), "<")
+    ours = (*(f"{Path(inspect.getfile(part)).parent}{os.sep}" for part in (torch, HgmsError, RunFolder, Cell)), "<")
     library = sysconfig.get_path("stdlib")
     files = [(frame, frame.filename) for frame in frames if not frame.filename.startswith(ours)]
     own = [frame for frame, name in files if not name.startswith(library) or "site-packages" in name]

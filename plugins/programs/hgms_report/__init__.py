@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
-from hgms_report.build import build
+from hgms_report.compute import build
 from hgms_report.curves import Curve
 from hgms_report.figures import COLOURS
 from hgms_report.formats import SUFFIXES, suffix, write

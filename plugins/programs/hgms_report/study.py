@@ -1,4 +1,4 @@
-"""What a report says, as values. :mod:`hgms_report.build` computes them; every format and every picture is made from them."""
+"""What a report says, as values. :mod:`hgms_report.compute` computes them; every format and every picture is made from them."""
 
 from __future__ import annotations
 

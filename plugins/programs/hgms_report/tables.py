@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms_core import Budget
-from hgms_report.build import carried_out
+from hgms_report.compute import carried_out
 from hgms_report.mixture import Mixture, spell_mixture, spell_weight
 from hgms_report.study import Entry, Section, Study
 from hgms_results import Interval, StoredRun, is_share, spell
