@@ -29,7 +29,7 @@ import hgms_report
 import hgms_results
 import hgms_run
 import hgms_testing as testing
-from hgms_cli import group as cli
+from hgms_cli import main as cli
 from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
@@ -43,10 +43,10 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def commands() -> str:
     """The help of each command of ours; of a group, that of the commands in it."""
-    parent = click.Context(cli.main, info_name="hgms")
+    parent = click.Context(cli, info_name="hgms")
     shown = []
-    for name in sorted(cli.programs()):
-        command = cli.main.get_command(parent, name)
+    for name in sorted(Host().programs):
+        command = cli.get_command(parent, name)
         assert command is not None
         context = _context(command, name, parent)
         inside = command.commands if isinstance(command, click.Group) else {}
@@ -257,20 +257,27 @@ def step() -> str:
 
 
 def plugins() -> str:
-    """The built-in plugins, what each brings, and their pages."""
-    brought: dict[str, dict[str, list[str]]] = {}
+    """The built-in packages by folder, what each brings, and their pages."""
+    brought: dict[str, list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for kind in registry.KINDS:
         for component in _ours(kind):
-            brought.setdefault(component.plugin.name, {}).setdefault(kind, []).append(f"`{component.name}`")
-    rows, pages = [], []
+            names.setdefault((component.plugin.module, kind), []).append(f"`{component.name}`")
+    for (module, kind), components in names.items():
+        brought.setdefault(module, []).append(f"{kind} {', '.join(components)}")
     for info in Host.load().infos.values():
-        if info.distribution == FIRST_PARTY:
-            pages.append(f"{info.name} <plugins/{info.name}>")
-            parts = [f"{kind} {', '.join(names)}" for kind, names in brought.get(info.name, {}).items()]
-            parts += [what for hook, what in NO_COMPONENT.items() if hook in info.hooks]
-            rows.append(f"| [`{info.name}`](plugins/{info.name}.md) | {'; '.join(parts)} |")
-    tree = "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
-    return "| plugin | brings |\n|---|---|\n" + "\n".join(rows) + "\n\n" + tree
+        brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
+    for command, entries in sorted(Host().programs.items()):
+        brought.setdefault(entries[-1].module, []).append(f"`hgms {command}`")
+    shown, pages = [], []
+    for wing in ("algorithms", "tasks", "language", "programs"):
+        shown.append(f"### {wing.capitalize()}\n\n| package | brings |\n|---|---|")
+        for package in sorted(path.parent.name for path in (DOCS.parent / "plugins" / wing).glob("*/__init__.py")):
+            page = package.removeprefix("hgms_").replace("_", "-")
+            pages.append(f"{page} <plugins/{page}>")
+            shown.append(f"| [`{package}`](plugins/{page}.md) | {'; '.join(brought.get(package, ['what others import']))} |")
+        shown.append("")
+    return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
 
 
 def kit() -> str:
@@ -299,7 +306,7 @@ def _ours(kind: str) -> list[registry.Component]:
 
 def _json_of(*arguments: str) -> Any:
     """What the command line answers as JSON."""
-    result = CliRunner().invoke(cli.main, [*arguments, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
 
