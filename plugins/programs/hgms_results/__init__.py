@@ -8,20 +8,6 @@ from hgms_results.stored import StoredRun, StoredSweep, short_names
 from hgms_results.tables import DEFAULT_REFERENCE, Point, Row, Table, is_share, table
 
 __all__ = [
-    "DEFAULT_REFERENCE",
-    "Interval",
-    "Point",
-    "Row",
-    "Skipped",
-    "StoredRun",
-    "StoredSweep",
-    "Table",
-    "is_share",
-    "paired",
-    "read_run",
-    "scan",
-    "scan_sweeps",
-    "short_names",
-    "spell",
-    "table",
-]
+    "DEFAULT_REFERENCE", "Interval", "Point", "Row", "Skipped", "StoredRun", "StoredSweep", "Table", "is_share", "paired",
+    "read_run", "scan", "scan_sweeps", "short_names", "spell", "table",
+]  # fmt: skip

@@ -13,8 +13,8 @@ from hgms_run.ended import RunResult
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.folder import FolderInUse, RunFolder
 from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
-from hgms_run.launch import device_called, record_failure, run_config
-from hgms_run.loop import ignore, run
+from hgms_run.launch import device_called, record_failure, run, run_config
+from hgms_run.loop import ignore
 from hgms_run.plain import plain
 from hgms_run.progress import Progress
 from hgms_run.provenance import environment
@@ -25,56 +25,13 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "PROTOCOLS",
-    "ROWS",
-    "SCHEMA",
-    "UNCOMPARED",
-    "DiskError",
-    "FolderInUse",
-    "Interrupted",
-    "Interrupts",
-    "Invalid",
-    "Progress",
-    "RunConfig",
-    "RunFolder",
-    "RunResult",
-    "RunSettings",
-    "appending",
-    "built",
-    "converter_for",
-    "device_called",
-    "difference",
-    "environment",
-    "flatten",
-    "ignore",
-    "init_fields",
-    "lay",
-    "lay_options",
-    "load",
-    "load_state",
-    "opened",
-    "pack",
-    "parse_json",
-    "parse_toml",
-    "plain",
-    "put",
-    "read_file",
-    "read_toml",
-    "record_failure",
-    "replace_file",
-    "run",
-    "run_config",
-    "save_state",
-    "show",
-    "spell",
-    "stoppable",
-    "structured",
-    "tables_of",
-    "tables_of_others",
-    "traits_of",
-    "type_hints",
-    "unpack",
-]
+    "PROTOCOLS", "ROWS", "SCHEMA", "UNCOMPARED", "DiskError", "FolderInUse", "Interrupted", "Interrupts", "Invalid",
+    "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending", "built", "converter_for",
+    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "lay", "lay_options", "load",
+    "load_state", "opened", "pack", "parse_json", "parse_toml", "plain", "put", "read_file", "read_toml", "record_failure",
+    "replace_file", "run", "run_config", "save_state", "show", "spell", "stoppable", "structured", "tables_of",
+    "tables_of_others", "traits_of", "type_hints", "unpack",
+]  # fmt: skip
 
 
 @hookimpl

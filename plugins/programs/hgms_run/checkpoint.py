@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from hgms_core import CheckpointError, State
+from hgms_core import CheckpointError, Method, Problem, State, Tree
 from hgms_run.files import replace_file
 from hgms_run.sealed import damaged
 
@@ -89,3 +89,27 @@ def load_state(path: str | Path) -> State:
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise CheckpointError(damaged(Path(path), f"{type(error).__name__}: {error}")) from None
     return state
+
+
+def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tuple[Tree, Tree]:
+    """(θ, x) of a state that was read from a checkpoint; ``name`` is what the method is called."""
+    try:
+        theta, x = method.result(state)
+        _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"holds no state of {name} ({type(error).__name__}: {error})"
+        raise CheckpointError(_of_another(checkpoint, what)) from None
+    return theta, x
+
+
+def ensure_of(problem: Problem, theta: Tree, x: Tree, checkpoint: Path) -> None:
+    """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
+    starts = {**problem.theta0, **problem.x0}
+    wrong = [name for name, leaf in {**theta, **x}.items() if name in starts and leaf.shape != starts[name].shape]
+    wrong = wrong or sorted(set(x) ^ set(problem.x0))
+    if wrong:
+        raise CheckpointError(_of_another(checkpoint, f"is of a problem with another {', '.join(wrong)}"))
+
+
+def _of_another(checkpoint: Path, what: str) -> str:
+    return f"{checkpoint} {what}\n  nothing was changed; remove the folder {checkpoint.parent}, or choose another"

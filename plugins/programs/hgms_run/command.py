@@ -47,18 +47,19 @@ def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
     if len(words) > 2:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
     *kind, name = words
-    found = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
-    description = _description(found, registry)
+    component = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
+    description = _description(component, registry)
     if as_json:
         print_json(description)
         return
-    click.echo(f"{found.kind.label} {found.name}  ({found.plugin.owner}, plugin {found.plugin.name!r}, {found.where})\n")
+    owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
+    click.echo(f"{component.kind.label} {component.name}  ({owner})\n")
     click.echo(description["doc"] + "\n")
     if "parts" in description:
-        click.echo(tomlkit.dumps({"method": {"name": found.name, **description["parts"]}}))
+        click.echo(tomlkit.dumps({"method": {"name": component.name, **description["parts"]}}))
         for trait, parts in description["on"].items():
             click.echo(f"On a task with the trait {trait!r} its defaults are\n")
-            click.echo(tomlkit.dumps({"method": {"name": found.name, **parts}}))
+            click.echo(tomlkit.dumps({"method": {"name": component.name, **parts}}))
     elif description["fields"]:
         for row in description["fields"]:
             row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
@@ -79,9 +80,9 @@ def _component(registry: Registry, name: str) -> Component:
     return hits[0]
 
 
-def _description(found: Component, registry: Registry) -> dict[str, Any]:
-    row = found.row() | {"class": found.where}
-    target = found.target
+def _description(component: Component, registry: Registry) -> dict[str, Any]:
+    row = component.row() | {"class": component.where}
+    target = component.target
     if isinstance(target, Composition):
         on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
@@ -96,17 +97,17 @@ def _description(found: Component, registry: Registry) -> dict[str, Any]:
 def _fields(target: type) -> list[dict[str, Any]]:
     hints = type_hints(target)
     fields = []
-    for key, one in init_fields(target).items():
-        required = one.default is attrs.NOTHING
+    for key, attribute in init_fields(target).items():
+        required = attribute.default is attrs.NOTHING
         default = None
         if not required:
-            factory = one.default if isinstance(one.default, attrs.Factory) else None  # type: ignore[arg-type]
-            value = one.default if factory is None else (None if factory.takes_self else factory.factory())
+            factory = attribute.default if isinstance(attribute.default, attrs.Factory) else None  # type: ignore[arg-type]
+            value = attribute.default if factory is None else (None if factory.takes_self else factory.factory())
             try:
-                default = plain(value, hints[one.name])
+                default = plain(value, hints[attribute.name])
             except HgmsError:
                 default = f"{value!r}, from Python only"
-        fields.append({"name": key, "type": spell(hints[one.name]), "required": required, "default": default})
+        fields.append({"name": key, "type": spell(hints[attribute.name]), "required": required, "default": default})
     return fields
 
 

@@ -33,9 +33,9 @@ class Invalid(Exception):
         messages = []
         for place, message in self.errors:
             was_set = any(place[: len(path)] == path for path in sets)
-            spelt = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+            keys = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
             first, *rest = message.splitlines()
-            messages.append("\n  ".join([f"{first} @ {'--set ' if was_set else source + '.' * bool(place)}{spelt}", *rest]))
+            messages.append("\n  ".join([f"{first} @ {'--set ' if was_set else source + '.' * bool(place)}{keys}", *rest]))
         if len(messages) == 1:
             return messages[0]
         return f"{len(messages)} errors in {source}:\n" + "\n".join("  " + text.replace("\n", "\n  ") for text in messages)

@@ -1,26 +1,96 @@
-"""Runs of configurations: the device, the problem and the run's own folder."""
+"""How runs begin: from Python, and from a configuration with its device, its problem and its own folder."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from hgms_core import CheckpointError, ConfigError, HgmsError, Problem, ensure_fits
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo, ensure_fits
 from hgms_core.host import LOG, Host
-from hgms_run.config import UNCOMPARED, RunConfig
+from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.ended import RunResult, summarise
 from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
 from hgms_run.loop import Run, Watcher, ignore
+from hgms_run.plain import plain
 from hgms_run.tables import difference, parse_toml
 
 if TYPE_CHECKING:
     from hgms_run.progress import Progress
+
+
+def run(
+    method: Method,
+    problem: Problem,
+    budget: Budget,
+    *,
+    seed: int = 0,
+    info: RunInfo | None = None,
+    folder: RunFolder | str | Path | None = None,
+    resume: bool = False,
+    settings: RunSettings = RunSettings(),
+    watch: Watcher = ignore,
+    host: Host | None = None,
+) -> RunResult:
+    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
+
+    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
+    ``watch(info, record, share)`` is called after every step, outside the clock, with the newest row and the share of the
+    budget spent; what it returns is ignored, and what it raises ends the run.
+
+    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
+    to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
+    SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
+    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
+    folder must hold no run. ``settings`` say when to evaluate and what the clock counts (device and dtype are the problem's).
+    ``info`` names task, method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
+
+    Raises:
+        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
+            state is on disk.
+        OutOfMemory: with what to lower; the last good state is on disk.
+        ConfigError: the hypergradient asks for a second derivative of a loss that has none.
+        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
+
+    >>> from hgms_core import Budget, Problem
+    >>> class Halve:                                   # anything with init, step and result is a Method
+    ...     name = "halve"
+    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
+    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
+    ...     def result(self, state): return {}, state["x"]
+    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> result = run(Halve(), problem, Budget(outer_steps=3))
+    >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
+    ([1.0, 0.5, 0.25], tensor([0.1250]))
+    """
+    device = next(iter(problem.x0.values())).device
+    info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
+    if folder is not None:
+        folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        config = info.config or _described(info, method, device, settings)
+        info = attrs.evolve(info, folder=folder.path, config=config)
+    return Run(
+        method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
+        watch=watch, host=host,
+    ).carry_out()  # fmt: skip
+
+
+def _described(info: RunInfo, method: Method, device: torch.device, settings: RunSettings) -> dict[str, Any]:
+    """What ``config.toml`` can say of a run from Python: of its method all fields, if each has a word in TOML."""
+    fields = {}
+    with contextlib.suppress(ConfigError):
+        fields = plain(method)
+    table = plain(settings)
+    return {
+        "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
+        "budget": plain(info.budget),
+        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")},
+    }  # fmt: skip
 
 
 def run_config(

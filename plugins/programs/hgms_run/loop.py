@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,7 +15,6 @@ from attrs import define, field
 
 from hgms_cli import finite
 from hgms_core import (
-    Budget,
     CheckpointError,
     ConfigError,
     HgmsError,
@@ -28,16 +25,16 @@ from hgms_core import (
     RunInfo,
     State,
     Task,
-    Tree,
     out_of_memory,
     to_numbers,
 )
 from hgms_core.host import LOG, Host
 from hgms_run.advice import check_numbers, explained
+from hgms_run.checkpoint import ensure_of, result_of
+from hgms_run.clock import Clock
 from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.folder import RunFolder
-from hgms_run.plain import plain
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
 
@@ -50,93 +47,6 @@ Watcher = Callable[[RunInfo, Record, float], None]
 
 def ignore(*_: Any, **__: Any) -> None:
     """For those who want to be told nothing."""
-
-
-class Clock:
-    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
-
-    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
-        self.seconds = seconds
-        self._now = time.perf_counter if kind == "wall" else time.process_time
-        self._wait: Callable[[], None] = lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None
-        self._started = 0.0
-
-    def __enter__(self) -> None:
-        self._wait()
-        self._started = self._now()
-
-    def __exit__(self, *_: object) -> None:
-        self._wait()
-        self.seconds += self._now() - self._started
-
-
-def run(
-    method: Method,
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int = 0,
-    info: RunInfo | None = None,
-    folder: RunFolder | str | Path | None = None,
-    resume: bool = False,
-    settings: RunSettings = RunSettings(),
-    watch: Watcher = ignore,
-    host: Host | None = None,
-) -> RunResult:
-    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
-
-    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
-    ``watch(info, record, share)`` is called after every step, outside the clock, with the newest row and the share of the
-    budget spent; what it returns is ignored, and what it raises ends the run.
-
-    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
-    to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
-    SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
-    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. ``settings`` say when to evaluate and what the clock counts (device and dtype are the problem's).
-    ``info`` names task, method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
-
-    Raises:
-        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
-            state is on disk.
-        OutOfMemory: with what to lower; the last good state is on disk.
-        ConfigError: the hypergradient asks for a second derivative of a loss that has none.
-        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
-
-    >>> from hgms_core import Budget, Problem
-    >>> class Halve:                                   # anything with init, step and result is a Method
-    ...     name = "halve"
-    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
-    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
-    ...     def result(self, state): return {}, state["x"]
-    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
-    >>> result = run(Halve(), problem, Budget(outer_steps=3))
-    >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
-    ([1.0, 0.5, 0.25], tensor([0.1250]))
-    """
-    device = next(iter(problem.x0.values())).device
-    info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
-    if folder is not None:
-        folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        config = info.config or _described(info, method, device, settings)
-        info = attrs.evolve(info, folder=folder.path, config=config)
-    return Run(
-        method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, host=host,
-    ).carry_out()  # fmt: skip
-
-
-def _described(info: RunInfo, method: Method, device: torch.device, settings: RunSettings) -> dict[str, Any]:
-    """What ``config.toml`` can say of a run from Python: of its method all fields, if each has a word in TOML."""
-    fields = {}
-    with contextlib.suppress(ConfigError):
-        fields = plain(method)
-    table = plain(settings)
-    return {
-        "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
-        "budget": plain(info.budget),
-        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")},
-    }  # fmt: skip
 
 
 @define(eq=False, kw_only=True)
@@ -189,7 +99,7 @@ class Run:
         loaded = folder.load(self.device)
         if loaded is None:
             raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
-        theta, x = self.result_of(loaded[0], folder)
+        theta, x = result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
         folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
         return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records())
 
@@ -247,7 +157,8 @@ class Run:
         if loaded is not None and self.folder is not None:
             self.state, self.step = loaded
             self.saved_step = self.step
-            self.ensure_of_problem(self.folder)
+            theta, x = result_of(self.method, self.state, self.folder.checkpoint, self.info.method)
+            ensure_of(self.problem, theta, x, self.folder.checkpoint)
             self.info = attrs.evolve(self.info, resumed_from=self.step)
         if self.folder is not None:
             self.folder.create(text, self.environment(self.folder))
@@ -267,30 +178,6 @@ class Run:
         if changes:
             LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
         return table
-
-    def result_of(self, state: State, folder: RunFolder) -> tuple[Tree, Tree]:
-        """(θ, x) of a state that was read from the folder."""
-        try:
-            theta, x = self.method.result(state)
-            _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise CheckpointError(
-                f"{folder.checkpoint} holds no state of {self.info.method} ({type(error).__name__}: {error})\n"
-                f"  nothing was changed; remove the folder {folder.path}, or choose another"
-            ) from None
-        return theta, x
-
-    def ensure_of_problem(self, folder: RunFolder) -> None:
-        """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
-        theta, x = self.result_of(self.state, folder)
-        starts = {**self.problem.theta0, **self.problem.x0}
-        wrong = [name for name, leaf in {**theta, **x}.items() if name in starts and leaf.shape != starts[name].shape]
-        wrong = wrong or sorted(set(x) ^ set(self.problem.x0))
-        if wrong:
-            raise CheckpointError(
-                f"{folder.checkpoint} is of a problem with another {', '.join(wrong)}\n"
-                f"  nothing was changed; remove the folder {folder.path}, or choose another"
-            )
 
     # --- its steps
 

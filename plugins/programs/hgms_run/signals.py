@@ -27,44 +27,42 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._before: list[tuple[int, Any]] = []
+        self._handling = _handling(self._stop, STOPS)
 
     def __enter__(self) -> Interrupts:
-        self._before = _handled(self._hear, STOPS)
+        self._handling.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before:
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self._handling.__exit__(*error)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
             raise Interrupted("interrupted", number)
         self.number = number
 
 
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> contextlib.AbstractContextManager[None]:
     """SIGTERM and SIGHUP end what is inside as Ctrl-C does."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Interrupted("interrupted", number)
 
-    before = _handled(stop, STOPS[1:])
+    return _handling(stop, STOPS[1:])
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Inside, these signals have this handler, which only the main thread may set. What nohup told the process to ignore stays
+    ignored."""
+    before: list[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+        before = [(number, signal.getsignal(number)) for number in numbers]
+        before = [(number, old) for number, old in before if number == signal.SIGINT or old is not signal.SIG_IGN]
     try:
+        for number, _ in before:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-def _handled(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> list[tuple[int, Any]]:
-    """Sets the handler of these signals, which only the main thread may do; returns those before. What nohup told the process
-    to ignore stays ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    before = [(number, signal.getsignal(number)) for number in numbers]
-    kept = [(number, old) for number, old in before if number == signal.SIGINT or old is not signal.SIG_IGN]
-    for number, _ in kept:
-        signal.signal(number, handler)
-    return [(number, signal.SIG_DFL if old is None else old) for number, old in kept]
+        for number, old in before:
+            signal.signal(number, signal.SIG_DFL if old is None else old)
