@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
-from hgms_core import Cost, Estimate, LinearSolver, Ravel, Strategy, Tree, cross_product, curvature, detach, upper_gradients
+from hgms_core import (
+    Cost,
+    Estimate,
+    Linearization,
+    LinearSolver,
+    Ravel,
+    Strategy,
+    Tree,
+    cross_product,
+    curvature,
+    detach,
+    upper_gradients,
+)
 
 Level = Callable[[Tree, Tree], Tensor]
 """A loss with its batch already bound."""
@@ -31,7 +44,7 @@ def on_fresh_batches(
     whose graph it goes back through, and the cost counts it.
     """
     theta, x = detach(theta), detach(x)
-    upper_loss, direct, rhs = upper_gradients(f, theta, x)
+    upper_loss, direct, rhs_tree = upper_gradients(f, theta, x)
     spec = Ravel.of(x)
     slope: Tensor | None = None
     gradients = 0
@@ -45,21 +58,12 @@ def on_fresh_batches(
             slope = here.gradient
         return here.matvec(v)
 
-    solution = solver.solve(product, spec.ravel(rhs), v0)
+    def mixed(v: Tensor) -> Tree:
+        return cross_product(next(losses), theta, x, spec.unravel(v), strategy, precision=precision)
+
+    rhs, passes = spec.ravel(rhs_tree), 2 if strategy == "difference" else 1
+    estimate = Linearization(upper_loss, direct, rhs, rhs, product, mixed, passes).hypergradient(solver, v0, rows)
     if slope is None:
         slope, gradients = curvature(lambda point: g(theta, point), x, strategy).gradient, 1
-    mixed = cross_product(next(losses), theta, x, spec.unravel(solution.value), strategy, precision=precision)
-    passes = (2 if strategy == "difference" else 1) * (solution.products + 1)
-    return Estimate(
-        value={name: direct[name] - mixed[name] for name in direct},
-        upper_loss=upper_loss,
-        lower_gradient_norm=torch.linalg.vector_norm(slope),
-        solution=solution,
-        cost=Cost(
-            upper_gradients=1,
-            lower_gradients=gradients,
-            products=solution.products,
-            cross_products=1,
-            rows=rows[0] + rows[1] * (gradients + passes),
-        ),
-    )
+    more = Cost(lower_gradients=gradients - 1, rows=rows[1] * (gradients - 1))
+    return evolve(estimate, lower_gradient_norm=torch.linalg.vector_norm(slope), cost=estimate.cost + more)

@@ -7,23 +7,8 @@ from typing import ClassVar, Literal, final
 
 from attrs import field, frozen
 
-from hgms_core import (
-    Branch,
-    Cost,
-    Estimate,
-    Key,
-    Problem,
-    State,
-    Tree,
-    choice,
-    cross_product,
-    gradient,
-    lowering,
-    norm,
-    optional_whole,
-    positive,
-    upper_gradients,
-)
+from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, choice, lowering, optional_whole, positive
+from hgms_hypergradients.step import through
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -79,18 +64,7 @@ class OneStep:
         return {}
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
+        batch, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
+        step = LastStep(x=branch.x, batch=batch, rows=rows, rate=self.lr)
         above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
-
-        grads, _ = gradient(problem.g, theta, branch.x, below)
-        slope = dict(zip(branch.x, grads, strict=True))
-        moved = {name: leaf - self.lr * slope[name] for name, leaf in branch.x.items()}
-        loss, direct, direction = upper_gradients(lambda t, x: problem.f(t, x, above), theta, moved)
-        strategy: Literal["vjp", "difference"] = "vjp" if self.derivative == "exact" else "difference"
-        mixed = cross_product(
-            lambda t, x: problem.g(t, x, below), theta, branch.x, direction, strategy, precision=problem.precision
-        )
-        value = {name: direct[name] - self.lr * mixed[name] for name in direct}
-        passes = 1 if self.derivative == "exact" else 2
-        cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=(1 + passes) * rows + upper_rows)
-        return Estimate(value=value, upper_loss=loss, lower_gradient_norm=norm(slope), cost=cost), state
+        return through(problem, theta, step, above, upper_rows, self.derivative), state

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
-import torch
 from attrs import field, frozen
 
 from hgms_core import (
     Branch,
     ConfigError,
-    Cost,
     Estimate,
     Key,
     LastStep,
@@ -19,13 +17,10 @@ from hgms_core import (
     State,
     Tree,
     choice,
-    cross_product,
-    gradient,
-    norm,
     optional_positive,
     optional_whole,
-    upper_gradients,
 )
+from hgms_hypergradients.step import through
 from hgms_hypergradients.upper import upper_batch
 
 
@@ -96,35 +91,9 @@ class ThroughStep:
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         step = self._step(branch, key.fold("lower"))
-        above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
-        cost, slope, end = step.cost, None, branch.x
-        if self.batch == "fresh":
-            grads, _ = gradient(problem.g, theta, step.x, step.batch)
-            slope = dict(zip(step.x, grads, strict=True))
-            end = {name: leaf - step.rate * slope[name] for name, leaf in step.x.items()}
-            cost += Cost(lower_gradients=1, rows=step.rows)
-        loss, direct, v = upper_gradients(lambda t, x: problem.f(t, x, above), theta, end)
-        if self.derivative == "per-source":
-            mixed, spent = _per_source(problem, theta, step, v)
-        else:
-            mixed = cross_product(
-                lambda t, x: problem.g(t, x, step.batch),
-                theta,
-                step.x,
-                v,
-                "vjp" if self.derivative == "exact" else "difference",
-                self.displacement,
-                problem.precision,
-            )
-            passes = 1 if self.derivative == "exact" else 2
-            spent = Cost(cross_products=1, rows=passes * step.rows)
-        value = {name: direct[name] - step.rate * mixed[name] for name in direct}
-        return Estimate(
-            value=value,
-            upper_loss=loss,
-            lower_gradient_norm=None if slope is None else norm(slope),
-            cost=cost + spent + Cost(upper_gradients=1, rows=upper_rows),
-        ), state
+        above, rows = upper_batch(problem, key, self.upper_batch_size)
+        end = None if self.batch == "fresh" else branch.x
+        return through(problem, theta, step, above, rows, self.derivative, self.displacement, end), state
 
     def _step(self, branch: Branch, key: Key) -> LastStep:
         if self.batch == "fresh" and branch.next_step is not None:
@@ -136,22 +105,3 @@ class ThroughStep:
             f"hypergradient 'through-step' with batch = {self.batch!r} differentiates a branch's {which} step, and this "
             f"generator tells none\n  use it with generator 'branches' and optimizer = \"sgd\", or take 'one-step'"
         )
-
-
-def _per_source(problem: Problem, theta: Tree, step: LastStep, v: Tree) -> tuple[Tree, Cost]:
-    """∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, a backward pass a source."""
-    sources = problem.sources
-    if sources is None:
-        raise ConfigError('derivative = "per-source" needs a lower loss that mixes named sources; use "difference" or "exact"')
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in step.x.items()}
-    with torch.enable_grad():
-        losses = sources.losses(leaves, step.batch)
-        slopes = []
-        for loss in losses.unbind():
-            grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
-            slopes.append(torch.stack([(grad * v[name]).sum() for name, grad in zip(leaves, grads, strict=True)]).sum())
-        upper = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        value = (sources.weights(upper) * torch.stack(slopes).detach()).sum()
-        mixed = torch.autograd.grad(value, list(upper.values()), materialize_grads=True)
-    count = len(sources.names)
-    return dict(zip(upper, mixed, strict=True)), Cost(lower_gradients=count, rows=count * step.rows)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core import State, Tree
+from hgms_core import State, Tree, decay_rate, decay_rates, not_negative, optional_positive, positive
 from hgms_outer.shape import Projection, Schedule, clipped
-
-_positive: Any = validators.gt(0)
-_share: Any = [validators.ge(0), validators.lt(1)]
-
-
-def _decay_rates(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"'betas' must be two numbers in [0, 1): {value}")
 
 
 @final
@@ -34,9 +26,9 @@ class Sgd:
     """
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(default=0.1, validator=_positive)
-    momentum: float = field(default=0.0, validator=_share)
-    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    lr: float = field(default=0.1, validator=positive)
+    momentum: float = field(default=0.0, validator=decay_rate)
+    clip: float | None = field(default=None, validator=optional_positive)
     schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
@@ -68,9 +60,9 @@ class ProjectedGradient:
     """
 
     name: ClassVar[str] = "projected-gradient"
-    lr: float = field(default=0.1, validator=_positive)
+    lr: float = field(default=0.1, validator=positive)
     projection: Projection = Projection()
-    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    clip: float | None = field(default=None, validator=optional_positive)
     schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
@@ -116,10 +108,10 @@ class Adam:
     """
 
     name: ClassVar[str] = "adam"
-    lr: float = field(default=0.1, validator=_positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
-    eps: float = field(default=1e-8, validator=_positive)
-    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    lr: float = field(default=0.1, validator=positive)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    clip: float | None = field(default=None, validator=optional_positive)
     projection: Projection = Projection()
     schedule: Schedule = Schedule()
 
@@ -149,11 +141,11 @@ class AdamW:
     """
 
     name: ClassVar[str] = "adamw"
-    lr: float = field(default=0.1, validator=_positive)
-    weight_decay: float = field(default=0.0, validator=validators.ge(0))
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_decay_rates)
-    eps: float = field(default=1e-8, validator=_positive)
-    clip: float | None = field(default=None, validator=validators.optional(_positive))
+    lr: float = field(default=0.1, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    clip: float | None = field(default=None, validator=optional_positive)
     projection: Projection = Projection()
     schedule: Schedule = Schedule()
 

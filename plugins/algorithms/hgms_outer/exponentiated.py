@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core import ConfigError, State, Tree
+from hgms_core import ConfigError, State, Tree, optional_positive, positive
 from hgms_outer.shape import Schedule, clipped
 
 
@@ -32,8 +32,8 @@ class ExponentiatedGradient:
     """
 
     name: ClassVar[str] = "exponentiated-gradient"
-    lr: float = field(default=0.1, validator=validators.gt(0))
-    clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    lr: float = field(default=0.1, validator=positive)
+    clip: float | None = field(default=None, validator=optional_positive)
     schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:

@@ -6,10 +6,10 @@ import math
 from typing import Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Tree, choice, norm
+from hgms_core import Tree, choice, norm, positive, share
 
 
 @final
@@ -29,9 +29,9 @@ class Schedule:
     kind: Literal["constant", "cosine", "inverse"] = field(
         default="constant", validator=choice("constant", "cosine", "inverse")
     )
-    final: float = field(default=0.0, validator=[validators.ge(0), validators.le(1)])
-    decay_steps: int = field(default=50, validator=validators.gt(0))
-    power: float = field(default=1.0, validator=validators.gt(0))
+    final: float = field(default=0.0, validator=share)
+    decay_steps: int = field(default=50, validator=positive)
+    power: float = field(default=1.0, validator=positive)
 
     def factor(self, step: int, progress: float) -> float:
         if self.kind == "cosine":
@@ -56,7 +56,7 @@ class Projection:
     kind: Literal["none", "box", "ball", "simplex"] = field(default="none", validator=choice("none", "box", "ball", "simplex"))
     low: float = -1.0
     high: float = field(default=1.0)
-    radius: float = field(default=1.0, validator=validators.gt(0))
+    radius: float = field(default=1.0, validator=positive)
 
     @high.validator
     def _ordered(self, _attribute: object, value: float) -> None:

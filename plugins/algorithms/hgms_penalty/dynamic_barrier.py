@@ -8,7 +8,20 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient, lowering
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    gradient,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_penalty import shared
 
 
@@ -42,8 +55,8 @@ class DynamicBarrier:
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] + 2 * t["t"]).sum())
     >>> generator = DynamicBarrier(steps=1, inner_lr=0.5, lr=0.25, eta=1.0)
-    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> found.x["x"], found.aux["theta.t"]            # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
+    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> candidates.x["x"], candidates.aux["theta.t"]            # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
     (tensor([[0.1250]]), tensor([[3.5000]]))
 
     Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple first-order approach* (2022).
@@ -51,14 +64,14 @@ class DynamicBarrier:
 
     name: ClassVar[str] = "dynamic-barrier"
 
-    count: int = field(default=1, validator=shared.whole)
-    steps: int = field(default=10, validator=shared.whole)
-    inner_lr: float = field(default=0.1, validator=shared.positive)
-    lr: float = field(default=0.1, validator=shared.positive)
-    eta: float = field(default=0.5, validator=shared.positive)
-    batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    noise: float = field(default=0.0, validator=shared.not_negative)
+    count: int = field(default=1, validator=whole)
+    steps: int = field(default=10, validator=whole)
+    inner_lr: float = field(default=0.1, validator=positive)
+    lr: float = field(default=0.1, validator=positive)
+    eta: float = field(default=0.5, validator=positive)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     lighter = lowering(other=["batch_size", "count"])
@@ -67,25 +80,21 @@ class DynamicBarrier:
         return shared.begin(problem, key, self)
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        data = problem.lower_data
-
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            index = data.draw(key.fold("lower"), self.batch_size, 1)
-            below = data.batch(None if index is None else index[0])
-            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            below, above = shared.draw(problem, key, self)
             upper, lower = shared.tracked(theta), shared.tracked(y)
             with torch.enable_grad():
                 g = problem.g(upper, lower, below)
-                g_theta, g_y = shared.slopes(g, upper, lower)
+                g_theta, g_y = shared.gradients(g, upper, lower)
                 f = problem.f(upper, lower, above)
-                f_theta, f_y = shared.slopes(f, upper, lower)
+                f_theta, f_y = shared.gradients(f, upper, lower)
 
             end = shared.descended(y, g_y, self.inner_lr)
             for _ in range(self.steps - 1):
                 grads, _ = gradient(problem.g, theta, end, below)
                 end = shared.descended(end, dict(zip(end, grads, strict=True)), self.inner_lr)
             with torch.enable_grad():
-                (end_theta,) = shared.slopes(problem.g(upper, end, below), upper)
+                (end_theta,) = shared.gradients(problem.g(upper, end, below), upper)
 
             q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
             size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
@@ -98,8 +107,9 @@ class DynamicBarrier:
             kept = {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": norm}
             return shared.descended(y, to_y, self.lr), kept, g.detach()
 
-        rows = data.count(self.batch_size) * (self.steps + 1) + shared.upper_rows(problem, self.upper_batch_size)
-        return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows))
+        rows, upper_rows = shared.rows(problem, self)
+        cost = Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows * (self.steps + 1) + upper_rows)
+        return shared.branches(start, key, self, step, cost)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)

@@ -8,7 +8,21 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, lowering, twice_differentiable_attention
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    decay_rate,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    twice_differentiable_attention,
+    whole,
+)
 from hgms_penalty import shared
 
 
@@ -48,8 +62,8 @@ class GradientNorm:
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
     >>> generator = GradientNorm(lr=0.25, gamma=2.0, gamma_steps=0)
-    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> found.x["x"], found.aux["theta.t"]            # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
+    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> candidates.x["x"], candidates.aux["theta.t"]            # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
     (tensor([[1.]]), tensor([[4.]]))
 
     Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), G-PBGD.
@@ -58,16 +72,16 @@ class GradientNorm:
     name: ClassVar[str] = "gradient-norm"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
 
-    count: int = field(default=1, validator=shared.whole)
-    lr: float = field(default=0.1, validator=shared.positive)
-    momentum: float = field(default=0.0, validator=shared.share)
-    gamma: float = field(default=37.0, validator=shared.positive)
-    gamma_start: float = field(default=0.0, validator=shared.not_negative)
-    gamma_steps: int = field(default=1000, validator=shared.not_negative)
+    count: int = field(default=1, validator=whole)
+    lr: float = field(default=0.1, validator=positive)
+    momentum: float = field(default=0.0, validator=decay_rate)
+    gamma: float = field(default=37.0, validator=positive)
+    gamma_start: float = field(default=0.0, validator=not_negative)
+    gamma_steps: int = field(default=1000, validator=not_negative)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    noise: float = field(default=0.0, validator=shared.not_negative)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     lighter = lowering(other=["batch_size", "count"])
@@ -83,28 +97,25 @@ class GradientNorm:
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             # A key for each of the two: pieces of one shuffled epoch would not be independent of each other.
-            drawn = [data.draw(key.fold("lower", batch), self.batch_size, 1) for batch in range(passes)]
-            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            batches = [data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)]
+            above = shared.upper_batch(problem, key, self)
             upper, lower = shared.tracked(theta), shared.tracked(y)
             leaves = list(lower.values())
             with torch.enable_grad(), twice_differentiable_attention():
-                values = [problem.g(upper, lower, data.batch(None if index is None else index[0])) for index in drawn]
+                values = [problem.g(upper, lower, batch) for batch in batches]
                 grads = [torch.autograd.grad(g, leaves, create_graph=True, materialize_grads=True) for g in values]
                 square = torch.stack([(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]).sum()
                 f = problem.f(upper, lower, above)
-                to_theta, to_y = shared.slopes(scale * f + 0.5 * scale * gamma * square, upper, lower)
+                to_theta, to_y = shared.gradients(scale * f + 0.5 * scale * gamma * square, upper, lower)
 
-            kept: Tree = {}
-            if self.momentum:
-                m = shared.untagged("m", aux)
-                to_y = {name: self.momentum * m[name] + to_y[name] for name in y}
-                kept |= shared.tagged("m", to_y)
+            to_y, kept = shared.with_momentum(to_y, aux, self.momentum)
             mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
             size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
             kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": size}
             return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
-        rows = 3 * passes * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
+        lower_rows, upper_rows = shared.rows(problem, self)
+        rows = 3 * passes * lower_rows + upper_rows
         cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
         return shared.branches(start, key, self, step, cost)
 

@@ -11,7 +11,25 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_adam import adam_
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, clone, decay_rates, lowering, norm
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    choice,
+    clone,
+    decay_rates,
+    lowering,
+    norm,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_penalty import shared
 
 
@@ -56,8 +74,8 @@ class Minimax:
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 3) ** 2).sum())
     >>> generator = Minimax(alpha=2.0, lr=0.05, optimizer="sgd")
-    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> found.x["x"], found.aux["u.x"], found.aux["theta.t"]       # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
+    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> candidates.x["x"], candidates.aux["u.x"], candidates.aux["theta.t"]       # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
     (tensor([[0.5000]]), tensor([[0.2000]]), tensor([[0.]]))
 
     Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025); the multi-stage game: Wang et
@@ -66,24 +84,24 @@ class Minimax:
 
     name: ClassVar[str] = "minimax"
 
-    count: int = field(default=1, validator=shared.whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=validators.in_(["sgd", "adamw"]))
-    lr: float = field(default=0.01, validator=shared.positive)
-    lr_u: float | None = field(default=None, validator=validators.optional(shared.positive))
+    count: int = field(default=1, validator=whole)
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
+    lr: float = field(default=0.01, validator=positive)
+    lr_u: float | None = field(default=None, validator=optional_positive)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=shared.positive)
-    weight_decay: float = field(default=0.0, validator=shared.not_negative)
-    alpha: float = field(default=10.0, validator=shared.positive)
-    stage_factor: float = field(default=1.0, validator=shared.positive)
-    stage_steps: int | None = field(default=None, validator=shared.optional_whole)
-    clip: float | None = field(default=None, validator=validators.optional(shared.positive))
+    eps: float = field(default=1e-8, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    alpha: float = field(default=10.0, validator=positive)
+    stage_factor: float = field(default=1.0, validator=positive)
+    stage_steps: int | None = field(default=None, validator=optional_whole)
+    clip: float | None = field(default=None, validator=optional_positive)
     warmup: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
-    schedule: Literal["constant", "cosine"] = field(default="constant", validator=validators.in_(["constant", "cosine"]))
-    blocks: int | None = field(default=None, validator=shared.optional_whole)
-    block_every: int = field(default=20, validator=shared.whole)
-    batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    noise: float = field(default=0.0, validator=shared.not_negative)
+    schedule: Literal["constant", "cosine"] = field(default="constant", validator=choice("constant", "cosine"))
+    blocks: int | None = field(default=None, validator=optional_whole)
+    block_every: int = field(default=20, validator=whole)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     lighter = lowering(other=["batch_size", "count"])
@@ -111,12 +129,9 @@ class Minimax:
         rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
         if done < self.warmup:
             moving["u"] = []
-        data = problem.lower_data
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            index = data.draw(key.fold("lower"), self.batch_size, 1)
-            below = data.batch(None if index is None else index[0])
-            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            below, above = shared.draw(problem, key, self)
             models = {"w": w, "u": shared.untagged("u", aux)}
             upper = shared.tracked(theta)
             active = {which: shared.tracked({name: models[which][name] for name in moving[which]}) for which in models}
@@ -125,7 +140,7 @@ class Minimax:
                 at_u = problem.g(upper, models["u"] | active["u"], below)
                 f = problem.f(upper, models["w"] | active["w"], above)
                 value = f + alpha * (at_w - at_u)
-                to_theta, to_w, to_u = shared.slopes(value, upper, active["w"], active["u"])
+                to_theta, to_w, to_u = shared.gradients(value, upper, active["w"], active["u"])
 
             kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": f.detach()}
             for which, slope in (("w", to_w), ("u", to_u)):
@@ -144,8 +159,8 @@ class Minimax:
                         kept |= shared.tagged(f"{kind}{which}", moment)
             return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
 
-        rows = 2 * data.count(self.batch_size) + shared.upper_rows(problem, self.upper_batch_size)
-        return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=rows))
+        rows, upper_rows = shared.rows(problem, self)
+        return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows))
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)
@@ -191,7 +206,7 @@ def _layers(x: Tree) -> dict[str, str]:
     >>> _layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
     {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
     """
-    found = {name: re.match(r"(?:.*?\.)??\d+(?=\.)", name) for name in x}
-    if any(found.values()):
-        return {name: match.group() if match else "" for name, match in found.items()}
+    matches = {name: re.match(r"(?:.*?\.)??\d+(?=\.)", name) for name in x}
+    if any(matches.values()):
+        return {name: match.group() if match else "" for name, match in matches.items()}
     return {name: name.rpartition(".")[0] or name for name in x}

@@ -11,17 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import validators
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, stack
+from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, choice, slopes, stack
 
-positive: Any = validators.gt(0)
-not_negative: Any = validators.ge(0)
-share: Any = [validators.ge(0), validators.lt(1)]
-whole: Any = [validators.instance_of(int), validators.gt(0)]
-optional_whole: Any = validators.optional(whole)
-carry_rules: Any = validators.in_(["selected", "per-branch"])
+carry_rules: Any = choice("selected", "per-branch")
 
 Step = Callable[[Tree, Tree, Key], tuple[Tree, Tree, Tensor]]
 """One branch: (x, what it kept, key) → (the next x, aux, the lower loss it saw)."""
@@ -67,19 +61,19 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
     stored = next(iter(start["x"].values())).shape[0]
     if stored not in (1, method.count):
         raise ConfigError(f"the carried state holds {stored} branches, this generator has count = {method.count}")
-    found = []
+    ends = []
     for member in range(method.count):
         row = 0 if stored == 1 else member
         own = key.fold("branch", member)
         x = {name: leaf[row] for name, leaf in start["x"].items()}
         if stored == 1 and member:
             x = _noisy(x, method.noise, own.fold("noise"))
-        found.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
+        ends.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
     return Candidates(
-        x=_stacked([x for x, _, _ in found]),
-        aux=_stacked([aux for _, aux, _ in found]),
-        losses=torch.stack([loss for _, _, loss in found]),
-        cost=sum((cost for _ in found), Cost()),
+        x=_stacked([x for x, _, _ in ends]),
+        aux=_stacked([aux for _, aux, _ in ends]),
+        losses=torch.stack([loss for _, _, loss in ends]),
+        cost=sum((cost for _ in ends), Cost()),
     )
 
 
@@ -109,14 +103,19 @@ def carry(start: State, candidates: Candidates, index: Tensor, method: Any) -> S
     return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
 
 
-def upper_batch(problem: Problem, key: Key, batch_size: int | None) -> Tree:
-    data = problem.upper_data["differentiate"]
-    index = data.draw(key.fold("upper"), batch_size, 1)
-    return data.batch(None if index is None else index[0])
+def draw(problem: Problem, key: Key, method: Any) -> tuple[Tree, Tree]:
+    """A lower batch, and an upper one of the role ``differentiate``."""
+    below, _ = problem.lower_data.sample(key.fold("lower"), method.batch_size)
+    return below, upper_batch(problem, key, method)
 
 
-def upper_rows(problem: Problem, batch_size: int | None) -> int:
-    return problem.upper_data["differentiate"].count(batch_size)
+def upper_batch(problem: Problem, key: Key, method: Any) -> Tree:
+    return problem.upper_data["differentiate"].sample(key.fold("upper"), method.upper_batch_size)[0]
+
+
+def rows(problem: Problem, method: Any) -> tuple[int, int]:
+    """How many rows a lower and an upper batch count."""
+    return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(method.upper_batch_size)
 
 
 def tracked(tree: Tree) -> Tree:
@@ -124,14 +123,19 @@ def tracked(tree: Tree) -> Tree:
     return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
 
 
-def slopes(value: Tensor, *trees: Tree) -> list[Tree]:
+def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
     """The gradient of ``value`` in each tree, in one backward pass; zeros for what it does not depend on."""
-    leaves = [leaf for tree in trees for leaf in tree.values()]
-    if value.requires_grad:
-        found = iter(torch.autograd.grad(value, leaves, materialize_grads=True))
-    else:
-        found = iter(torch.zeros_like(leaf) for leaf in leaves)
-    return [{name: next(found) for name in tree} for tree in trees]
+    leaves = iter(slopes(value, [leaf for tree in trees for leaf in tree.values()]))
+    return [{name: next(leaves) for name in tree} for tree in trees]
+
+
+def with_momentum(direction: Tree, aux: Tree, momentum: float) -> tuple[Tree, Tree]:
+    """The running sum of directions, and as what it is kept (nothing without momentum)."""
+    if not momentum:
+        return direction, {}
+    m = untagged("m", aux)
+    direction = {name: momentum * m[name] + leaf for name, leaf in direction.items()}
+    return direction, tagged("m", direction)
 
 
 def descended(x: Tree, direction: Tree, rate: float) -> Tree:

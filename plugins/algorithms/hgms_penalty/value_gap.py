@@ -8,7 +8,21 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient, lowering
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    decay_rate,
+    gradient,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_penalty import shared
 
 
@@ -47,8 +61,8 @@ class ValueGap:
     >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
     >>> generator = ValueGap(steps=1, inner_lr=0.5, lr=0.25, gamma=2.0, gamma_steps=0)
-    >>> found = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> found.x["x"], found.aux["theta.t"]            # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
+    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> candidates.x["x"], candidates.aux["theta.t"]            # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
     (tensor([[0.5000]]), tensor([[2.]]))
 
     Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), V-PBGD.
@@ -56,18 +70,18 @@ class ValueGap:
 
     name: ClassVar[str] = "value-gap"
 
-    count: int = field(default=1, validator=shared.whole)
-    steps: int = field(default=1, validator=shared.whole)
-    lr: float = field(default=0.01, validator=shared.positive)
-    inner_lr: float = field(default=0.01, validator=shared.positive)
-    momentum: float = field(default=0.0, validator=shared.share)
-    gamma: float = field(default=10.0, validator=shared.positive)
-    gamma_start: float = field(default=0.0, validator=shared.not_negative)
-    gamma_steps: int = field(default=1000, validator=shared.not_negative)
+    count: int = field(default=1, validator=whole)
+    steps: int = field(default=1, validator=whole)
+    lr: float = field(default=0.01, validator=positive)
+    inner_lr: float = field(default=0.01, validator=positive)
+    momentum: float = field(default=0.0, validator=decay_rate)
+    gamma: float = field(default=10.0, validator=positive)
+    gamma_start: float = field(default=0.0, validator=not_negative)
+    gamma_steps: int = field(default=1000, validator=not_negative)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=shared.optional_whole)
-    noise: float = field(default=0.0, validator=shared.not_negative)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
 
     lighter = lowering(other=["batch_size", "count"])
@@ -88,23 +102,20 @@ class ValueGap:
                 omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
 
             below = data.batch(None if index is None else index[self.steps])
-            above = shared.upper_batch(problem, key, self.upper_batch_size)
+            above = shared.upper_batch(problem, key, self)
             upper, lower = shared.tracked(theta), shared.tracked(y)
             with torch.enable_grad():
                 at_y, at_omega = problem.g(upper, lower, below), problem.g(upper, omega, below)
                 f = problem.f(upper, lower, above)
-                to_theta, to_y = shared.slopes(scale * f + scale * gamma * (at_y - at_omega), upper, lower)
+                to_theta, to_y = shared.gradients(scale * f + scale * gamma * (at_y - at_omega), upper, lower)
 
-            kept = shared.tagged("omega", omega)
-            if self.momentum:
-                m = shared.untagged("m", aux)
-                to_y = {name: self.momentum * m[name] + to_y[name] for name in y}
-                kept |= shared.tagged("m", to_y)
-            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach()}
+            to_y, kept = shared.with_momentum(to_y, aux, self.momentum)
+            kept |= shared.tagged("omega", omega) | shared.tagged("theta", to_theta) | {"upper_loss": f.detach()}
             return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
-        rows = data.count(self.batch_size) * (self.steps + 2) + shared.upper_rows(problem, self.upper_batch_size)
-        return shared.branches(start, key, self, step, Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows))
+        rows, upper_rows = shared.rows(problem, self)
+        cost = Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows * (self.steps + 2) + upper_rows)
+        return shared.branches(start, key, self, step, cost)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)

@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, lowering, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, lowering, optional_whole, values
 
 
 def _score(
     problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None
 ) -> tuple[Tensor, Cost]:
     """f of all candidates on one shared batch of the validation rows set apart for selecting."""
-    data = problem.upper_data["select"]
-    index = data.draw(key, batch_size, 1)
-    rows = data.count(batch_size)
-    batch = data.batch(None if index is None else index[0])
+    batch, rows = problem.upper_data["select"].sample(key, batch_size)
     scores = values(problem.f, theta, candidates.x, batch, rows=rows, mode=mode, chunk=chunk)
     # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
     sound = candidates.finite
@@ -50,9 +47,9 @@ class BestOfN:
     """
 
     name: ClassVar[str] = "best-of-n"
-    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    batch_size: int | None = field(default=None, validator=optional_whole)
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
-    chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
@@ -76,9 +73,9 @@ class Worst:
     """
 
     name: ClassVar[str] = "worst"
-    batch_size: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    batch_size: int | None = field(default=None, validator=optional_whole)
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
-    chunk: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.gt(0)]))
+    chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size"])
 

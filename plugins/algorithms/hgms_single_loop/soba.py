@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, lowering, twice_differentiable_attention
-
-positive: Any = validators.gt(0)
-size: Any = validators.optional([validators.instance_of(int), validators.gt(0)])
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    lowering,
+    optional_positive,
+    optional_whole,
+    positive,
+    share,
+    twice_differentiable_attention,
+)
 
 
 @final
@@ -53,10 +63,10 @@ class Soba:
 
     lr: float = field(default=0.1, validator=positive)
     v_lr: float = field(default=0.1, validator=positive)
-    decay: float = field(default=0.0, validator=[validators.ge(0), validators.le(1)])
-    batch_size: int | None = field(default=None, validator=size)
-    upper_batch_size: int | None = field(default=None, validator=size)
-    max_norm: float | None = field(default=None, validator=validators.optional(positive))
+    decay: float = field(default=0.0, validator=share)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    max_norm: float | None = field(default=None, validator=optional_positive)
 
     lighter = lowering(other=["batch_size"])
 
@@ -69,7 +79,7 @@ class Soba:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         x, v = start["x"], start["v"]
-        below, above = self._batches(problem, key)
+        (below, rows), (above, upper_rows) = self._batches(problem, key)
         upper, lower = ([leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x))
         at, point = dict(zip(theta, upper, strict=True)), dict(zip(x, lower, strict=True))
         with torch.enable_grad(), twice_differentiable_attention():
@@ -98,7 +108,6 @@ class Soba:
                 None
             ],
         }
-        rows, upper_rows = self._rows(problem)
         cost = Cost(lower_gradients=1, upper_gradients=1, products=1, cross_products=1, rows=3 * rows + upper_rows)
         stacked = {name: leaf[None] for name, leaf in zip(x, moved, strict=True)}
 
@@ -109,7 +118,7 @@ class Soba:
 
     def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None) -> tuple[Tree, Cost]:
         """The step of x again, as a differentiable function of ``theta``."""
-        below, _ = self._batches(problem, key)
+        (below, rows), _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
         rate = self.lr / (start["step"] + 1) ** self.decay
         within = last != 0 and any(leaf.requires_grad for leaf in theta.values())
@@ -117,7 +126,6 @@ class Soba:
             loss = problem.g(theta, point, below)
             slopes = torch.autograd.grad(loss, list(point.values()), create_graph=within, materialize_grads=True)
             moved = {name: leaf.detach() - rate * slope for (name, leaf), slope in zip(point.items(), slopes, strict=True)}
-        rows, _ = self._rows(problem)
         return moved, Cost(lower_gradients=1, cross_products=int(within), rows=(1 + within) * rows)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
@@ -127,14 +135,10 @@ class Soba:
             "step": start["step"] + 1,
         }
 
-    def _batches(self, problem: Problem, key: Key) -> tuple[Tree, Tree]:
-        below, above = problem.lower_data, problem.upper_data["differentiate"]
-        lower = below.draw(key.fold("lower"), self.batch_size, 1)
-        upper = above.draw(key.fold("upper"), self.upper_batch_size, 1)
-        return below.batch(None if lower is None else lower[0]), above.batch(None if upper is None else upper[0])
-
-    def _rows(self, problem: Problem) -> tuple[int, int]:
-        return problem.lower_data.count(self.batch_size), problem.upper_data["differentiate"].count(self.upper_batch_size)
+    def _batches(self, problem: Problem, key: Key) -> tuple[tuple[Tree, int], tuple[Tree, int]]:
+        """A lower and an upper batch, and how many rows each holds."""
+        below = problem.lower_data.sample(key.fold("lower"), self.batch_size)
+        return below, problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
 
 
 def _gradients(outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None) -> list[Tensor]:

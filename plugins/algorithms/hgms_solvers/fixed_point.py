@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Solution
+from hgms_core import LinearSystem, MatVec, Solution, not_negative, positive
 from hgms_solvers.richardson import richardson
 
 
@@ -46,9 +46,9 @@ class FixedPoint:
 
     name: ClassVar[str] = "fixed-point"
 
-    lr: float = field(default=0.1, validator=validators.gt(0))
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
+    lr: float = field(default=0.1, validator=positive)
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
     max_steps: int = field(default=1000, validator=[validators.instance_of(int), validators.ge(1)])
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 TINY = 1e-30
@@ -50,8 +50,8 @@ class LinearOperatorSolver:
 
     name: ClassVar[str] = "linear-operator"
 
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
     max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, not_negative, positive
 
 
 @final
@@ -42,9 +42,9 @@ class Identity:
     name: ClassVar[str] = "identity"
     testing_failures: ClassVar[Mapping[str, str]] = {"dense-solve": "it solves nothing: v = scale·b is its definition"}
 
-    scale: float = field(default=1.0, validator=validators.gt(0))
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
+    scale: float = field(default=1.0, validator=positive)
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, not_negative, positive
 
 dot, norm, rows = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows
 CONVERGED, LIMIT, STAGNATED, NONFINITE = (
@@ -51,9 +51,9 @@ class MINRES:
 
     name: ClassVar[str] = "minres"
 
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
-    atol: float = field(default=0.0, validator=validators.ge(0))
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
+    atol: float = field(default=0.0, validator=not_negative)
     max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

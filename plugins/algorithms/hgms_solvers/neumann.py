@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Solution
+from hgms_core import LinearSystem, MatVec, Solution, not_negative, positive
 from hgms_solvers.richardson import richardson
 
 
@@ -43,10 +43,10 @@ class Neumann:
 
     name: ClassVar[str] = "neumann"
 
-    lr: float = field(default=0.1, validator=validators.gt(0))
+    lr: float = field(default=0.1, validator=positive)
     steps: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
 
     @classmethod
     def testing_instance(cls) -> Neumann:

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Key, LinearSystem, MatVec, Solution
+from hgms_core import Key, LinearSystem, MatVec, Solution, not_negative, optional_positive, positive
 from hgms_solvers.pcg import Precondition, pcg
 
 
@@ -53,11 +53,11 @@ class NystromCG:
     name: ClassVar[str] = "nystrom"
 
     rank: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
-    atol: float = field(default=0.0, validator=validators.ge(0))
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
+    atol: float = field(default=0.0, validator=not_negative)
     max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
-    clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    clip: float | None = field(default=None, validator=optional_positive)
     seed: int = field(default=0, validator=validators.instance_of(int))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

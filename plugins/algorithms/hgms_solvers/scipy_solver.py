@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice, not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 Method = Literal["bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"]
@@ -56,8 +56,8 @@ class ScipySolver:
     name: ClassVar[str] = "scipy"
 
     method: Method = field(default="minres", validator=choice(*get_args(Method)))
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
     max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

@@ -6,12 +6,29 @@ import math
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, lowering, repeat
-
-whole = [validators.instance_of(int), validators.gt(0)]
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Key,
+    Mode,
+    Problem,
+    State,
+    Tree,
+    choice,
+    detach,
+    gradient,
+    groups,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    repeat,
+    whole,
+)
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain: small states draw many steps at once, large ones a step at a time."""
@@ -43,8 +60,8 @@ class Ula:
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(2)},
     ...                   g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
     >>> ula = Ula(count=4000, steps=100, lr=0.1, temperature=0.25)
-    >>> found = ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0)).x["x"]
-    >>> bool((found.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02)      # λ/(1 − h/2): the step size biases ULA
+    >>> x = ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0)).x["x"]
+    >>> bool((x.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02)      # λ/(1 − h/2): the step size biases ULA
     True
 
     Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi, *Log-concave sampling*.
@@ -54,15 +71,15 @@ class Ula:
 
     count: int = field(default=8, validator=whole)
     steps: int = field(default=100, validator=whole)
-    lr: float = field(default=1e-2, validator=validators.gt(0))
-    temperature: float = field(default=1e-3, validator=validators.ge(0))
-    spread: float = field(default=1.0, validator=validators.ge(0))
+    lr: float = field(default=1e-2, validator=positive)
+    temperature: float = field(default=1e-3, validator=not_negative)
+    spread: float = field(default=1.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch", "restart"] = field(
-        default="restart", validator=validators.in_(["selected", "per-branch", "restart"])
+        default="restart", validator=choice("selected", "per-branch", "restart")
     )
-    batch_size: int | None = field(default=None, validator=validators.optional(whole))
-    mode: Mode = field(default="auto", validator=validators.in_(["auto", "stacked", "loop"]))
-    chunk: int | None = field(default=None, validator=validators.optional(whole))
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
+    chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size", "count"])
 
@@ -74,7 +91,7 @@ class Ula:
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
-        losses = torch.empty(self.count, dtype=next(iter(x.values())).dtype, device=next(iter(x.values())).device)
+        losses = next(iter(x.values())).new_empty(self.count)
         theta = detach(theta)
         for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
             leaves = list(group.x.values())
@@ -155,7 +172,7 @@ class Ula:
                     leaf[row].add_(drawn, alpha=scale)
         data = problem.lower_data
         index = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
-        return x, None if index[0] is None else torch.stack([each for each in index if each is not None])
+        return x, None if index[0] is None else torch.stack([drawn for drawn in index if drawn is not None])
 
 
 class _Noise:
