@@ -309,6 +309,8 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, *, repeat: bo
         batch, _ = data.sample(key.fold("few"), 8)
         return lambda theta, x: loss(theta, x, batch)
 
+    if not (repeat or use):
+        return
     losses = [on_few_rows(problem.f, problem.upper_data["differentiate"]), on_few_rows(problem.g, problem.lower_data)]
     if repeat:
         for loss in losses:
