@@ -99,6 +99,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MOVED = {
+    "hgms_core": "composition",
     "hgms_core.Estimate": "Hypergradient",
     "hgms_core.host": "plugins",
     "hgms_core.traits": "compat",
@@ -110,6 +111,7 @@ _MOVED = {
     "hgms_images": "Images image_set images load_images",
     "hgms_loops": "lower_solution solution",
     "hgms_loops and hgms_solvers": "/hgms_interop",
+    "hgms_methods": "learned_start without_start",
     "hgms_new": "template",
     "hgms_report": "report",
     "hgms_results": "columns results statistics table",

@@ -568,3 +568,27 @@ def test_an_installed_program_takes_the_place_of_ours(site: Site) -> None:
     assert "plugin 'tidy_report' (hgms-tidy 1.2) failed to load" in broken.stderr
     assert "A report of another kind." not in broken.stdout, "ours is there where it fails"
     assert broken.exit_code == 0
+
+
+def test_a_command_gets_the_host_of_its_invocation_and_its_registry(site: Site) -> None:
+    site.solver("mine", "my-solver")
+    site.module(
+        "counting",
+        """
+        import click
+        from hgms_cli import plugin_option
+        from hgms_core import hookimpl
+
+        @hookimpl
+        def hgms_register_commands(cli):
+            @cli.command("count")
+            @plugin_option
+            @click.pass_obj
+            def count(host, registry):
+                click.echo(f"{host is registry.host} {len(registry.components('solver'))} {len(host.installed['hgms'])}")
+        """,
+    )
+    site.install("hgms-counting", {"counting": "counting"})
+    assert call("count").stdout == "True 0 1\n"
+    assert call("count", "--plugin", site.root / "mine.py").stdout == "True 1 1\n"
+    assert call("count").stdout == "True 0 1\n", "nothing is kept from one invocation to the next"
