@@ -44,9 +44,8 @@ def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
 class Evaluate:
     """The table ``[evaluate]`` of a mix file: which benchmarks, and how they are answered and scored.
 
-    Greedy answers (no sampling, no beam, one answer per prompt) to GSM8K (1,319 questions), MATH (5,000) and MT-Bench (80
-    questions of two turns). GSM8K and MATH are right or wrong, with Wilson's interval; MT-Bench is the mean of a judge's
-    ratings, with a percentile bootstrap over questions.
+    Answers are greedy. GSM8K (1,319 questions) and MATH (5,000) are right or wrong, with Wilson's interval; MT-Bench (80
+    questions of two turns) is the mean of a judge's ratings, with a percentile bootstrap over questions.
 
     Use when: a fine-tuned model is to be compared with the paper's tables or with another mixture. Avoid reading differences
     smaller than the intervals: on GSM8K they are 2 to 2.6 points wide on each side.
@@ -94,9 +93,7 @@ class Evaluate:
     ) -> dict[str, Any]:
         """Answers every question that ``folder`` has no answer to, scores all, writes results.json and returns it.
 
-        In ``folder``, per benchmark: NAME.settings.json (what the answers depend on), NAME.answers.jsonl (one line per answer,
-        written as it comes), NAME.scores.jsonl (one line per question); mt-bench.ratings.JUDGE.jsonl. results.json is brought
-        up to date after each benchmark.
+        Which files that are stands in the package's README; results.json is brought up to date after each benchmark.
 
         Raises:
             CheckpointError: the folder's answers were made by another model or with other settings.

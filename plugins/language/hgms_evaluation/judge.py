@@ -25,13 +25,12 @@ _LOOSE = re.compile(r"\[(\d+\.?\d*)\]")
 def _endpoint(_judge: object, _attribute: object, value: str) -> None:
     try:
         parts = urlsplit(value)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         parts, known = urlsplit(""), False
     if "@" in parts.netloc:
-        raise ValueError(
-            "'base_url' must hold no user or password: it is written beside every rating; name api_key_env instead"
-        )
+        why = "it is written beside every rating; name api_key_env instead"
+        raise ValueError(f"'base_url' must hold no user or password: {why}")
     if not known:
         raise ValueError(f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}")
 
@@ -45,20 +44,17 @@ class Judge:
     a GPT-4 judge at temperature 0 still varies by about 0.2 points between passes over the same answers.
 
     Args:
-        base_url: the endpoint, as ``http://localhost:8000/v1`` (None: OpenAI's own).
-        model: the judge's name there.
-        api_key_env: the environment variable that holds the key. It may be unset where ``base_url`` is given. The key is
-            written nowhere. OPENAI_API_KEY is sent to OpenAI; any other variable, or any other host, only where the command
-            says so too (``--send-key HOST``; from Python HGMS_SEND_KEY=HOST).
+        base_url, model: the endpoint (None: OpenAI's own), and the judge's name there.
+        api_key_env: the environment variable that holds the key; it may be unset where ``base_url`` is given. OPENAI_API_KEY is
+            sent to OpenAI; any other variable, or to any other host, only where the command says so too (``--send-key HOST``;
+            from Python HGMS_SEND_KEY=HOST). The key is written nowhere.
         temperature, max_tokens: of the judge's own replies.
-        timeout: seconds for one reply, from its first byte to its last.
-        retries: how often a request that timed out, was turned away (429) or failed on the server's side (5xx, no connection)
-            is sent again.
-        backoff: seconds before the first such retry; doubled each time up to 60. A server's ``Retry-After`` has precedence, and
-            holds for all requests.
+        timeout: seconds for a reply, from its first byte to its last.
+        retries, backoff: how often a request that timed out, was turned away (429) or failed on the server's side (5xx, no
+            connection) is sent again, and the seconds before the first time; doubled each time up to 60. A server's
+            ``Retry-After`` has precedence, and holds for all requests.
         attempts: how often a reply without a rating is asked for in all; then the rating counts as failed.
-        requests_per_minute: at most so many requests are started in a minute (None: no limit).
-        concurrency: requests under way at the same time.
+        requests_per_minute, concurrency: at most so many requests are started in a minute, and under way at the same time.
 
     Cost: one request per turn: 160 for MT-Bench.
 
@@ -152,8 +148,7 @@ def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Se
 
 
 def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
-    """The template with its plain fields filled in. It comes from a file: a field's attributes, items and widths are not looked
-    at but refused."""
+    """The template, which comes from a file, with its fields; their attributes, items and widths are refused."""
     parts = []
     try:
         for text, key, layout, conversion in string.Formatter().parse(template):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 from hgms_core import MissingExtra
 
@@ -25,8 +25,8 @@ class Verifier:
     """Compares answers with math-verify in a process of its own, which is ended and started again when a comparison takes too
     long or all memory. May be called from any thread.
 
-    ``verdict`` is "undecided" where math-verify ran out of time: the answer is then not counted as right, and the results say
-    how often that was. The arguments are not interchangeable: the known answer comes first.
+    ``verdict`` is "undecided" where math-verify ran out of time. The arguments are not interchangeable: the known answer comes
+    first.
 
     >>> with Verifier() as verifier:
     ...     verifier.verdict("0.5", r"\\frac{1}{2}"), verifier.verdict("2", "3")
@@ -57,7 +57,7 @@ class Verifier:
             if not line:
                 self._stop()
                 return "undecided"
-        return "right" if line == "right" else "wrong" if line == "wrong" else "undecided"
+        return cast(Verdict, line) if line in ("right", "wrong") else "undecided"
 
     def _start(self) -> subprocess.Popen[str]:
         require_math_verify()

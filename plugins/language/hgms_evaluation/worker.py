@@ -12,7 +12,6 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable
 
 MEMORY = 4 << 30
 
@@ -45,42 +44,31 @@ def main() -> None:
     def stop(*_: object) -> None:
         raise TimeoutException("Operation timed out!")
 
+    if own:
+        signal.signal(signal.SIGPROF, stop)
+
     def limit(seconds: float) -> None:
         """A signal after every so many seconds of processor time; 0: none."""
         if own:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
 
-    if own:
-        signal.signal(signal.SIGPROF, stop)
-
-    def compare(gold: str, answer: str, seconds: int) -> bool:
-        timeout = None if own else seconds
-        known, parsed = (parse(text, parsing_timeout=timeout) for text in (gold, answer))
-        return bool(verify(known, parsed, timeout_seconds=timeout))
+    def verdict(gold: str, answer: str, seconds: int) -> str:
+        before, timeout = heard.count, None if own else seconds
+        try:
+            try:
+                limit(seconds)
+                known, parsed = (parse(text, parsing_timeout=timeout) for text in (gold, answer))
+                same = verify(known, parsed, timeout_seconds=timeout)
+            finally:
+                limit(0)
+        except (MemoryError, TimeoutException):
+            return "undecided"
+        return "right" if same else "wrong" if heard.count == before else "undecided"
 
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        print(_verdict(json.loads(line), compare, limit, heard, TimeoutException), file=answers, flush=True)
-
-
-def _verdict(
-    pair: tuple[str, str, int],
-    compare: Callable[[str, str, int], bool],
-    limit: Callable[[float], None],
-    heard: _Heard,
-    timeout: type[BaseException],
-) -> str:
-    before = heard.count
-    try:
-        try:
-            limit(pair[2])
-            same = compare(*pair)
-        finally:
-            limit(0)
-    except (MemoryError, timeout):
-        return "undecided"
-    return "right" if same else "wrong" if heard.count == before else "undecided"
+        print(verdict(*json.loads(line)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

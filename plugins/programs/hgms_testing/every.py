@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from hgms_core.host import undone
 from hgms_core.registry import Kind, Registry, faults_of, summary_of
 from hgms_run import Invalid, converter_for, plain, type_hints
 from hgms_testing import imports
-from hgms_testing.kit import Check, Exercise, demand, difference, fail, place, snapshot, tensors
+from hgms_testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
@@ -57,11 +58,8 @@ def check_docstring(component: Any) -> None:
 
 def check_source(component: Any) -> None:
     """A docstring that says where the method comes from, in a line `Source: …`."""
-    lines = [line.strip() for line in (_class(component).__doc__ or "").splitlines()]
-    demand(
-        any(line.startswith("Source:") and len(line) > 8 for line in lines),
-        "its docstring has no line that starts with Source:",
-    )
+    source = re.search(r"^\s*Source:[ ]*\S", _class(component).__doc__ or "", re.MULTILINE)
+    demand(source, "its docstring has no line that starts with Source:")
 
 
 def check_types(component: Any) -> None:
@@ -130,8 +128,7 @@ def check_inputs(component: Any, exercise: Exercise) -> None:
     with undone() as settings:
         call()
     demand(not settings, f"the call changes {' and '.join(settings)} for everybody")
-    changed = difference(before, snapshot(inputs))
-    demand(not changed, f"after the call its input {changed}; work on a copy")
+    demand_equal(before, inputs, "after the call its input", "; work on a copy")
 
 
 def check_global_rng(component: Any, exercise: Exercise) -> None:
@@ -146,10 +143,9 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
         drawn = [name for name, state in _global_state().items() if state != before[name]]
         random.setstate(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
-    # A solver is given no key: what it draws comes from a seed of its own, the same in every call.
-    instead = (
-        "give it a field `seed` and use Key(self.seed).generator()" if hasattr(component, "solve") else "use key.generator()"
-    )
+    instead = "use key.generator()"
+    if hasattr(component, "solve"):  # it gets no key: what it draws comes from a seed of its own, the same in every call
+        instead = "give it a field `seed` and use Key(self.seed).generator()"
     demand(not drawn, f"it draws from the global generator of {' and '.join(drawn)}; {instead}")
 
 
@@ -169,9 +165,8 @@ def check_repeatable(component: Any, exercise: Exercise) -> None:
     call = exercise(component, torch.float64, 0)[1]
     first, second = snapshot(call()), snapshot(call())
     exercise(component, torch.float64, 1)[1]()
-    for again in (second, snapshot(exercise(component, torch.float64, 0)[1]())):
-        differs = difference(first, again)
-        demand(not differs, f"used again, {differs}; it remembers something between calls or draws without its key")
+    for again in (second, exercise(component, torch.float64, 0)[1]()):
+        demand_equal(first, again, "used again,", "; it remembers something between calls or draws without its key")
 
 
 def check_precision(component: Any, exercise: Exercise) -> None:
