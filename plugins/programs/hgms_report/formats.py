@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hgms_core import ConfigError
+from hgms_report import parquet
 from hgms_report.latex import latex
 from hgms_report.markdown import markdown
 from hgms_report.page import html
@@ -36,16 +37,21 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
         MissingExtra: the format's library is not installed.
     """
     ending = suffix(path, SUFFIXES, "a report")
-    if ending == ".parquet":
-        from hgms_report import parquet
-
-        return parquet.write(study, path, steps=steps)
-    if steps:
+    if steps and ending != ".parquet":
         raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
-    text = WRITERS[ending](study)
+    if ending in WRITERS:
+        text = WRITERS[ending](study)
+        with whole(path) as aside:
+            aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
+        return [path]
     with whole(path) as aside:
-        aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
-    return [path]
+        parquet.write_runs(study, aside)
+    if not steps:
+        return [path]
+    beside = path.with_suffix(".steps.parquet")
+    with whole(beside) as aside:
+        parquet.write_steps(study, aside)
+    return [path, beside]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hgms_core import CheckpointError, MissingExtra
-from hgms_report.formats import whole
 from hgms_report.mixture import PREFIX, TOKENS
 from hgms_report.study import Entry, Study
 from hgms_report.tables import seconds_per_step
@@ -34,23 +33,6 @@ _KEYS = ("task", "method", "seed", "step", "seconds")
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
-def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
-    """``path``, and with ``steps`` also ``<name>.steps.parquet`` beside it."""
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
-    table = runs(study)
-    with whole(path) as aside:
-        pyarrow.parquet.write_table(table, aside)
-    if not steps:
-        return [path]
-    beside = path.with_suffix(".steps.parquet")
-    with whole(beside) as aside:
-        _write_steps(study, aside)
-    return [path, beside]
-
-
 def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
     """Every run, with the title of its section."""
     return [
@@ -64,9 +46,19 @@ def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
 # --- runs --------------------------------------------------------------------------------------------------------------
 
 
+def write_runs(study: Study, path: Path) -> None:
+    table = runs(study)
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table, path)
+
+
 def runs(study: Study) -> pyarrow.Table:
-    """One row for each run."""
-    import pyarrow as pa
+    """One row for each run. Raises MissingExtra without PyArrow."""
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
 
     rows = [_row(task, entry, run) for task, entry, run in _all(study)]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -121,7 +113,7 @@ def _whole(value: float | None) -> int | None:
 # --- steps -------------------------------------------------------------------------------------------------------------
 
 
-def _write_steps(study: Study, path: Path) -> None:
+def write_steps(study: Study, path: Path) -> None:
     """A row group for each run, so that the whole is never in memory."""
     import pyarrow as pa
     import pyarrow.parquet
@@ -174,4 +166,4 @@ def _ends(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-__all__ = ["runs", "write"]
+__all__ = ["runs", "write_runs", "write_steps"]
