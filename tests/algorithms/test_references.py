@@ -13,7 +13,7 @@ from hgms_core import ConfigError, Data, Method, Pipeline, Problem
 from hgms_methods import LearnedStart, StartingAt, Tilted
 from hgms_methods.validation_only import joined, on_validation
 from hgms_run import RunConfig
-from hgms_run.plain import AT_REST
+from hgms_run.as_table import AT_REST
 
 pytestmark = pytest.mark.plugins
 WRAPPERS = (Tilted, LearnedStart, StartingAt)

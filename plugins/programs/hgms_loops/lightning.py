@@ -8,8 +8,8 @@ import math
 import sys
 from typing import Any
 
-from hgms_core import ConfigError, MissingExtra
-from hgms_loops.outer_steps import OuterSteps, logged
+from hgms_core import MissingExtra
+from hgms_loops.outer_steps import OuterSteps, ensure_one_process, logged
 
 
 class Hooks:
@@ -34,8 +34,7 @@ class Hooks:
         return self.steps.records
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.world_size > 1:
-            raise ConfigError(f"HypergradientCallback works in one process, and this training has {trainer.world_size}")
+        ensure_one_process(trainer.world_size)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last = trainer.global_step
@@ -61,7 +60,7 @@ class Hooks:
 def _lightning() -> Any:
     """Whichever of the two packages the program uses: their classes are not the same ones."""
     names = ("lightning.pytorch", "pytorch_lightning")
-    for name in sorted(names, key=lambda each: each not in sys.modules):
+    for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:

@@ -147,10 +147,10 @@ class _Minimiser(torch.autograd.Function):
                 level.report(solution, torch.linalg.vector_norm(here.gradient))
             v = spec.unravel(solution.value)
             mixed = cross_product(lambda some, x: level.loss({**theta, **some}, x), wanted, level.x, v, level.strategy)
-        found: list[Tensor] = [-slope for slope in mixed.values()]
+        parts: list[Tensor] = [-slope for slope in mixed.values()]
         if torch.is_grad_enabled():  # create_graph: these depend on θ and on ∂L/∂x, and no graph says how
-            found = list(_Once.apply(len(found), *found, *leaves, *slopes))  # type: ignore[no-untyped-call]
-        gradients = dict(zip(wanted, found, strict=True))
+            parts = list(_Once.apply(len(parts), *parts, *leaves, *slopes))  # type: ignore[no-untyped-call]
+        gradients = dict(zip(wanted, parts, strict=True))
         return (None, *(gradients.get(name) for name in level.names))
 
 

@@ -9,8 +9,8 @@ import torch
 from attrs import Attribute, Factory, define, field, validators
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, choice, hypergradient, norm
-from hgms_loops.surroundings import Batches, moved, placed, undisturbed
+from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, choice, clone, hypergradient, norm
+from hgms_loops.surroundings import Batches, moved, undisturbed
 
 Loss = Callable[[Any, Tree, Any], Tensor]
 """``loss(theta, parameters, batch) -> scalar``; parameters by their names, as ``torch.func.functional_call`` takes them."""
@@ -122,29 +122,28 @@ class OuterSteps:
         with undisturbed(model, device):
             above = moved(self._uppers.take(), device)
             below = moved(lower if self._lowers is None else self._lowers.take(), device)
-            found = hypergradient(
+            theta = {name: leaf.detach() for name, leaf in leaves.items()}
+            estimate = hypergradient(
                 lambda theta, at: self.f(theta, at, above),
                 lambda theta, at: self.g(theta, at, below),
-                {name: leaf.detach() for name, leaf in leaves.items()}
-                if isinstance(self.theta, Mapping)
-                else self.theta.detach(),
+                theta if isinstance(self.theta, Mapping) else theta["theta"],
                 x,
                 solver=self.solver,
                 strategy=self.strategy,
             )
-        before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-        if all(bool(torch.isfinite(leaf).all()) for leaf in found.value.values()):
-            self._apply(leaves, found.value, progress)
-        assert found.solution is not None
-        assert found.lower_gradient_norm is not None
+        before = clone(theta)
+        if all(bool(torch.isfinite(leaf).all()) for leaf in estimate.value.values()):
+            self._apply(leaves, estimate.value, progress)
+        assert estimate.solution is not None
+        assert estimate.lower_gradient_norm is not None
         row = {
             "step": step,
-            "upper_loss": float(found.upper_loss),
-            "hypergradient_norm": float(norm(found.value)),
-            "lower_gradient_norm": float(found.lower_gradient_norm),
-            "outcome": found.outcome.label,
-            "residual": float(found.solution.residual),
-            "iterations": int(found.solution.iterations),
+            "upper_loss": float(estimate.upper_loss),
+            "hypergradient_norm": float(norm(estimate.value)),
+            "lower_gradient_norm": float(estimate.lower_gradient_norm),
+            "outcome": estimate.outcome.label,
+            "residual": float(estimate.solution.residual),
+            "iterations": int(estimate.solution.iterations),
             "moved": float(norm({name: leaf.detach() - before[name] for name, leaf in leaves.items()})),
         }
         self.records.append(row)
@@ -167,11 +166,11 @@ class OuterSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """θ, the optimiser's memory, the place among the batches and the records: what a checkpoint has to hold."""
-        kept = isinstance(self.optimizer, torch.optim.Optimizer)
+        torch_optimizer = isinstance(self.optimizer, torch.optim.Optimizer)
         return {
-            "theta": {name: leaf.detach().clone() for name, leaf in _leaves(self.theta).items()},
+            "theta": clone(_leaves(self.theta)),
             "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, torch.optim.Optimizer) else self._memory,
-            "torch_optimizer": kept,
+            "torch_optimizer": torch_optimizer,
             "upper": self._uppers.taken,
             "lower": self._lowers.taken if self._lowers is not None else 0,
             "records": [dict(row) for row in self.records],
@@ -179,26 +178,30 @@ class OuterSteps:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there. Batches come in the order they had, if the iterables always give the same."""
-        leaves, theta = _leaves(self.theta), state["theta"]
-        wanted, came = ({name: tuple(leaf.shape) for name, leaf in each.items()} for each in (leaves, theta))
-        if wanted != came:
-            raise ConfigError(f"the checkpoint holds other upper variables: {came}; 'theta' is {wanted}")
-        kept = isinstance(self.optimizer, torch.optim.Optimizer)
-        if kept != state["torch_optimizer"]:
+        leaves, theta, memory = _leaves(self.theta), state["theta"], state["optimizer"]
+        ours, theirs = ({name: tuple(leaf.shape) for name, leaf in tree.items()} for tree in (leaves, theta))
+        if ours != theirs:
+            raise ConfigError(f"the checkpoint holds other upper variables: {theirs}; 'theta' is {ours}")
+        if isinstance(self.optimizer, torch.optim.Optimizer) != state["torch_optimizer"]:
             raise ConfigError("the checkpoint was written with another kind of outer optimiser (of torch.optim, or not)")
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            told = state["optimizer"]  # a file may have made strings of the parameters' numbers
-            self.optimizer.load_state_dict({**told, "state": {int(key): value for key, value in told["state"].items()}})
+        if isinstance(self.optimizer, torch.optim.Optimizer):  # a file may have made strings of the parameters' numbers
+            self.optimizer.load_state_dict({**memory, "state": {int(key): value for key, value in memory["state"].items()}})
         else:
-            self._memory = placed(state["optimizer"], next(iter(leaves.values())).device)
+            self._memory = moved(memory, next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
-            self._uppers.skip(state["upper"])
-            if self._lowers is not None:
-                self._lowers.skip(state["lower"])
+            for batches, name in ((self._uppers, "upper"), (self._lowers, "lower")):
+                if batches is not None:
+                    batches.skip(state[name])
         self.records[:] = [dict(row) for row in state["records"]]
+
+
+def ensure_one_process(count: int) -> None:
+    """ConfigError in a training with several processes, of which each would change θ by itself."""
+    if count > 1:
+        raise ConfigError(f"HypergradientCallback works in one process, and this training has {count}")
 
 
 def logged(row: Mapping[str, Any]) -> dict[str, float]:

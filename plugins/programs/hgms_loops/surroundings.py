@@ -59,18 +59,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: moved(each, device) for key, each in batch.items()}
+        return {key: moved(item, device) for key, item in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(each, device) for each in batch))
+        return type(batch)(*(moved(item, device) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(each, device) for each in batch)
+        return type(batch)(moved(item, device) for item in batch)
     return batch
-
-
-def placed(value: Any, device: torch.device) -> Any:
-    """An outer optimiser's state where θ is."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: placed(each, device) for key, each in value.items()}
-    return [placed(each, device) for each in value] if isinstance(value, list | tuple) else value

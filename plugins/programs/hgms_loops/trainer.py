@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import CheckpointError, ConfigError, MissingExtra
-from hgms_loops.outer_steps import OuterSteps, logged
+from hgms_loops.outer_steps import OuterSteps, ensure_one_process, logged
 from hgms_run import load_state, save_state
 
 FILE = "hypergradient.safetensors"
@@ -41,8 +41,7 @@ class Hooks:
         return self.steps.records
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.world_size > 1:
-            raise ConfigError(f"HypergradientCallback works in one process, and this training has {args.world_size}")
+        ensure_one_process(args.world_size)
         if state.global_step > 0 and not self._loaded:
             self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         self._loaded = False

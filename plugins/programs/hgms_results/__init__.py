@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hgms_results.scan import Skipped, read_run, scan, scan_sweeps
+from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
 from hgms_results.statistics import Interval, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
 from hgms_results.tables import DEFAULT_REFERENCE, Point, Row, Table, is_share, table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
+from hgms_run.as_table import plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
 from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
@@ -15,7 +16,6 @@ from hgms_run.folder import FolderInUse, RunFolder
 from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config
 from hgms_run.loop import ignore
-from hgms_run.plain import plain
 from hgms_run.progress import Progress
 from hgms_run.provenance import environment
 from hgms_run.signals import Interrupted, Interrupts, stoppable

@@ -26,11 +26,11 @@ from hgms_core import (
     wanted_traits,
 )
 from hgms_core.registry import Component, Registry, inside, kind_called
+from hgms_run.as_table import AT_REST, plain
 from hgms_run.config import RunConfig
 from hgms_run.convert import structured
 from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
 from hgms_run.launch import run_config
-from hgms_run.plain import AT_REST, plain
 from hgms_run.progress import Progress
 from hgms_run.tables import lay, lay_options, tables_of
 

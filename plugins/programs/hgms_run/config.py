@@ -35,9 +35,9 @@ from attrs import Factory, field, frozen, validators
 from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
+from hgms_run.as_table import plain
 from hgms_run.convert import structured, traits_of
 from hgms_run.invalid import Invalid
-from hgms_run.plain import plain
 from hgms_run.provenance import digests
 from hgms_run.tables import Place, read_toml
 

@@ -2,7 +2,7 @@
 
 Nothing is turned into something else on the way: every value is checked against the type and the validator of its field, and
 what was wrong is reported all at once, each with its place (:class:`Invalid`). A field whose type is a protocol is looked up in
-the registry by the ``name`` in its table. :mod:`hgms_run.plain` goes back.
+the registry by the ``name`` in its table. :mod:`hgms_run.as_table` goes back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from attrs import define, field
 
 from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, closest, unknown
 from hgms_core.registry import Registry, inside, layers_of
+from hgms_run.as_table import is_at_rest
 from hgms_run.invalid import PROTOCOLS, SCALARS, Invalid, fail, init_fields, origin_is, spell, type_hints
-from hgms_run.plain import is_at_rest
 from hgms_run.tables import Place, show
 
 
