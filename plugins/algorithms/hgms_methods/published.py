@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hgms_core import Composition
 from hgms_methods.learned_start import LearnedStart
+
+
+def _one_run(
+    name: str, summary: str, source: str, generator: Mapping[str, Any], hypergradient: Mapping[str, Any], **more: Any
+) -> Composition:
+    """One run of SGD that begins where the last one ended, an estimator, and Adam for θ."""
+    run = {"name": "branches", "count": 1, **generator, "batch_size": 256}
+    outer = {"name": "adam", "lr": 0.1, **more.pop("outer", {})}
+    parts = {"generator": run, "selector": {"name": "first"}, "hypergradient": hypergradient, "outer": outer}
+    return Composition(name=name, summary=summary, source=source, parts=parts, **more)
+
 
 IAPTT_GM = Composition(
     name="iaptt-gm",
@@ -21,64 +35,44 @@ IAPTT_GM = Composition(
     testing={"generator": {"lr": 0.3}},
 )
 
-FIXED_POINT = Composition(
-    name="fixed-point",
-    summary="One warm-started SGD run, then as many fixed-point steps on the linear system.",
-    source="Grazzi, Franceschi, Pontil, Salzo, ICML 2020 (arXiv 2006.16218).",
-    parts={
-        "generator": {"name": "branches", "count": 1, "steps": 20, "lr": 0.1, "batch_size": 256},
-        "selector": {"name": "first"},
-        "hypergradient": {
-            "name": "implicit", "batch_size": 2500,
-            "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 20},
-        },
-        "outer": {"name": "adam", "lr": 0.1},
+FIXED_POINT = _one_run(
+    "fixed-point",
+    "One warm-started SGD run, then as many fixed-point steps on the linear system.",
+    "Grazzi, Franceschi, Pontil, Salzo, ICML 2020 (arXiv 2006.16218).",
+    {"steps": 20, "lr": 0.1},
+    {"name": "implicit", "batch_size": 2500, "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 20}},
+)
+
+AMIGO = _one_run(
+    "amigo",
+    "Few SGD steps on the lower level and few on the linear system, both from where they last ended.",
+    "Arbel, Mairal, ICLR 2022 (arXiv 2111.14580).",
+    {"steps": 10, "lr": 0.1},
+    {
+        "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh", "warm_start": True,
+        "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 10},
     },
 )  # fmt: skip
 
-AMIGO = Composition(
-    name="amigo",
-    summary="Few SGD steps on the lower level and few on the linear system, both from where they last ended.",
-    source="Arbel, Mairal, ICLR 2022 (arXiv 2111.14580).",
-    parts={
-        "generator": {"name": "branches", "count": 1, "steps": 10, "lr": 0.1, "batch_size": 256},
-        "selector": {"name": "first"},
-        "hypergradient": {
-            "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh", "warm_start": True,
-            "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 10},
-        },
-        "outer": {"name": "adam", "lr": 0.1},
+STOCBIO = _one_run(
+    "stocbio",
+    "Warm-started SGD and a Neumann series, each of whose products has a batch of its own.",
+    "Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
+    {"steps": 10, "lr": 0.1},
+    {
+        "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh",
+        "solver": {"name": "neumann", "lr": 0.1, "steps": 10},
     },
 )  # fmt: skip
 
-STOCBIO = Composition(
-    name="stocbio",
-    summary="Warm-started SGD and a Neumann series, each of whose products has a batch of its own.",
-    source="Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
-    parts={
-        "generator": {"name": "branches", "count": 1, "steps": 10, "lr": 0.1, "batch_size": 256},
-        "selector": {"name": "first"},
-        "hypergradient": {
-            "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh",
-            "solver": {"name": "neumann", "lr": 0.1, "steps": 10},
-        },
-        "outer": {"name": "adam", "lr": 0.1},
-    },
-)  # fmt: skip
-
-DARTS = Composition(
-    name="darts",
-    summary="One lower step, then the derivative of one more by a finite difference: first order, no Hessian.",
-    source="Liu, Simonyan, Yang, ICLR 2019 (arXiv 1806.09055), second-order approximation.",
-    parts={
-        "generator": {"name": "branches", "count": 1, "steps": 1, "lr": 2.5e-2, "momentum": 0.9, "batch_size": 256},
-        "selector": {"name": "first"},
-        "hypergradient": {
-            "name": "one-step", "lr": 2.5e-2, "derivative": "difference", "batch_size": 256, "upper_batch_size": 256,
-        },
-        "outer": {"name": "adam", "lr": 0.1, "betas": [0.5, 0.999]},
-    },
+DARTS = _one_run(
+    "darts",
+    "One lower step, then the derivative of one more by a finite difference: first order, no Hessian.",
+    "Liu, Simonyan, Yang, ICLR 2019 (arXiv 1806.09055), second-order approximation.",
+    {"steps": 1, "lr": 2.5e-2, "momentum": 0.9},
+    {"name": "one-step", "lr": 2.5e-2, "derivative": "difference", "batch_size": 256, "upper_batch_size": 256},
+    outer={"betas": [0.5, 0.999]},
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
-)  # fmt: skip
+)
 
 METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS)
