@@ -72,7 +72,7 @@ def through(problem: Problem, method: Method) -> Stepper:
 
 def agree(problem: Problem, method: Method, straight: Straight) -> None:
     """Two steps on whole batches give the same (θ, x)."""
-    ours, other = through(problem, whole(method)), straight(problem, whole(method))
+    ours, other = through(problem, whole(method)), straight(problem, innermost(whole(method)))
     for _ in range(2):
         trees, expected = ours(), other()
     for mine, theirs in zip(trees, expected, strict=True):
@@ -93,7 +93,7 @@ def block(step: Stepper, steps: int) -> float:
 
 
 def measure(problem: Problem, method: Method, straight: Straight, pairs: int, seconds: float) -> dict[str, float]:
-    sides = (through(problem, method), straight(problem, method))
+    sides = (through(problem, method), straight(problem, innermost(method)))
     for side in sides:
         block(side, 1)  # allocators and kernels warm up
     steps = max(1, round(seconds / block(sides[1], 1)))

@@ -142,7 +142,9 @@ class ImbalancedLoss:
             return losses(*adjust(theta), x, batch).mean() + 0.5 * self.omega * decay
 
         def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            return (batch["weight"] * losses(*adjust(theta), x, batch)).mean() + penalty(*adjust(theta))
+            delta, scale = adjust(theta)
+            penalised = penalty(delta, scale)  # first: gradients are added up in the reverse order of the terms
+            return (batch["weight"] * losses(delta, scale, x, batch)).mean() + penalised
 
         def logits(x: Tree, pixels: Tensor) -> Tensor:
             return torch.cat([network.logits(x, chunk) for chunk in pixels.split(CHUNK)])
