@@ -167,7 +167,8 @@ def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
     shell([sys.executable, "-c", BUILD, str(tmp_path), str(ROOT)], tmp_path)
     (wheel,) = tmp_path.glob("hgms-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("hgms_core/template/")}
-    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hgms_core" / "template").rglob("*") if path.is_file()}
+        packed = {name for name in archive.namelist() if name.startswith("hgms_new/template/")}
+    programs = ROOT / "plugins" / "programs"
+    here = {path.relative_to(programs).as_posix() for path in (programs / "hgms_new" / "template").rglob("*") if path.is_file()}
     assert packed == here
     assert len(here) == 7 + 4 * len(KINDS)
