@@ -99,14 +99,13 @@ class Less:
         warn_of_few(self.epochs, self.batch_size, count, pool.size)
         chosen = torch.randperm(pool.size, generator=Key(seed).fold("warmup").generator())[:count]
         return {
-            **hgms_llm.first_state(seed, "warmup"),
+            **hgms_llm.first_state(seed, "warmup", sources),
             "epoch": 0,
             "warmup": chosen,
             "train": hgms_llm.adamw_start(problem.x0),
             "val": {},
             "scores": torch.zeros(len(sources.parts), pool.size, dtype=torch.float64),
             "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
-            "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
             "pool": fingerprint(pool) if self.store is not None else "",
             "digest": "",
             "kept": torch.empty(0, dtype=torch.int64),
@@ -130,8 +129,7 @@ class Less:
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Each row's score over the epochs scored so far; NaN before the first of them."""
-        ranking: Tensor = state["ranking"]
-        return ranking
+        return torch.as_tensor(state["ranking"])
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         schedule, at = self._schedule(state), state["at"]
@@ -155,8 +153,7 @@ class Less:
         return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows of the pool; after the last of them the epoch's
-        ranking and mixture are known."""
+        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last of them the epoch has a ranking."""
         sources, pool, first, epoch = sources_of(problem), problem.lower_data, state["at"], state["epoch"]
         last = min(first + self.chunk, pool.size)
         features, loss = self._features(state).of_pool(problem, state, first, last)
@@ -178,8 +175,8 @@ class Less:
         return changes, {"lower_loss": loss}, Cost(lower_gradients=last - first, rows=last - first)
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        trained, record, cost = self._update(problem, state, state["kept"], "train", state["at"], self.lr)
-        return {**trained, "at": state["at"] + 1}, record, cost
+        changes, record, cost = self._update(problem, state, state["kept"], "train", state["at"], self.lr)
+        return {**changes, "at": state["at"] + 1}, record, cost
 
     def _update(
         self, problem: Problem, state: State, pool: Tensor, order: str, done: int, lr: float

@@ -80,11 +80,10 @@ def fingerprint(data: Data, piece: int = 256) -> str:
     return digest.hexdigest()
 
 
-def tree_digest(*trees: Tree) -> str:
+def tree_digest(tree: Tree) -> str:
     digest = hashlib.sha256()
-    for tree in trees:
-        for name, leaf in sorted(tree.items()):
-            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
-            # As bytes, since NumPy has no bfloat16.
-            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name, leaf in sorted(tree.items()):
+        digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        # As bytes, since NumPy has no bfloat16.
+        digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -21,9 +21,10 @@ Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
 """One step's work: what changes in the state, what the record shows of it, and its cost."""
 
 
-def first_state(seed: int, phase: str) -> State:
-    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is."""
-    return {"seed": seed, "step": 0, "phase": phase, "at": 0, "cost": Cost().numbers()}
+def first_state(seed: int, phase: str, sources: Sources) -> State:
+    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is, θ begins with even weights."""
+    theta = sources.theta(dict.fromkeys(sources.names, 1.0))
+    return {"seed": seed, "step": 0, "phase": phase, "at": 0, "theta": theta, "cost": Cost().numbers()}
 
 
 def in_phases(

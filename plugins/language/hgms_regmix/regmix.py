@@ -56,8 +56,7 @@ class RegMix:
         regressor: ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
         simulated, top: mixtures that are predicted, and how many of the best are averaged.
         chunk: validation rows whose losses are computed at a time.
-        train_steps: updates of a fresh x at the mixture found; 0: x is that of the best proxy run; None: until the budget is
-            spent.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the best proxy run's; None: until the budget is spent.
 
     Errors: ConfigError for a problem without sources or rows of the role ``select``; NumericalError for infinite losses.
 
@@ -106,12 +105,11 @@ class RegMix:
             raise ConfigError("method 'regmix' compares runs on validation rows of the role 'select', and there are none")
         sklearn()
         return {
-            **hgms_llm.first_state(seed, "proxies"),
+            **hgms_llm.first_state(seed, "proxies", sources),
             "run": 0,
             "mixtures": self._mixtures(problem).draw(Key(seed).fold("mixtures"), self.runs),
             "losses": torch.empty(0, dtype=torch.float64),
             "best": dict(problem.x0),
-            "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
             **_fresh(problem.x0),
         }
 
@@ -143,7 +141,6 @@ class RegMix:
         changes: State = {**trained, "at": state["at"] + count}
         if changes["at"] < self.steps:
             return changes, record, spent
-
         validation = self._validation_loss(problem, theta, trained["x"], state["step"] + 1)
         losses = torch.cat([losses, validation[None].cpu()])
         changes |= {**_fresh(problem.x0), "at": 0, "run": run + 1, "losses": losses}
@@ -156,8 +153,8 @@ class RegMix:
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
             changes |= {"phase": "train", "theta": theta}
             record |= {"predicted_loss": predicted, "regression_error": regression.error, "lowest_run_loss": losses.min()}
-        rows = problem.upper_data["select"].size
-        return changes, {**record, "upper_loss": validation}, spent + Cost(upper_values=1, rows=rows)
+        spent += Cost(upper_values=1, rows=problem.upper_data["select"].size)
+        return changes, {**record, "upper_loss": validation}, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
@@ -187,10 +184,10 @@ class RegMix:
         return loss
 
     def _mixtures(self, problem: Problem) -> Mixtures:
-        sizes = dict(problem.lower_data.strata or ())
+        sizes, (low, high) = dict(problem.lower_data.strata or ()), self.concentration
         names = _sources(problem).names
         shares = [sizes[name] / problem.lower_data.size if self.prior == "rows" else 1 / len(names) for name in names]
-        return Mixtures(prior=tuple(shares), low=self.concentration[0], high=self.concentration[1])
+        return Mixtures(prior=tuple(shares), low=low, high=high)
 
 
 def _sources(problem: Problem) -> Sources:

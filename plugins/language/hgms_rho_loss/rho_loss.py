@@ -57,12 +57,10 @@ class RhoLoss:
         mode: ``static`` or ``online``.
         reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows. ``reference_epochs``, ``reference_lr``: of
             x_ref. ``target_steps``: before static scores (None: one pass over the pool).
-        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows of an update, but for
-            online ones.
+        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows of an update (not online).
         big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or ``size``: their number.
         chunk: rows whose losses are computed at a time.
-        train_steps: static: updates of a fresh x on the kept rows afterwards, online: updates in all. 0: x stays the one that
-            was scored; None: until the budget is spent.
+        train_steps: updates of a fresh x on the kept rows (0: x stays the one scored); online: of x. None: to the budget's end.
 
     Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError for infinite losses.
 
@@ -110,7 +108,7 @@ class RhoLoss:
         hgms_llm.check_size(self.size, pool)
         missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {
-            **hgms_llm.first_state(seed, "reference"),
+            **hgms_llm.first_state(seed, "reference", sources),
             "half": 0,
             "order": torch.randperm(pool.size, generator=Key(seed).fold("halves").generator()),
             "train": hgms_llm.adamw_start(problem.x0),
@@ -119,7 +117,6 @@ class RhoLoss:
             "ranking": missing,
             "kept": torch.empty(0, dtype=torch.int64),
             "used": torch.zeros(len(sources.names), dtype=torch.int64),
-            "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
