@@ -153,7 +153,7 @@ class Less:
         return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last of them the epoch has a ranking."""
+        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last the epoch has its ranking."""
         sources, pool, first, epoch = sources_of(problem), problem.lower_data, state["at"], state["epoch"]
         last = min(first + self.chunk, pool.size)
         features, loss = self._features(state).of_pool(problem, state, first, last)
