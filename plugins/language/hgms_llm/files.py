@@ -83,7 +83,6 @@ def files_at(path: str, where: str) -> list[Path]:
 
 
 def _ending(file: Path) -> str:
-    """What is inside, by the name."""
     return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix.casefold()
 
 
@@ -165,9 +164,8 @@ def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
             else:
                 yield place, BadRow(f"it has {len(values)} fields, and the first line names {len(names)}")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: line {reader.line_num + 1}: it is not UTF-8\n  convert it to UTF-8 ({error.reason})"
-        ) from None
+        at = f"{where}: line {reader.line_num + 1}"
+        raise DataError(f"{at}: it is not UTF-8\n  convert it to UTF-8 ({error.reason})") from None
     except csv.Error as error:
         raise DataError(f"{where}: malformed CSV on line {reader.line_num}: {error}\n  mend the file") from None
     finally:
@@ -217,9 +215,7 @@ def _array(where: str, data: bytes) -> Rows:
         ) from None
     except RecursionError:
         raise DataError(f"{where}: malformed JSON: nested too deeply\n  mend the file") from None
-    if isinstance(value, dict):
-        value = _unwrapped(where, value)
-    for number, row in enumerate(value):
+    for number, row in enumerate(_unwrapped(where, value) if isinstance(value, dict) else value):
         yield f"row {number}", _object(row)
 
 
@@ -248,12 +244,10 @@ def _arrow(where: str, what: str) -> tuple[Any, Any]:
 
 def _parquet(where: str, stream: BinaryIO) -> Rows:
     pa, pq = _arrow(where, "Parquet")
-    number = 0
     try:
-        for batch in pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches():
-            for row in batch.to_pylist():
-                yield f"row {number}", row
-                number += 1
+        batches = pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches()
+        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield f"row {number}", row
     except pa.ArrowException as error:
         raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
 
@@ -282,9 +276,5 @@ def _hub(where: str, source: Source) -> Rows:
             f"{where}: could not be loaded from the Hub ({type(error).__name__}: {first})\n"
             "  check name, revision (all 40 digits of the commit), subset, split and network; or download a file: path = ..."
         ) from error
-    number = 0
-    for batch in table.iter(batch_size=1000):
-        columns: Mapping[str, list[Any]] = batch
-        for values in zip(*columns.values(), strict=True):
-            yield f"row {number}", dict(zip(columns, values, strict=True))
-            number += 1
+    for number, row in enumerate(table):
+        yield f"row {number}", row

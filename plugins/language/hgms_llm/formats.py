@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
 from attrs import frozen
+
+from hgms_core import closest
 
 Row = Mapping[str, Any]
 Role = Literal["system", "user", "assistant"]
@@ -65,20 +66,22 @@ PAIRS = (
 )
 """Fields of a prompt and its completion, in the order they are looked for."""
 
-
 RAW = "\0text"
 """The field of what was read as raw text: files of rows name theirs, and never so."""
 
 
-def _field(row: Row, name: str, *, blank: bool = False) -> str:
+def _text(row: Row, name: str) -> str:
     value = row.get(name)
-    if blank and value is None:
-        return ""
     if not isinstance(value, str):
         raise BadRow(f"{name!r} is {_kind(value)}, not text")
-    if not blank and not value.strip():
-        raise BadRow(f"{name!r} is empty")
     return value
+
+
+def _prompt(row: Row, name: str) -> str:
+    text = _text(row, name)
+    if not text.strip():
+        raise BadRow(f"{name!r} is empty")
+    return text
 
 
 def _kind(value: object) -> str:
@@ -88,8 +91,7 @@ def _kind(value: object) -> str:
 def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
     """No field of these names: with what the row calls it instead, if that is near."""
     keys = [str(key) for key in row]
-    folded = {key.casefold(): key for key in keys}
-    near = [folded[m] for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)]
+    near = [key for name in wanted if (key := closest(name, keys))]
     hint = f" (is {near[0]!r} meant to be it?)" if near else ""
     return BadRow(f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or 'nothing'}")
 
@@ -103,21 +105,16 @@ def _answer(row: Row, *names: str) -> str:
     """The completion: it may be blank (real sets hold such rows; the token table leaves them out and counts them)."""
     for name in names:
         if name in row:
-            value = row[name]
-            if not isinstance(value, str):
-                raise BadRow(f"{name!r} is {_kind(value)}, not text")
-            return value
+            return _text(row, name)
     raise _lacks(row, names)
 
 
 def _alpaca(row: Row) -> tuple[Message, ...]:
     if "instruction" not in row:
         raise _lacks(row, ["instruction"])
-    instruction, context = _field(row, "instruction"), _field(row, "input", blank=True)
-    context = context if context.strip() else ""
-    text = f"{instruction}\n{context}" if context else instruction
-    answer = _answer(row, "output", "response")
-    return (*_system(row), Message("user", text, context), Message("assistant", answer))
+    text, context = _prompt(row, "instruction"), "" if row.get("input") is None else _text(row, "input")
+    prompt = Message("user", f"{text}\n{context}", context) if context.strip() else Message("user", text)
+    return (*_system(row), prompt, Message("assistant", _answer(row, "output", "response")))
 
 
 def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
@@ -125,8 +122,8 @@ def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
         if prompt in row and answer in row:
             if isinstance(row[prompt], list) and isinstance(row[answer], list):
                 return _conversation([*row[prompt], *row[answer]], f"{prompt!r} and {answer!r}")
-            completion = _answer(row, answer)
-            return (*_system(row), Message("user", _field(row, prompt)), Message("assistant", completion))
+            completion = Message("assistant", _text(row, answer))
+            return (*_system(row), Message("user", _prompt(row, prompt)), completion)
     for prompt, answer in pairs:
         if prompt in row:
             raise _lacks(row, [answer])
@@ -180,15 +177,12 @@ def _turn(turn: object, number: int) -> Message:
     return Message(role, text)
 
 
-def _list_of(row: Row, names: Iterable[str]) -> bool:
-    return any(isinstance(row.get(name), list | Mapping) for name in names)
-
-
 FORMATS: Mapping[str, Format] = {form.name: form for form in (
     Format("chat", "messages = [{role, content}, …]",
-           lambda row: _list_of(row, ["messages"]), lambda row: _turns(row, ["messages"])),
+           lambda row: isinstance(row.get("messages"), list | Mapping), lambda row: _turns(row, ["messages"])),
     Format("sharegpt", "conversations (or items) = [{from, value}, …]",
-           lambda row: _list_of(row, CONVERSATIONS), lambda row: _turns(row, CONVERSATIONS)),
+           lambda row: any(isinstance(row.get(name), list | Mapping) for name in CONVERSATIONS),
+           lambda row: _turns(row, CONVERSATIONS)),
     Format("alpaca", "instruction, input (may be empty or absent), output (or response)",
            lambda row: "instruction" in row and ("output" in row or "response" in row), _alpaca),
     Format("gsm8k", "question, answer that ends in '#### N'",
@@ -214,10 +208,5 @@ def detect(rows: Sequence[Row]) -> Format | None:
     True
     """
     votes = {name: sum(form.fits(row) for row in rows) for name, form in FORMATS.items()}
-    best = max(votes, key=lambda name: votes[name])
+    best = max(votes, key=votes.__getitem__)
     return FORMATS[best] if votes[best] else None
-
-
-def formats() -> str:
-    """All formats, one to a line, for messages."""
-    return "\n".join(f"    {form.name}: {form.looks}" for form in FORMATS.values())

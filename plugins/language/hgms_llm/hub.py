@@ -61,7 +61,7 @@ def consented(in_file: bool, spec: str | None) -> bool:
 
 
 def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> None:
-    """Whether the Hub has it: asked once, since downloads retry for long."""
+    """Refuses what the Hub has not; it is asked once, since downloads retry for long."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -72,10 +72,8 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> N
         huggingface_hub.HfApi().model_info(spec, revision=revision, timeout=15)
         return
     except errors.HFValidationError:
-        why, advice = (
-            "no such folder, and no name on the Hub is spelt so",
-            "give a folder that exists, or OWNER/NAME on the Hub",
-        )
+        why = "no such folder, and no name on the Hub is spelt so"
+        advice = "give a folder that exists, or OWNER/NAME on the Hub"
     except errors.RevisionNotFoundError:
         why, advice = f"the Hub has it, but no revision {revision!r}", "set revision to one of its commits"
     except errors.RepositoryNotFoundError:

@@ -62,11 +62,13 @@ class BaseModel:
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.config is None):
             raise ValueError("a model has either a 'path' (folder or name on the Hub) or a 'config' (an architecture to build)")
-        if self.config is not None and "model_type" not in self.config:
+        if self.config is None:
+            return
+        if "model_type" not in self.config:
             raise ValueError('\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"')
-        if self.config is not None and (bad := _not_finite(self.config, "config")):
+        if bad := _not_finite(self.config, "config"):
             raise ValueError(f"'{bad}' must be a finite number")
-        if self.config is not None and self.tokenizer is None:
+        if self.tokenizer is None:
             raise ValueError("a model built from 'config' needs a 'tokenizer', such as \"bytes\"")
 
     def lighter(self) -> list[str]:
@@ -90,20 +92,15 @@ class BaseModel:
         Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
         """
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
-        folders = [expand(name, place) for place, name in places.items() if name is not None]
-        files = {
-            path.name: _content(path)
-            for folder in folders
-            if folder.is_dir()
-            for path in sorted(folder.iterdir())
-            if path.is_file()
-        }
+        folders = [folder for place, name in places.items() if name is not None and (folder := expand(name, place)).is_dir()]
+        files = {path.name: _content(path) for folder in folders for path in sorted(folder.iterdir()) if path.is_file()}
         return hashlib.sha256(json.dumps(files, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if files else None
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
         """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
         transformers = transformers_quietly()
-        weights = self._dtype(device, dtype)
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
+        weights = getattr(torch, self.dtype) if self.dtype != "auto" else torch.bfloat16 if fast else dtype
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
             raise ConfigError("quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ task.model.quantize")
         options: dict[str, Any] = {"dtype": weights}
@@ -133,18 +130,8 @@ class BaseModel:
                     '  set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or take a smaller model'
                 ) from error
             raise ConfigError(self._why(error)) from error
-        model.eval()
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        module: nn.Module = model
+        module: nn.Module = model.eval().requires_grad_(False)
         return module
-
-    def _dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-        if self.dtype != "auto":
-            named: torch.dtype = getattr(torch, self.dtype)
-            return named
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
-        return torch.bfloat16 if fast else dtype
 
     def _built(self, transformers: Any, options: dict[str, Any], vocabulary: int | None, device: torch.device) -> Any:
         assert self.config is not None
@@ -154,12 +141,11 @@ class BaseModel:
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
-
         make = functools.partial(transformers.AutoModelForCausalLM.from_config, config, **options)
         place = torch.device("cpu")
         if device.type == "cuda":
             with torch.device("meta"):
-                size = sum(leaf.numel() for leaf in make().parameters())
+                size = make().num_parameters()
             place = device if size > DRAWN_ON_CPU else place
         with _lent(place, Key(self.seed).fold("model").derive() % 2**32), place:
             return make()
@@ -199,14 +185,10 @@ def _content(path: Path) -> str:
 def _lent(device: torch.device, seed: int) -> Iterator[None]:
     """The global generator of a device, which transformers draws initial weights from: seeded, and given back as it was.
     (``torch.manual_seed`` would seed those of all devices.)"""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        with torch.random.fork_rng(devices=[index]), torch.cuda.device(index):
-            torch.cuda.manual_seed(seed)
-            yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    index = [] if device.type != "cuda" else [torch.cuda.current_device() if device.index is None else device.index]
+    with torch.random.fork_rng(devices=index):
+        generator = torch.cuda.default_generators[index[0]] if index else torch.default_generator
+        generator.manual_seed(seed)
         yield
 
 

@@ -10,25 +10,24 @@ from collections.abc import Iterable
 from typing import Any, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 
 from hgms_core import ConfigError, DataError, Key, unknown
-from hgms_llm.files import Rows, files_at, reading, rows_of
-from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect, formats
+from hgms_llm.files import files_at, reading, rows_of
+from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
 
 SHOWN = 5
 PROBED = 200
 LONGEST_NAME = 120
-COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
-def _format(_source: object, attribute: Attribute[str], value: object) -> None:
+def _format(_source: object, _attribute: object, value: object) -> None:
     if value != "auto" and value not in FORMATS:
         raise ValueError(unknown("format", str(value), ["auto", *FORMATS]))
 
 
-def _commit(_source: object, attribute: Attribute[str], value: str) -> None:
-    if not COMMIT.fullmatch(value):
+def _commit(_source: object, _attribute: object, value: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{7,40}", value):
         raise ValueError(f"'revision' must be a commit (hex digits; a branch or tag may move): {value!r}")
 
 
@@ -90,10 +89,9 @@ class Source:
                 f"the hub data set {self.hub!r} needs a revision, so that its rows cannot change\n"
                 f"  revision = the commit that `git ls-remote https://huggingface.co/datasets/{self.hub} main` prints"
             )
-        if self.path is not None:
-            of_hub = [name for name in ("revision", "subset", "split") if getattr(self, name) is not None]
-            if of_hub:
-                raise ConfigError(f"{', '.join(of_hub)} go with hub, not with a path ({self.path})")
+        of_hub = [name for name in ("revision", "subset", "split") if getattr(self, name) is not None]
+        if self.path is not None and of_hub:
+            raise ConfigError(f"{', '.join(of_hub)} go with hub, not with a path ({self.path})")
 
     @property
     def where(self) -> str:
@@ -139,7 +137,7 @@ def check_names(names: Iterable[str], what: str = "source") -> None:
     """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up), and
     for those that cannot be part of a file's name: files of results are called after them."""
     seen: dict[str, str] = {}
-    for name in names:
+    for number, name in enumerate(names):
         folded = name.strip().casefold()
         if not folded:
             raise ConfigError(f"a {what} has an empty name\n  names tie weights to data: give each one of its own")
@@ -150,15 +148,11 @@ def check_names(names: Iterable[str], what: str = "source") -> None:
                 f"the {what} {name[:40]!r}… has a name of {len(name.encode())} bytes\n"
                 f"  files are called after it: at most {LONGEST_NAME} bytes"
             )
-        if folded in seen:
-            other = seen[folded]
-            how = (
-                f"two {what}s are called {name!r}"
-                if other == name
-                else f"the {what}s {other!r} and {name!r} differ by case only"
-            )
+        other = seen.setdefault(folded, name)
+        if len(seen) <= number:
+            differ = f"the {what}s {other!r} and {name!r} differ by case only"
+            how = f"two {what}s are called {name!r}" if other == name else differ
             raise ConfigError(f"{how}\n  names tie weights to data: rename one of them")
-        seen[folded] = name
 
 
 def read_examples(name: str, source: Source) -> list[Example]:
@@ -170,51 +164,43 @@ def read(name: str, source: Source) -> Reading:
     """The rows of ``source`` as conversations, and the counts of what was read."""
     where = f"source {name!r} ({source.where})"
     records = rows_of(where, source)
-    first = _first(records)
+    first: list[tuple[str, Row | BadRow]] = []
+    whole: list[Row] = []  # enough rows to tell the format by
+    while len(whole) < PROBED and (record := next(records, None)):
+        first.append(record)
+        if not isinstance(record[1], BadRow):
+            whole.append(record[1])
     if not first:
         raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
-    whole = [record for _, record in first if not isinstance(record, BadRow)]
     # a file without a single object has no format: all its rows go into the list of bad ones
     form = FORMATS[source.format] if source.format != "auto" else _detected(where, whole) if whole else None
     examples: list[Example] = []
     bad: list[str] = []
     total = 0
-    for line, record in itertools.chain(first, records):
+    for total, (line, row) in enumerate(itertools.chain(first, records), start=1):
         try:
-            if form is None or isinstance(record, BadRow):
-                raise record if isinstance(record, BadRow) else BadRow("of no known format")
-            examples.append(Example(_replaced(form.read(record), source.completion), total))
+            if form is None or isinstance(row, BadRow):
+                raise row if isinstance(row, BadRow) else BadRow("of no known format")
+            examples.append(Example(_replaced(form.read(row), source.completion), total - 1))
         except BadRow as error:
             bad.append(f"{line}: {error}")
-        total += 1
     if len(bad) > source.max_bad_rows or not examples:
         raise DataError(_bad(where, form, bad, total, detect(whole), source))
     return Reading(_chosen(where, examples, source), total, len(bad), form.name if form else "")
 
 
-def _first(records: Rows) -> list[tuple[str, Row | BadRow]]:
-    """Enough rows to tell the format by."""
-    first, whole = [], 0
-    for record in records:
-        first.append(record)
-        whole += not isinstance(record[1], BadRow)
-        if whole == PROBED:
-            break
-    return first
-
-
 def _detected(where: str, rows: list[Row]) -> Format:
-    form = detect(rows)
-    if form is None:
-        keys = list(dict.fromkeys(str(key) for row in rows for key in row))
-        wanted = ("instruction", "output", "messages", "conversations", "prompt", "completion", "question", "answer", "problem")
-        near = [(key, m) for key in keys for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)]
-        hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
-        raise DataError(
-            f"{where}: its rows look like no known format (they have: {', '.join(keys) or 'no fields'}){hint}\n"
-            f"  known formats:\n{formats()}\n  rename the fields, or name the nearest format to see what each row lacks"
-        )
-    return form
+    if (form := detect(rows)) is not None:
+        return form
+    keys = list(dict.fromkeys(str(key) for row in rows for key in row))
+    wanted = ("instruction", "output", "messages", "conversations", "prompt", "completion", "question", "answer", "problem")
+    near = [(key, m) for key in keys for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)]
+    hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
+    known = "\n".join(f"    {form.name}: {form.looks}" for form in FORMATS.values())
+    raise DataError(
+        f"{where}: its rows look like no known format (they have: {', '.join(keys) or 'no fields'}){hint}\n"
+        f"  known formats:\n{known}\n  rename the fields, or name the nearest format to see what each row lacks"
+    )
 
 
 def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
@@ -229,15 +215,11 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
 
 
 def _bad(where: str, form: Format | None, bad: list[str], total: int, better: Format | None, source: Source) -> str:
-    count = len(bad)
-    shape = f" as {form.name!r}" if form else ""
-    lines = [
-        f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = {source.max_bad_rows})",
-        *([f"  {form.name}: {form.looks}"] if form else []),
-        *(f"  {line}" for line in bad[:SHOWN]),
-    ]
-    if count > SHOWN:
-        lines.append(f"  … and {count - SHOWN} more")
+    count, shape = len(bad), f" as {form.name!r}" if form else ""
+    lines = [f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = {source.max_bad_rows})"]
+    lines += [f"  {form.name}: {form.looks}"] if form else []
+    lines += [f"  {line}" for line in bad[:SHOWN]]
+    lines += [f"  … and {count - SHOWN} more"] if count > SHOWN else []
     if count < total:
         lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
     elif better is not None and better is not form:

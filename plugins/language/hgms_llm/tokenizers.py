@@ -32,23 +32,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
     Errors: MissingExtra without transformers. Cost: milliseconds.
     """
-    transformers = transformers_quietly()
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    transformers_quietly()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    core = Tokenizer(models.BPE(vocab={_printable(byte): byte for byte in range(256)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["<bos>", "<eos>", "<pad>"])
-    tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
-    )
-    return tokenizer
-
-
-def _printable(byte: int) -> str:
-    """How byte-level encodings write a byte: as the character of its number if that can be seen, else the next from 256 on."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    return chr(byte) if byte in seen else chr(256 + [number for number in range(256) if number not in seen].index(byte))
+    printable = bytes_to_unicode()
+    return _byte_level({printable[byte]: byte for byte in range(256)}, [], ["<bos>", "<eos>", "<pad>"], split=False)
 
 
 def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -59,33 +47,39 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
     Errors: DataError for files that are missing or not those two; MissingExtra without transformers.
     """
-    transformers = transformers_quietly()
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
+    transformers_quietly()
     spec, folder = folder, expand(str(folder), "the tokenizer")
     try:
         vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise DataError(
-            f"no GPT-2 tokenizer in {spec}: {Path(error.filename).name} is missing\n  it needs both files"
-        ) from None
+        missing = Path(error.filename).name
+        raise DataError(f"no GPT-2 tokenizer in {spec}: {missing} is missing\n  it needs both files") from None
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"no GPT-2 tokenizer in {spec}: {as_written(str(error), str(spec))}\n  fetch encoder.json and vocab.bpe again"
-        ) from None
+        why = as_written(str(error), str(spec))
+        raise DataError(f"no GPT-2 tokenizer in {spec}: {why}\n  fetch encoder.json and vocab.bpe again") from None
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
     pairs = [(parts[0], parts[-1]) for parts in split]
-    end = "<|endoftext|>"
     try:
-        core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+        return _byte_level(vocabulary, pairs, ["<|endoftext|>"] * 3, split=True)
     except Exception as error:  # the Rust library raises plain Exceptions
         raise DataError(f"encoder.json and vocab.bpe in {spec} do not belong together: {error}\n  fetch both again") from None
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _byte_level(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], marks: list[str], *, split: bool
+) -> PreTrainedTokenizerFast:
+    """Byte-pair encoding of bytes, with the marks that begin, end and pad; ``split``: into words beforehand."""
+    transformers = transformers_quietly()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([end])
+    core.add_special_tokens(list(dict.fromkeys(marks)))
+    names = dict(zip(("bos_token", "eos_token", "pad_token"), marks, strict=True))
     tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token=end, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False
+        tokenizer_object=core, clean_up_tokenization_spaces=False, **names
     )
     return tokenizer
 
