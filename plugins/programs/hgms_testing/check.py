@@ -63,7 +63,7 @@ def _of_an_instance(
     registry: Registry,
     answered: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The checks of an instance but those that were ``asked`` already."""
+    """The checks of an instance, but those that are ``answered`` already."""
     try:
         instance = instance_of(target, registry=registry)
         questions = questions_for(instance)
@@ -74,8 +74,8 @@ def _of_an_instance(
     yield Result("construction")
     for question in questions:
         if question.name not in answered:
-            asked_of = instance_of(target, question, registry) if isinstance(target, Composition) else instance
-            yield Result(question.name, *verdict(question, asked_of, expected))
+            own = instance_of(target, question, registry) if isinstance(target, Composition) else instance
+            yield Result(question.name, *verdict(question, own, expected))
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition]:
@@ -94,9 +94,7 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition]:
         several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
         raise ConfigError(f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}; write {several}")
     if not kinds:
-        every = sorted({component.name for component in registry.components()})
-        near = closest(name, every)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = _meant(name, sorted({component.name for component in registry.components()}))
         raise ConfigError(
             f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
         )
@@ -120,7 +118,10 @@ def import_class(spec: str) -> type | Composition:
     target = getattr(module, name, None)
     if not isinstance(target, type | Composition):
         names = [key for key, value in vars(module).items() if isinstance(value, type | Composition)]
-        near = closest(name, names)
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise PluginError(f"{where} has no class {name!r}{hint}")
+        raise PluginError(f"{where} has no class {name!r}{_meant(name, names)}")
     return target
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    near = closest(name, names)
+    return f"; did you mean {near!r}?" if near else ""

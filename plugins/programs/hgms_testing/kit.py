@@ -188,17 +188,15 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
     if isinstance(wanted, Mapping) and isinstance(came, Mapping):
         if set(wanted) != set(came):
             return f"{at} has the names {sorted(map(str, came))} instead of {sorted(map(str, wanted))}"
-        differences = (difference(wanted[key], came[key], f"{place}.{key}" if place else str(key), rtol) for key in wanted)
-        return next(filter(None, differences), "")
-    if isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
-        return next(
-            filter(None, (difference(a, b, f"{place}[{i}]", rtol) for i, (a, b) in enumerate(zip(wanted, came, strict=True)))),
-            "",
-        )
-    same = wanted == came or (wanted != wanted and came != came)
-    if isinstance(wanted, float) and isinstance(came, float) and rtol:
-        same = same or abs(wanted - came) <= rtol * (1 + abs(wanted))
-    return "" if same else f"{at} is {came!r} instead of {wanted!r}"
+        pairs = [(f"{place}.{key}" if place else str(key), wanted[key], came[key]) for key in wanted]
+    elif isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
+        pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(wanted, came, strict=True))]
+    else:
+        same = wanted == came or (wanted != wanted and came != came)
+        if isinstance(wanted, float) and isinstance(came, float) and rtol:
+            same = same or abs(wanted - came) <= rtol * (1 + abs(wanted))
+        return "" if same else f"{at} is {came!r} instead of {wanted!r}"
+    return next(filter(None, (difference(a, b, name, rtol) for name, a, b in pairs)), "")
 
 
 def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: float = 0.0) -> None:

@@ -94,18 +94,15 @@ MARK = "of-stop"
 
 def watched(problem: Problem) -> tuple[Problem, Tally]:
     """The problem with the same numbers, and the tally of what is asked of it."""
-    tally = Tally()
-    sources = problem.sources
+    tally, sources = Tally(), problem.sources
     if sources is not None:
-        own = sources
-        losses = tally.loss("g", lambda theta, x, batch: own.losses(x, batch))
-        examples = tally.loss("g", lambda theta, x, batch: own.examples(x, batch))
-        sources = evolve(
-            sources,
-            losses=lambda x, batch: losses({}, x, batch),
-            examples=lambda x, batch: examples({}, x, batch),
-            pooled=tally.loss("g", sources.pooled),
-        )
+
+        def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
+            counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
+            return lambda x, batch: counted({}, x, batch)
+
+        pooled = tally.loss("g", sources.pooled)
+        sources = evolve(sources, losses=of_x(sources.losses), examples=of_x(sources.examples), pooled=pooled)
     return evolve(
         problem,
         f=tally.loss("f", problem.f),
