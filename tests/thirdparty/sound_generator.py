@@ -41,9 +41,9 @@ class Mine:
                 grads, _ = gradient(problem.g, theta, x, batch)
                 x = {name: leaf - self.lr * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
             ends.append(x)
-        value = stack(ends)
+        x = stack(ends)
         calls = self.count * self.steps
-        return Candidates(x=value, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None)))
+        return Candidates(x=x, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None)))
 
     def carry(self, start: State, candidates: Candidates, index: torch.Tensor, key: Key, problem: Problem) -> State:
         return {"x": candidates.at(index)}

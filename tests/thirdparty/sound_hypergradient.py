@@ -34,10 +34,10 @@ class Mine:
             h = torch.stack([matvec(row) for row in eye], 1) + self.ridge * eye
             return torch.linalg.pinv(h, rtol=1e-6) @ b
 
-        value = hypergradient(
+        estimate = hypergradient(
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, branch.x, solver=dense
         )
-        return value, state
+        return estimate, state
 
 
 @hookimpl

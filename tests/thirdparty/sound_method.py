@@ -33,13 +33,13 @@ class Mine:
         for _ in range(5):
             grads, _ = gradient(problem.g, theta, x, below)
             x = {name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
-        value = hypergradient(
+        estimate = hypergradient(
             lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
         )
-        m = {name: 0.5 * leaf + value.value[name] for name, leaf in state["m"].items()}
+        m = {name: 0.5 * leaf + estimate.value[name] for name, leaf in state["m"].items()}
         theta = problem.project({name: leaf - self.lr * m[name] for name, leaf in theta.items()})
-        calls = state["calls"] + 5 + value.cost.calls
-        return {"theta": theta, "x": x, "m": m, "calls": calls}, {"upper_loss": value.upper_loss, "oracle_calls": calls}
+        calls = state["calls"] + 5 + estimate.cost.calls
+        return {"theta": theta, "x": x, "m": m, "calls": calls}, {"upper_loss": estimate.upper_loss, "oracle_calls": calls}
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]

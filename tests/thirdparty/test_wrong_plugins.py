@@ -96,7 +96,7 @@ CHECKED = [
     ),
     row(
         "hypergradient of the wrong direction", "hypergradient", "closed-form-bowl", "it is −∇F: the sign is wrong",
-        ("return found, state", "return attrs.evolve(found, value={k: -v for k, v in found.value.items()}), state"),
+        ("return estimate, state", "return attrs.evolve(estimate, value={k: -v for k, v in estimate.value.items()}), state"),
     ),
     row(
         "hypergradient without its implicit part", "hypergradient", "closed-form-ridge",
@@ -160,7 +160,7 @@ CHECKED = [
     row(
         "generator with the wrong axis", "generator", "candidates", "x has the shapes {'w': [3, 2], 'b': [2]}; they are",
         ("count: int = 3", "count: int = 2"),
-        ("found = stack(ends)", "found = {name: leaf.movedim(0, -1) for name, leaf in stack(ends).items()}"),
+        ("x = stack(ends)", "x = {name: leaf.movedim(0, -1) for name, leaf in stack(ends).items()}"),
     ),
     row(
         "selector along the wrong axis", "selector", "selection", "scores has the shape [1], not [6]",
@@ -232,7 +232,7 @@ CHECKED = [
     ),
     row(
         "oracle counts that lie", "hypergradient", "oracle-counts", "f was called 1 times, 0 calls are declared",
-        ("return found, state", "return attrs.evolve(found, cost=type(found.cost)()), state"),
+        ("return estimate, state", "return attrs.evolve(estimate, cost=type(estimate.cost)()), state"),
     ),
     row(
         "products that are not counted", "solver", "products", "products and made",
@@ -265,7 +265,7 @@ CHECKED = [
         "method that swallows its error", "method", "failure", "the loss is gone",
         (
             "        m = {name: 0.5",
-            "        if not all(bool(leaf.isfinite().all()) for leaf in found.value.values()):\n"
+            "        if not all(bool(leaf.isfinite().all()) for leaf in estimate.value.values()):\n"
             "            raise ZeroDivisionError('the loss is gone')\n        m = {name: 0.5",
         ),
     ),
@@ -290,7 +290,7 @@ CHECKED = [
     ),
     row(
         "method that counts steps for calls", "method", "records", "24 times, with 27 backward passes; 3 calls are declared",
-        ('calls = state["calls"] + 5 + found.cost.calls', 'calls = state["calls"] + 1'),
+        ('calls = state["calls"] + 5 + estimate.cost.calls', 'calls = state["calls"] + 1'),
     ),
     row(
         "solver that exits", "solver", "residual", "it calls sys.exit(5) (solver_that_exits.py:",
