@@ -284,8 +284,10 @@ def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
 
 
 def _point(run: StoredRun, names: Sequence[str]) -> Point:
-    loss = run.summary.get(_LOSS)
-    metrics = {_LOSS: math.nan if loss is None else float(loss), **run.metrics}
+    metrics = dict(run.metrics)
+    if _LOSS in names and _LOSS not in metrics:
+        loss = run.summary.get(_LOSS)
+        metrics[_LOSS] = math.nan if loss is None else float(loss)
     return evolve(Point.of(run), metrics={name: metrics[name] for name in names if name in metrics})
 
 
