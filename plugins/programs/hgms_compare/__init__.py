@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_compare.comparison import Comparison
+from hgms_compare.grid import Grid
+from hgms_compare.grid_file import load
 from hgms_compare.run_grid import compare
 from hgms_compare.scale import scaled
 from hgms_core import hookimpl
@@ -12,7 +14,7 @@ from hgms_core import hookimpl
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Comparison", "compare", "scaled"]
+__all__ = ["Comparison", "Grid", "compare", "load", "scaled"]
 
 
 @hookimpl

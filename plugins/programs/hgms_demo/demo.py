@@ -11,11 +11,11 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_core.registry import Registry
+from hgms_compare import Grid, load
 from hgms_demo.pictures import FORMATS, draw_weights
 from hgms_report import build, draw_curves
 from hgms_results import DEFAULT_REFERENCE, Table, table
-from hgms_run import Progress, RunConfig, RunResult, run_config
+from hgms_run import Progress, RunResult, run_config
 
 METRIC = "test_accuracy"
 
@@ -43,22 +43,12 @@ class Demo:
         }
 
 
-def configs(out: Path, seeds: int, seconds: float) -> list[RunConfig]:
-    """Every run of the demo: each method with each seed, ``seconds`` in all."""
-    settings = tomllib.loads(files("hgms_demo").joinpath("demo.toml").read_text())
-    methods = settings.pop("methods")
-    share = seconds / (len(methods) * seeds)
-    registry = Registry.load()
-    settings["run"]["out"] = str(out / "runs")
-    return [
-        RunConfig.from_dict(
-            {**settings, "method": {"name": name, **overrides}, "budget": {"seconds": share}, "seed": seed},
-            source="demo.toml",
-            registry=registry,
-        )
-        for seed in range(seeds)
-        for name, overrides in methods.items()
-    ]
+def grid(out: Path, seeds: int, seconds: float) -> Grid:
+    """Each method with each seed, ``seconds`` in all."""
+    table = tomllib.loads(files("hgms_demo").joinpath("demo.toml").read_text())
+    table["run"]["out"] = str(out / "runs")
+    budget = {"seconds": seconds / (len(table["method"]) * seeds)}
+    return load({**table, "budget": budget, "seeds": seeds}, source="demo.toml")
 
 
 def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 54.0, progress: bool = True) -> Demo:
@@ -67,15 +57,15 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
     if (out / "runs").is_dir():
         shutil.rmtree(out / "runs")  # the demo's own folder: a fresh comparison each time
     results: dict[str, list[RunResult]] = {}
-    plan = configs(out, seeds, seconds)
+    cells = grid(out, seeds, seconds).cells()
     with Progress(enabled=progress) as view:
-        for config in plan:
-            results.setdefault(config.method_name, []).append(run_config(config, view=view))
+        for cell in cells:
+            results.setdefault(cell.method, []).append(run_config(cell.config, view=view))
     study = build([out / "runs"])
     pictures = [draw_curves(study, out / f"accuracy{suffix}") for suffix in FORMATS]
     pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")
     rows = table(results, METRIC, DEFAULT_REFERENCE)
-    return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(plan))
+    return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(cells))
 
 
-__all__ = ["Demo", "configs", "run_demo"]
+__all__ = ["Demo", "grid", "run_demo"]
