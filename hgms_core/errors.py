@@ -105,11 +105,9 @@ def out_of_memory(error: BaseException) -> bool:
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the machine's memory.
 
-    To be asked before the first number is made: beyond the machine's memory an allocator says no, but just below it the system
-    stops whichever process it likes. ``what`` names the settings that say the shape. Nothing is checked where the system does
-    not say how much memory there is.
+    Called before the first number is drawn: just below the machine's memory no allocator refuses, and the system stops
+    whichever process it likes. ``what`` names the settings that make up the shape.
 
-    >>> check_memory("rows × features", 200, 20)
     >>> check_memory("rows × features", 10**12, 20)
     Traceback (most recent call last):
         ...
@@ -131,15 +129,11 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
 
 
 def once_differentiable(error: BaseException) -> bool:
-    """Whether an exception says that a second derivative (or one in forward mode) was asked for where there is only the first:
-    of a fused kernel, or through activations that are computed again.
+    """Whether torch has a first derivative here but no second one, nor one in forward mode: of a fused kernel, or through
+    activations that are computed again.
 
     >>> once_differentiable(RuntimeError("derivative for aten::_flash_attention_backward is not implemented"))
     True
-    >>> once_differentiable(RuntimeError("torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks."))
-    True
-    >>> once_differentiable(RuntimeError("shapes do not match"))
-    False
     """
     text = str(error)
     missing = "derivative for aten::" in text and "not implemented" in text
@@ -156,8 +150,8 @@ def once_differentiable(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Inside, what torch says of a loss that is not a pure function of its arguments, or whose compiled code cannot be
-    differentiated again, becomes a :class:`ConfigError` with the way out.
+    """Inside, torch's errors about a loss that is no pure function, or whose compiled code cannot be differentiated again,
+    become a :class:`ConfigError` with the way out.
 
     >>> with explained():
     ...     raise RuntimeError("vmap: called random operation while in randomness error mode")

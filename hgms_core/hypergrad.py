@@ -33,9 +33,8 @@ Lower = Callable[[Tree], Tensor]
 
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
-    """Inside, scaled dot-product attention has a second derivative: the math kernel has one, the flash and memory-efficient
-    kernels have none. A loss that has none at all (batch normalisation in training mode, a compiled module) is refused with
-    what to do.
+    """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash and memory-efficient kernels
+    have none). A loss that has none at all is refused with what to do.
 
     .. versionadded:: 0.2
     """
@@ -45,11 +44,8 @@ def twice_differentiable_attention() -> Iterator[None]:
 
 @frozen(eq=False)
 class Curvature:
-    """The lower loss's gradient and Hessian products at one point (or at N stacked points, one Hessian each).
-
-    ``matvec`` maps a flat ``[d]`` (``[N, d]``) vector to H·v; ``gradient`` is ∇_x g as a flat vector, evaluated at its first
-    use (with ``vjp`` it is there already).
-    """
+    """Hessian products of the lower loss at one point (or N stacked ones): ``matvec`` maps a flat ``[d]`` (``[N, d]``) to H·v;
+    ``gradient`` is ∇_x g, flat, evaluated when it is read (with ``vjp`` it is there already)."""
 
     matvec: Callable[[Tensor], Tensor]
     slope: Callable[[], Tensor]
@@ -140,9 +136,8 @@ def _passes(strategy: Strategy) -> int:
 def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
     """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding.
 
-    Where the loss is computed in a coarser ``precision``, the rounding is that one's ε, and the step (3ε)^(1/3)/‖v‖, the least
-    of ε/τ + τ²/6 (0.29/‖v‖ for bfloat16). A longer x has no longer step there: on adapters of norm 3 to 13 the errors were
-    least at lengths of 0.2 to 0.4 alike, and ε^(1/3)·(1 + ‖x‖) is one of 1 to 3, where truncation is all there is.
+    Where the loss is computed in a coarser ``precision``, ε is that one's, and the step (3ε)^(1/3)/‖v‖, the least of
+    ε/τ + τ²/6 (0.29/‖v‖ for bfloat16), whatever ‖x‖: on adapters of norm 3 to 13 the errors were least at 0.2 to 0.4 alike.
     """
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
@@ -209,11 +204,8 @@ def upper_gradients(f: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> 
 
 @frozen(eq=False)
 class Linearization:
-    """Both levels at one (θ, x): f and its gradients, ∇_x g, and products with the second derivatives of g.
-
-    ``rhs`` is ∇_x f and ``slope`` ∇_x g as flat vectors, ``direct`` is ∇_θ f, ``matvec`` maps a flat v to ∇²_xx g·v and
-    ``mixed`` to ∇²_θx g·v, with the shapes of θ; ``passes`` says how often a batch goes through g in one product (twice with
-    differences).
+    """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g, flat; ``matvec`` maps a flat v
+    to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A batch goes through g ``passes`` times in one product.
 
     .. versionadded:: 0.2
     """
@@ -292,9 +284,8 @@ def hypergradient(
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
 ) -> Estimate:
-    """∇F(θ) at the lower solution ``x`` for anybody's own two losses: no registry, no config, no Problem.
-
-    ``∇F = ∇_θ f − ∇²_θx g·v`` with ``(∇²_xx g + γI) v = ∇_x f``, at fixed (θ, x).
+    """∇F(θ) = ∇_θ f − ∇²_θx g·v with (∇²_xx g + γI) v = ∇_x f, at the lower solution ``x``, for anybody's own two losses: no
+    registry, no configuration, no Problem.
 
     Arguments:
         f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
@@ -338,7 +329,7 @@ def hypergradient(
 
 @contextlib.contextmanager
 def differences_named() -> Iterator[None]:
-    """Inside, a second derivative that torch does not have is a :class:`ConfigError` that names the strategy without one."""
+    """Inside, a second derivative that torch lacks is a :class:`ConfigError` that names the strategy without one."""
     try:
         yield
     except RuntimeError as error:

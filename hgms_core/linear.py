@@ -56,12 +56,12 @@ class LinearSystem:
         return scalars.unsqueeze(-1)
 
     @staticmethod
-    def pick(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        """``one`` in the systems that ``which`` names, ``other`` elsewhere. A single system on a CPU, where nothing waits for
-        the answer, takes one of the two as it is: no pass over the vectors."""
+    def pick(which: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """``first`` in the systems that ``which`` names, ``second`` elsewhere. A single system on a CPU, where nothing waits
+        for the answer, takes either as it is: no pass over the vectors."""
         if which.dim() == 0 and which.device.type == "cpu":
-            return one if which else other
-        return torch.where(which.unsqueeze(-1), one, other)
+            return first if which else second
+        return torch.where(which.unsqueeze(-1), first, second)
 
     @classmethod
     def of(cls, matvec: MatVec, b: Tensor, *, ridge: float = 0.0, rtol: float = 0.0, atol: float = 0.0) -> LinearSystem:

@@ -174,11 +174,8 @@ class Candidates:
 
     @property
     def finite(self) -> Tensor:
-        """Which candidates hold only finite numbers, ``[N]``.
-
-        One number that is not finite makes its row's sum so (and a sum beyond the range of at least float32 is not sound
-        either): that is one fast pass, where a test of every number takes twenty times as long.
-        """
+        """Which candidates hold only finite numbers, ``[N]``."""
+        # A number that is not finite makes its row's sum so: one fast pass; testing every number takes twenty times as long.
         sums = [
             leaf.reshape(self.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32))
             for leaf in self.x.values()
@@ -237,7 +234,7 @@ class Solution:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of a single system; for a batch, the worst one (use ``outcomes`` for all)."""
+        """The outcome of a single system; of a batch the worst (``outcomes`` holds all)."""
         return list(Outcome)[int(self.codes.max())]
 
     @property
@@ -266,8 +263,7 @@ class Estimate:
 
     @property
     def outcome(self) -> Outcome:
-        """How the linear solve behind it ended; NONFINITE too where the solve is sound and something else is not finite: the
-        mixed term, the direct one, or ∇_x g."""
+        """How the linear solve ended; NONFINITE also where the mixed term, the direct one or ∇_x g is not finite."""
         if self.solution is None:
             return Outcome.NOT_SOLVED
         code = total = self.solution.codes.max().to(torch.float32)

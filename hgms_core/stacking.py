@@ -38,7 +38,7 @@ def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
     leaf = next(iter(x.values()))
     if mode != "auto" or leaf.shape[0] == 1:
         return mode == "stacked"
-    size = sum(each[0].numel() for each in x.values())
+    size = sum(leaf[0].numel() for leaf in x.values())
     return leaf.is_cuda or size * rows <= STACK_BELOW
 
 
@@ -102,8 +102,8 @@ def values(
     tensor([ 2., 18.])
     """
     with torch.no_grad():
-        found = [group.loss(theta, group.x, batch) for group in groups(loss, x, rows=rows, mode=mode, chunk=chunk)]
-        return torch.cat([each.reshape(-1) for each in found])
+        parts = groups(loss, x, rows=rows, mode=mode, chunk=chunk)
+        return torch.cat([part.loss(theta, part.x, batch).reshape(-1) for part in parts])
 
 
 def gradient(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:

@@ -57,9 +57,8 @@ class Branches:
         noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
             root mean square.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
-        clip: bound on the norm of a branch's gradient.
-        schedule: ``constant``; ``cosine`` from lr to ``floor``·lr over the K steps; ``cosine-restarts`` over ``period`` lower
-            steps, again and again, counted over the whole run.
+        clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
+            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run.
         carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
             each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
         restart_every: draw a new lower state after so many outer steps too (None: never), which forgets what was memorised.
@@ -70,8 +69,7 @@ class Branches:
         cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
             losses so small that launching takes longer than computing. No effect with a tilt or a learned start.
 
-    Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, and activations of ``chunk`` branches; with
-    ``keep_graph`` and one branch K graphs of a gradient.
+    Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
 
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
@@ -113,7 +111,6 @@ class Branches:
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     cuda_graphs: bool = False
-
     lighter = lowering(same=["chunk"], other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:

@@ -17,27 +17,27 @@ Setting = bool | int | float | str | tuple[float, ...] | None
 
 def _names() -> dict[str, type[torch.optim.Optimizer]]:
     base = torch.optim.Optimizer
-    found = {name: one for name, one in vars(torch.optim).items() if inspect.isclass(one) and issubclass(one, base)}
-    del found["Optimizer"]
-    return found
+    classes = {name: value for name, value in vars(torch.optim).items() if inspect.isclass(value) and issubclass(value, base)}
+    del classes["Optimizer"]
+    return classes
 
 
 def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[..., Any]) -> None:
     """A class whose step needs a gradient and nothing else."""
     if isinstance(value, str) and value not in _names():
         raise ConfigError(unknown("optimiser of torch.optim", value, _names()))
-    made = _names()[value] if isinstance(value, str) else value
-    if not (inspect.isclass(made) and issubclass(made, torch.optim.Optimizer)):
+    chosen = _names()[value] if isinstance(value, str) else value
+    if not (inspect.isclass(chosen) and issubclass(chosen, torch.optim.Optimizer)):
         raise ConfigError(
-            f"'optimizer' must be the name of a class in torch.optim, or a class derived from its Optimizer: {made!r}"
+            f"'optimizer' must be the name of a class in torch.optim, or a class derived from its Optimizer: {chosen!r}"
         )
-    closure = list(inspect.signature(made.step).parameters.values())[1:2]
+    closure = list(inspect.signature(chosen.step).parameters.values())[1:2]
     if closure and closure[0].default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{made.__name__} evaluates the loss again within its step, and an outer step has one hypergradient to give\n"
+            f"{chosen.__name__} evaluates the loss again within its step, and an outer step has one hypergradient to give\n"
             "  choose an optimiser that takes one gradient a step, such as Adam"
         )
-    if made is torch.optim.SparseAdam:
+    if chosen is torch.optim.SparseAdam:
         raise ConfigError("SparseAdam takes sparse gradients only, and a hypergradient is dense\n  choose Adam")
 
 
@@ -81,12 +81,12 @@ class TorchOptimizer:
     @settings.validator
     def _known(self, _attribute: object, value: Mapping[str, Setting]) -> None:
         if self is not None:  # a configuration looks at each field alone first
-            made = self._class()
-            known = [name for name in inspect.signature(made).parameters if name != "params"]
+            optimizer = self._class()
+            known = [name for name in inspect.signature(optimizer).parameters if name != "params"]
             for name in value:
                 if name not in known:
-                    raise ConfigError(unknown(f"setting of {made.__name__}", name, known))
-            self._made([torch.zeros(2, 2, requires_grad=True)])
+                    raise ConfigError(unknown(f"setting of {optimizer.__name__}", name, known))
+            self._built([torch.zeros(2, 2, requires_grad=True)])
 
     @classmethod
     def testing_instance(cls) -> TorchOptimizer:
@@ -94,12 +94,12 @@ class TorchOptimizer:
         return cls(settings={"lr": 0.1})
 
     def init(self, theta: Tree) -> State:
-        self._made([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
+        self._built([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
         return {"group": {}, "leaves": {}}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
         leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
-        optimizer = self._made(list(leaves.values()))
+        optimizer = self._built(list(leaves.values()))
         group = optimizer.param_groups[0]
         group.update(_restored(state["group"], None))
         for name, leaf in leaves.items():
@@ -112,26 +112,28 @@ class TorchOptimizer:
             if out_of_memory(error):
                 raise
             raise ConfigError(f"{type(optimizer).__name__} cannot step these upper variables: {error}") from error
-        told = {name: _told(dict(optimizer.state[leaf]), leaf) for name, leaf in leaves.items() if leaf in optimizer.state}
-        if len(told) < len(optimizer.state):
+        states = {
+            name: _as_value(dict(optimizer.state[leaf]), leaf) for name, leaf in leaves.items() if leaf in optimizer.state
+        }
+        if len(states) < len(optimizer.state):
             raise ConfigError(
                 f"{type(optimizer).__name__} keeps a state besides those of its parameters, which cannot be handed on"
             )
         options = {key: value for key, value in group.items() if key != "params"}
-        return {name: leaf.detach() for name, leaf in leaves.items()}, {"group": _told(options, None), "leaves": told}
+        return {name: leaf.detach() for name, leaf in leaves.items()}, {"group": _as_value(options, None), "leaves": states}
 
     def _class(self) -> Callable[..., torch.optim.Optimizer]:
         return getattr(torch.optim, self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
-    def _made(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
-        made = self._class()
+    def _built(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
+        optimizer = self._class()
         try:
-            return made(leaves, **dict[str, Any](self.settings))
+            return optimizer(leaves, **dict[str, Any](self.settings))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{made.__name__} refuses its settings: {error}") from error
+            raise ConfigError(f"{optimizer.__name__} refuses its settings: {error}") from error
 
 
-def _told(value: Any, leaf: Tensor | None) -> Any:
+def _as_value(value: Any, leaf: Tensor | None) -> Any:
     """An optimiser's memory as a value: what a run folder can hold, so that it comes back the same.
 
     A single number with a type or a place other than θ's (Adam counts its steps in float32, on the CPU) is a number with its
@@ -144,9 +146,9 @@ def _told(value: Any, leaf: Tensor | None) -> Any:
             return {"number": value.item(), "type": str(value.dtype).removeprefix("torch."), "shape": shape, "with_theta": here}
         return value.detach()
     if isinstance(value, Mapping):
-        return {str(key): _told(each, leaf) for key, each in value.items()}
+        return {str(key): _as_value(entry, leaf) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(each, leaf) for each in value]
+        return [_as_value(entry, leaf) for entry in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
@@ -162,9 +164,9 @@ def _restored(value: Any, leaf: Tensor | None) -> Any:
     if isinstance(value, Mapping):
         if set(value) == {"number", "type", "shape", "with_theta"}:
             device = leaf.device if leaf is not None and value["with_theta"] else torch.device("cpu")
-            made = torch.tensor(value["number"], dtype=getattr(torch, value["type"]), device=device)
-            return made.reshape(value["shape"])
-        return {key: _restored(each, leaf) for key, each in value.items()}
+            number = torch.tensor(value["number"], dtype=getattr(torch, value["type"]), device=device)
+            return number.reshape(value["shape"])
+        return {key: _restored(entry, leaf) for key, entry in value.items()}
     if isinstance(value, list):
-        return tuple(_restored(each, leaf) for each in value)
+        return tuple(_restored(entry, leaf) for entry in value)
     return value

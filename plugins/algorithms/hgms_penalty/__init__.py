@@ -20,20 +20,14 @@ V_PBGD = Composition(
     source="Shen and Chen 2023, V-PBGD.",
     parts={
         "generator": {
-            "name": "value-gap",
-            "steps": 1,
-            "lr": 0.3,
-            "inner_lr": 0.3,
-            "gamma": 10.0,
-            "gamma_steps": 1000,
-            **BATCHES,
+            "name": "value-gap", "steps": 1, "lr": 0.3, "inner_lr": 0.3, "gamma": 10.0, "gamma_steps": 1000, **BATCHES,
         },
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 1e4},
     },
     testing=SIZE_ONE,
-)
+)  # fmt: skip
 
 G_PBGD = Composition(
     name="g-pbgd",

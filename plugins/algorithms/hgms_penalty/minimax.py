@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import ClassVar, Literal, final
 
 import torch
@@ -31,6 +30,7 @@ from hgms_core import (
     whole,
 )
 from hgms_penalty import shared
+from hgms_penalty.layers import layers, moving
 
 
 @final
@@ -107,7 +107,7 @@ class Minimax:
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        known = len(set(_layers(problem.x0).values()) - {""})
+        known = len(set(layers(problem.x0).values()) - {""})
         if self.blocks is not None and self.blocks > known:
             raise ConfigError(f"'blocks' must be <= {known}, the number of layers of the lower variable: {self.blocks}")
         return {**shared.begin(problem, key, self, twins=("u",)), "blocks": key.fold("blocks").derive(), "progress": 0.0}
@@ -120,21 +120,21 @@ class Minimax:
             slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, start["progress"])))
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
-        moving = {which: self._moving(problem.x0, drawn.fold(which)) for which in "wu"}
+        active_names = {which: moving(problem.x0, self.blocks, drawn.fold(which)) for which in "wu"}
         # The number of steps since the moments began, this one included: of leaves that always move, and of a layer. Those of
         # u begin after the warm-up.
-        layers = _layers(problem.x0) if self.blocks is not None else {}
+        layer_of = layers(problem.x0) if self.blocks is not None else {}
         begun = {"w": 0, "u": self.warmup}
         counts = {which: {True: done - first + 1, False: done - max(done - since, first) + 1} for which, first in begun.items()}
         rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
         if done < self.warmup:
-            moving["u"] = []
+            active_names["u"] = []
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw(problem, key, self)
             models = {"w": w, "u": shared.untagged("u", aux)}
             upper = shared.tracked(theta)
-            active = {which: shared.tracked({name: models[which][name] for name in moving[which]}) for which in models}
+            active = {which: shared.tracked({name: models[which][name] for name in active_names[which]}) for which in models}
             with torch.enable_grad():
                 at_w = problem.g(upper, models["w"] | active["w"], below)
                 at_u = problem.g(upper, models["u"] | active["u"], below)
@@ -148,7 +148,7 @@ class Minimax:
                     continue
                 slope = self._clipped(slope, alpha)
                 for always, count in counts[which].items():
-                    own = {name: leaf for name, leaf in slope.items() if (layers.get(name, "") == "") == always}
+                    own = {name: leaf for name, leaf in slope.items() if (layer_of.get(name, "") == "") == always}
                     if not own:
                         continue
                     before = {kind: shared.untagged(f"{kind}{which}", aux) for kind in "mv"} if count > 1 else None
@@ -164,15 +164,6 @@ class Minimax:
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         return shared.carry(start, candidates, index, self)
-
-    def _moving(self, x: Tree, key: Key) -> list[str]:
-        """The leaves that move: all of them, or those of some layers and of none."""
-        if self.blocks is None:
-            return list(x)
-        layers = _layers(x)
-        known = [layer for layer in dict.fromkeys(layers.values()) if layer]
-        chosen = {known[i] for i in torch.randperm(len(known), generator=key.generator())[: self.blocks].tolist()}
-        return [name for name, layer in layers.items() if not layer or layer in chosen]
 
     def _clipped(self, slope: Tree, alpha: float) -> Tree:
         if self.clip is None:
@@ -197,16 +188,3 @@ class Minimax:
         trees = (x, slope, moments["m"], moments["v"])
         adam_(*(list(tree.values()) for tree in trees), count=count, rate=rate, betas=self.betas, eps=self.eps)
         return x, moments
-
-
-def _layers(x: Tree) -> dict[str, str]:
-    """Each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight; empty for a leaf without a number.
-    Where no leaf has one, its module: ``hidden`` of hidden.weight; the name itself where there is none.
-
-    >>> _layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
-    {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
-    """
-    matches = {name: re.match(r"(?:.*?\.)??\d+(?=\.)", name) for name in x}
-    if any(matches.values()):
-        return {name: match.group() if match else "" for name, match in matches.items()}
-    return {name: name.rpartition(".")[0] or name for name in x}

@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, asdict, field, frozen, validators
+from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
 from hgms_core import (
@@ -41,8 +41,7 @@ class Search:
     Use as a floor, or with a handful of hyper-parameters. Avoid with many: the volume of the box wins.
 
     Arguments:
-        generator: trains the lower level anew for every θ, so its ``steps`` have to suffice from x0. ``selector``: picks one of
-            its candidates.
+        generator, selector: train the lower level anew for every θ, so that ``steps`` have to suffice from x0.
         sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent densities (needs the extra
             ``optuna``).
         low, high: the box, as offsets from θ0 in the units of θ (log-penalties, logits).
@@ -51,8 +50,7 @@ class Search:
     Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without Optuna. A training run that breaks
     down counts as the worst possible trial and the search goes on.
 
-    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals, and its own time grows with their
-    number.
+    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its own time grows with their number.
 
     >>> class Exact:                                       # a lower level that is solved at once: x = θ
     ...     name = "exact"
@@ -64,8 +62,7 @@ class Search:
     ...     name = "only"
     ...     def select(self, problem, theta, candidates, key):
     ...         from hgms_core import Selection
-    ...         one = torch.zeros(1)
-    ...         return Selection(index=torch.tensor(0), scores=one, gap=one[0], finite=torch.tensor(1))
+    ...         return Selection.of(torch.zeros(1))
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
     >>> method = Search(generator=Exact(), selector=Only())
@@ -114,28 +111,27 @@ class Search:
             "best": math.inf,
             "offsets": torch.empty(0, size, dtype=torch.float64),
             "values": torch.empty(0, dtype=torch.float64),
-            "cost": asdict(Cost()),
+            "cost": Cost().numbers(),
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         offset = self._propose(state, key.fold("theta"))
-        spec = Ravel.of(problem.theta0)
-        shift = spec.unravel(offset)
+        shift = Ravel.of(problem.theta0).unravel(offset)
         theta = problem.project({name: leaf + shift[name].to(leaf) for name, leaf in problem.theta0.items()})
 
         start = self.generator.init(problem, key.fold("init"))
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
-        data = problem.upper_data["stop" if "stop" in problem.upper_data else "select"]
+        batch, rows = problem.upper_data["stop" if "stop" in problem.upper_data else "select"].sample(key, None)
         with torch.no_grad():
-            loss = problem.f(theta, x, data.batch(None))
+            loss = problem.f(theta, x, batch)
         value = float(torch.where(selection.finite > 0, loss, torch.full_like(loss, torch.nan)))
 
         better = math.isfinite(value) and value < state["best"]
-        cost = Cost(**state["cost"]) + candidates.cost + selection.cost + Cost(upper_values=1, rows=data.count(None))
-        remember = self.sampler == "tpe"
+        cost = Cost(**state["cost"]) + candidates.cost + selection.cost + Cost(upper_values=1, rows=rows)
+        remember, counts = self.sampler == "tpe", cost.numbers()
         following = {
             **state,
             "step": state["step"] + 1,
@@ -144,7 +140,7 @@ class Search:
             "best": value if better else state["best"],
             "offsets": torch.cat([state["offsets"], offset[None]]) if remember else state["offsets"],
             "values": torch.cat([state["values"], torch.tensor([value], dtype=torch.float64)]) if remember else state["values"],
-            "cost": asdict(cost),
+            "cost": counts,
         }
         record: Record = {
             "step": state["step"] + 1,
@@ -155,7 +151,7 @@ class Search:
             "gap": selection.gap,
             "scores": selection.scores,
             "improved": better,
-            **{f"cost_{name}": spent for name, spent in asdict(cost).items()},
+            **{f"cost_{name}": spent for name, spent in counts.items()},
             "oracle_calls": cost.calls,
         }
         return following, record
@@ -166,7 +162,7 @@ class Search:
     def _propose(self, state: State, key: Key) -> Tensor:
         """The offset from θ0; none at all in the first step."""
         size = state["offsets"].shape[1]
-        if state["step"] == 0:
+        if not state["step"]:
             return torch.zeros(size, dtype=torch.float64)
         if self.sampler == "tpe":
             return _parzen(state["offsets"], state["values"], key.derive() % 2**32, self.low, self.high, self.startup)
@@ -184,7 +180,7 @@ def _optuna() -> Any:
 
 
 def _parzen(offsets: Tensor, values: Tensor, seed: int, low: float, high: float, startup: int) -> Tensor:
-    """The next proposal of a study that is told the whole history: a function of its arguments, so a run can be resumed."""
+    """The next proposal of a study of the whole history: a function of its arguments, so a run can be resumed."""
     optuna = _optuna()
     distribution = optuna.distributions.FloatDistribution(low, high)
     distributions = {str(i): distribution for i in range(offsets.shape[1])}
@@ -199,7 +195,7 @@ def _parzen(offsets: Tensor, values: Tensor, seed: int, low: float, high: float,
                     params=params, distributions=distributions, value=value if math.isfinite(value) else math.inf
                 )
             )
-        asked = study.ask(distributions).params
+        proposal = study.ask(distributions).params
     finally:
         optuna.logging.set_verbosity(verbosity)
-    return torch.tensor([asked[name] for name in distributions], dtype=torch.float64)
+    return torch.tensor([proposal[name] for name in distributions], dtype=torch.float64)

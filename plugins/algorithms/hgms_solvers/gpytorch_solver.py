@@ -69,9 +69,9 @@ class LinearOperatorSolver:
                 if first or not going.any():  # the first is a product with its start, which is 0
                     first = False
                     return torch.zeros_like(column)
-                found, size = system.apply(v), system.dot(v, v)
-                quotient = system.dot(v, found) / torch.where(size > 0, size, torch.ones_like(size))
-                finite = torch.isfinite(found).all(-1)
+                image, size = system.apply(v), system.dot(v, v)
+                quotient = system.dot(v, image) / torch.where(size > 0, size, torch.ones_like(size))
+                finite = torch.isfinite(image).all(-1)
                 ended = going & (size > 0) & ~(finite & (quotient > 0))
                 codes = torch.where(
                     ended & finite, Outcome.NEGATIVE_CURVATURE.code, torch.where(ended, Outcome.NONFINITE.code, codes)
@@ -81,7 +81,7 @@ class LinearOperatorSolver:
                 steps = steps + going
                 going = going & ~ended
                 # A product of 0 is no curvature, and linear_cg does not move along such a direction.
-                return torch.where(system.rows(going), found, torch.zeros_like(found)).unsqueeze(-1)
+                return torch.where(system.rows(going), image, torch.zeros_like(image)).unsqueeze(-1)
 
             wanted = float(tolerance[left > 0].min())
             with warnings.catch_warnings():
@@ -107,5 +107,5 @@ def _linear_cg() -> Callable[..., Any]:
         raise MissingExtra(
             f"the solver linear-operator needs a package that is not installed ({error.name})\n  pip install 'hgms[gpytorch]'"
         ) from error
-    found: Callable[..., Any] = linear_cg
-    return found
+    solver: Callable[..., Any] = linear_cg
+    return solver

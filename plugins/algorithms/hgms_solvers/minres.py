@@ -69,10 +69,10 @@ class MINRES:
 
         while active.any():
             # Lanczos from the current residual: v, v_1 are the last two basis vectors, beta the entry between them.
-            zero, one = torch.zeros_like(size), torch.ones_like(size)
-            origin, v, v_1 = r, r / rows(torch.where(size > 0, size, one)), torch.zeros_like(r)
+            zero, unit = torch.zeros_like(size), torch.ones_like(size)
+            origin, v, v_1 = r, r / rows(torch.where(size > 0, size, unit)), torch.zeros_like(r)
             w, w_1 = torch.zeros_like(r), torch.zeros_like(r)
-            beta, (c, s), (c_1, s_1), phi = zero, (one, zero), (one, zero), size
+            beta, (c, s), (c_1, s_1), phi = zero, (unit, zero), (unit, zero), size
             flat, flattest = x, torch.full_like(size, torch.inf)
             while active.any():
                 u = torch.addcmul(system.apply(v), rows(beta), v_1, value=-1)
@@ -100,7 +100,7 @@ class MINRES:
                 stuck = active & ((flattest <= eps**0.5 * scale) & idle | (slope <= 100 * eps * scale))
                 x, codes = torch.where(rows(stuck), flat, x), codes.masked_fill(stuck, STAGNATED)
                 active = active & ~stuck
-                gamma = torch.where(active, gamma, one)
+                gamma = torch.where(active, gamma, unit)
                 (c_1, s_1), (c, s) = (c, s), (gamma_bar / gamma, beta_next / gamma)
 
                 direction = (v - rows(epsilon) * w_1 - rows(delta) * w) / rows(gamma)
@@ -110,7 +110,7 @@ class MINRES:
                 size, steps = torch.where(active, phi.abs(), size), steps + active
                 codes = codes.masked_fill(active & (size <= floor), CONVERGED)
                 active = active & (size > floor) & (steps < self.max_steps)
-                v_1, v, beta = v, u / rows(torch.where(beta_next > 0, beta_next, one)), beta_next
+                v_1, v, beta = v, u / rows(torch.where(beta_next > 0, beta_next, unit)), beta_next
 
             # Check with one product; go on from the true residual where the recursion was too optimistic, and back to the
             # last checked iterate where rounding has made it worse than that.

@@ -48,22 +48,22 @@ def in_rounds(system: LinearSystem, x0: Tensor | None, max_steps: int, correct: 
     while active.any():
         open_ = torch.where(system.rows(active), r, torch.zeros_like(r))
         tolerance = ease * system.target / torch.where(active, size, torch.ones_like(size))
-        found = correct(open_, tolerance, torch.where(active, max_steps - steps, 0))
-        steps, curvature = steps + found.steps * active, torch.minimum(curvature, found.curvature)
-        moved = torch.where(system.rows(active), x + found.value, x)
+        correction = correct(open_, tolerance, torch.where(active, max_steps - steps, 0))
+        steps, curvature = steps + correction.steps * active, torch.minimum(curvature, correction.curvature)
+        moved = torch.where(system.rows(active), x + correction.value, x)
         fresh = system.rhs - system.apply(moved)
         true = system.norm(fresh)
         stuck = ~(true <= 0.5 * size)
         # Conjugate gradients that met negative curvature have gone down, whatever the residual says of it.
-        better = active & ((true < size) | ((found.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true)))
+        better = active & ((true < size) | ((correction.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true)))
         x, r = torch.where(system.rows(better), moved, x), torch.where(system.rows(better), fresh, r)
         size = torch.where(better, true, size)
         why = torch.where(
             size <= system.target,
             CONVERGED,
             torch.where(
-                found.codes != CONVERGED,
-                found.codes,
+                correction.codes != CONVERGED,
+                correction.codes,
                 torch.where(steps >= max_steps, LIMIT, torch.where(stuck, Outcome.STAGNATED.code, CONVERGED)),
             ),
         )

@@ -68,11 +68,11 @@ class ScipySolver:
             codes, curvature = torch.full_like(left, Outcome.CONVERGED.code), torch.full_like(tolerance, torch.inf)
             for row in [()] if r.dim() == 1 else [(i,) for i in range(r.shape[0])]:
                 if left[row] > 0:
-                    one = _Watched(system, row, r.dtype, int(left[row]), stop_at_negative=self.method == "cg")
-                    value[row] = one.run(self.method, r[row], float(tolerance[row]))
-                    steps[row], curvature[row] = one.steps, one.curvature
-                    if one.why is not None:
-                        codes[row] = one.why.code
+                    watched = _Watched(system, row, r.dtype, int(left[row]), stop_at_negative=self.method == "cg")
+                    value[row] = watched.run(self.method, r[row], float(tolerance[row]))
+                    steps[row], curvature[row] = watched.steps, watched.curvature
+                    if watched.why is not None:
+                        codes[row] = watched.why.code
             return Correction(value=value, steps=steps, codes=codes, curvature=curvature)
 
         return in_rounds(system, x0, self.max_steps, correct)
@@ -104,13 +104,13 @@ class _Watched:
         if method != "minres":
             arguments["atol"] = 0.0
         solver: Callable[..., tuple[Array, int]] = getattr(linalg, method)
-        found = self.latest
+        value = self.latest
         try:
             with np.errstate(all="ignore"):
-                found, _ = solver(operator, rhs, **arguments)
+                value, _ = solver(operator, rhs, **arguments)
         except (_Stop, ArithmeticError, np.linalg.LinAlgError):  # it was ended, or broke down
-            found = self.latest
-        return torch.from_numpy(np.array(found)).to(r)
+            value = self.latest
+        return torch.from_numpy(np.array(value)).to(r)
 
     def note(self, x: Array) -> None:
         self.latest = np.array(x)
