@@ -57,6 +57,7 @@ class ThroughStep:
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients instead of it). With
     ``batch = "own"`` the first lower gradient is the branch's and not taken again, but K − 1 others are.
 
+    >>> import torch
     >>> problem = Problem(theta0={"t": torch.tensor([1.0])}, x0={"x": torch.tensor([3.0])},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
     >>> def next_step(key):                       # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2

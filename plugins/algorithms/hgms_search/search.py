@@ -44,8 +44,7 @@ class Search:
         generator, selector: train the lower level anew for every θ, so that ``steps`` have to suffice from x0.
         sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent densities (needs the extra
             ``optuna``).
-        low, high: the box, as offsets from θ0 in the units of θ (log-penalties, logits).
-        startup: random proposals before ``tpe`` has a model.
+        low, high: the box, as offsets from θ0 in its units. ``startup``: random proposals before ``tpe`` has a model.
 
     Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without Optuna. A training run that breaks
     down counts as the worst possible trial and the search goes on.
