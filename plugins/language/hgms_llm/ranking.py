@@ -10,6 +10,7 @@ import torch
 from attrs import validators
 from torch import Tensor
 
+from hgms_adam import adam_
 from hgms_core import Batch, ConfigError, Cost, Data, Key, Loss, NumericalError, Problem, Record, Sources, State, Tree, gradient
 
 some_share: Any = [validators.gt(0), validators.le(1)]
@@ -119,15 +120,9 @@ def adamw(
     grads, value = gradient(loss, theta, x, batch)
     if not torch.isfinite(value):
         raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
-    beta1, beta2 = moments.betas
-    first = torch._foreach_lerp(list(m.values()), grads, 1 - beta1)
-    second = torch._foreach_mul(list(v.values()), beta2)
-    torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-    root = torch._foreach_sqrt(second)
-    torch._foreach_div_(root, math.sqrt(1 - beta2**count))
-    torch._foreach_add_(root, moments.eps)
-    moved = torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay)
-    torch._foreach_addcdiv_(moved, first, root, -lr / (1 - beta1**count))
+    moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
+    first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
+    adam_(moved, grads, first, second, count=count, rate=lr, betas=moments.betas, eps=moments.eps)
     return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), value
 
 
