@@ -10,7 +10,9 @@ from attrs import validators
 from hgms_core.errors import closest
 
 positive: Any = validators.gt(0)
+"""A number > 0."""
 not_negative: Any = validators.ge(0)
+"""A number ≥ 0."""
 share: Any = [validators.ge(0), validators.le(1)]
 """A number in [0, 1]."""
 decay_rate: Any = [validators.ge(0), validators.lt(1)]
@@ -18,7 +20,9 @@ decay_rate: Any = [validators.ge(0), validators.lt(1)]
 whole: Any = [validators.instance_of(int), validators.gt(0)]
 """A whole number > 0."""
 optional_positive: Any = validators.optional(positive)
+"""A number > 0, or None."""
 optional_whole: Any = validators.optional(whole)
+"""A whole number > 0, or None."""
 
 
 def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) -> None:

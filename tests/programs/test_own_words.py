@@ -35,8 +35,7 @@ ALLOWED = {
     "hgms_report": {"power": "a scale of an axis", "sampler": "a key of a stored sweep", "skip": "plotly's word"},
     "hgms_results": {"uniform": "the default reference"},
     "hgms_run": {
-        **dict.fromkeys(("answer", "keep", "learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
-        **dict.fromkeys(("batch_size", "checkpointing", "micro_batch", "quantize"), "until components say what is lighter"),
+        **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
         "runs": "the default folder",
         "scipy": "a library, whose version is recorded",
     },

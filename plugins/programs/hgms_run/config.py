@@ -42,6 +42,7 @@ from hgms_run.provenance import digests
 from hgms_run.tables import Place, read_toml
 
 SCHEMA = 1
+"""The version of configuration files; a file may say it."""
 
 UNCOMPARED = ("out", "label", "task_label", "track")
 """The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""

@@ -14,6 +14,7 @@ from hgms_core.registry import KINDS, Kind
 from hgms_run.tables import Place, show
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
+"""The kind of component that a field with a protocol as its type holds."""
 
 SCALARS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
