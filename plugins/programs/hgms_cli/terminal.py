@@ -18,11 +18,6 @@ from hgms_core.registry import Registry
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 """The option ``--json`` of a command, as its argument ``as_json``."""
 
-files_option = click.option(
-    "--plugin", "files", multiple=True, metavar="FILE", help="Load a plugin from a single .py file. Repeatable."
-)
-"""The option ``--plugin`` of a command, as its argument ``files``."""
-
 
 def host_of(ctx: click.Context) -> Host:
     """The host of this invocation, which is click's ``ctx.obj``."""
@@ -36,14 +31,15 @@ def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]
     return Registry(host_of(ctx).complete(files))
 
 
-plugin_option = click.option(
-    "--plugin",
-    "registry",
-    multiple=True,
-    metavar="FILE",
-    callback=_registry,
-    help="Load a plugin from a single .py file. Repeatable.",
-)
+def _plugin(name: str, callback: Any = None) -> Any:
+    text = "Load a plugin from a single .py file. Repeatable."
+    return click.option("--plugin", name, multiple=True, metavar="FILE", callback=callback, help=text)
+
+
+files_option = _plugin("files")
+"""The option ``--plugin`` of a command, as its argument ``files``."""
+
+plugin_option = _plugin("registry", _registry)
 """The option ``--plugin`` of a command, as its argument ``registry``: the components of installed plugins and of the files."""
 
 
