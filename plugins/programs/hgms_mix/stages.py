@@ -100,7 +100,7 @@ class StageFolder:
         """The finished stage, if it was made from these inputs and its files are all there. Cost: one pass over the files."""
         for folder in (self.path, self._renamed(self.key)):
             manifest = _read(folder)
-            if manifest is None or manifest["key"] != self.key or manifest.get("status") != "done":
+            if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
                 continue
             outputs = manifest["outputs"]
             sizes = {name: (folder / name).stat().st_size for name in outputs if (folder / name).is_file()}
