@@ -35,8 +35,7 @@ class Evaluation(Stage):
         mix.config.evaluate.check()
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        before = mix.done["finetune"]
-        return {"version": self.version, "settings": plain(mix.config.evaluate), "finetune": [before.key, before.digest]}
+        return {"settings": plain(mix.config.evaluate)}
 
     def title(self, mix: Mix) -> str:
         return ", ".join([*mix.task.test, *mix.config.evaluate.benchmarks]) or "nothing to evaluate"

@@ -51,8 +51,6 @@ class Finetune:
     8e-06
     """
 
-    version: ClassVar[str] = "1"
-
     lr: float = field(default=8e-6, validator=positive)
     epochs: int = field(default=1, validator=validators.ge(1))
     micro_batch: int = field(default=1, validator=validators.ge(1))
@@ -81,6 +79,7 @@ class Finetuning(Stage):
     """Trains the adapter or model, and writes it with its tokenizer, so that the folder is all that another program needs."""
 
     name: ClassVar[str] = "finetune"
+    version: ClassVar[str] = "1"
 
     def packages(self, mix: Mix) -> list[str]:
         return ["accelerate", *([] if mix.adapter is None else ["peft"])]
@@ -92,15 +91,9 @@ class Finetuning(Stage):
             template_for(mix.task.template, mix.tuned_tokenizer)
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        finetune, before = mix.config.finetune, mix.done["sample"]
-        settings = plain(finetune).items()
-        return {
-            "version": finetune.version,
-            "settings": {key: value for key, value in settings if key not in ("model", "adapter") or value != "none"},
-            **({} if finetune.model is None else {"model": finetune.model.digest()}),
-            "seed": mix.config.seed,
-            "sample": [before.key, before.digest],
-        }
+        table, model = plain(mix.config.finetune).items(), mix.config.finetune.model
+        settings = {key: value for key, value in table if key not in ("model", "adapter") or value != "none"}
+        return {"settings": settings, **({} if model is None else {"model": model.digest()}), "seed": mix.config.seed}
 
     def title(self, mix: Mix) -> str:
         return f"{mix.done['sample'].facts['size']} rows"

@@ -60,7 +60,10 @@ class Mix:
         return self.done[last]
 
     def _finish(self, stage: Stage) -> Done:
-        folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=stage.inputs(self))
+        inputs = {"version": stage.version, **stage.inputs(self)}
+        for name, before in list(self.done.items())[-1:]:
+            inputs[name] = [before.key, before.digest]
+        folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")
             return done

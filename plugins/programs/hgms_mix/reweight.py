@@ -30,7 +30,7 @@ class Reweight(Stage):
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         config = mix.config.reweight
-        return {"version": self.version, "task_version": config.task.version, "config": held(config), **mix.data}
+        return {"task_version": config.task.version, "config": held(config), **mix.data}
 
     def title(self, mix: Mix) -> str:
         return f"{mix.config.method_name}, {mix.config.budget}"

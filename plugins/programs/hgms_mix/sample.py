@@ -43,8 +43,6 @@ class Sample:
     False
     """
 
-    version: ClassVar[str] = "1"
-
     size: int = field(validator=validators.ge(1))
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     allow_fewer: bool = False
@@ -93,15 +91,10 @@ class Sampling(Stage):
     """Writes the drawn rows with their texts, so that any other program can train on them too."""
 
     name: ClassVar[str] = "sample"
+    version: ClassVar[str] = "1"
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        sample, before = mix.config.sample, mix.done["reweight"]
-        return {
-            "version": sample.version,
-            "settings": plain(sample),
-            "seed": mix.config.seed,
-            "reweight": [before.key, before.digest],
-        }
+        return {"settings": plain(mix.config.sample), "seed": mix.config.seed}
 
     def title(self, mix: Mix) -> str:
         return f"{mix.config.sample.size} rows"

@@ -32,6 +32,7 @@ class Stage(Protocol):
     (``mix.done``), and writes files into a folder of its own."""
 
     name: ClassVar[str]
+    version: ClassVar[str]
 
     def packages(self, mix: Mix) -> list[str]:
         """The optional packages that it imports."""
@@ -42,7 +43,8 @@ class Stage(Protocol):
         return
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        """Everything that its result depends on: a finished stage with these inputs is not made again."""
+        """Everything that its result depends on beside its version and the stage before: a finished stage with the same inputs
+        is not made again."""
 
     def title(self, mix: Mix) -> str:
         """What it is about to do, for the terminal."""
