@@ -99,7 +99,7 @@ class Registry:
             returned = [(info, target) for info, impl in hooks for target in self._returned(kind, info, impl)]
             if kind.name == "method":
                 classes = [target.of if isinstance(target, Composition) else target for _, target in returned]
-                self.wrappers = list(dict.fromkeys(cls for cls in classes if inside(cls) is not None))
+                self.wrappers = list(dict.fromkeys(cls for cls in classes if inside(cls) and not faults_of(kind, cls)))
             for info, target in returned:
                 faults = faults_of(kind, target, self.wrappers)
                 if faults:

@@ -151,11 +151,11 @@ HOOKS: dict[str, list[Any]] = {
 }
 
 
-def make_registry() -> Registry:
+def make_registry(hooks: Mapping[str, list[Any]] = HOOKS, tolerant: bool = False) -> Registry:
     module = types.ModuleType("parts")
-    for hook, components in HOOKS.items():
+    for hook, components in hooks.items():
         setattr(module, hook, hookimpl(lambda components=components: components, specname=hook))
-    host = Host()
+    host = Host(tolerant=tolerant)
     host.add(module)
     return Registry(host)
 
@@ -595,6 +595,31 @@ def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_ke
     twice = config_of(registry, method={"name": "around", "margin": 1.0, "method": {"name": "recipe", "margin": 2.0}})
     assert config_of(registry, twice.to_toml()) == twice
     assert error_of(registry, method={"name": "around", "method": "recipe"}) == "missing: a number @ run.toml.method.margin"
+
+
+def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_method_is_no_wrapper() -> None:
+    @frozen(kw_only=True)
+    class Second:
+        name = "second"
+        method: Method = field(metadata={"flat": True})
+        margin: float = 0.0
+        patience: int = 3
+
+        init, step, result = Around.init, Around.step, Around.result
+
+    @frozen(kw_only=True)
+    class Broken:
+        name = "broken"
+        method: Method = field(metadata={"flat": True})
+        other: int = 3
+
+    registry = make_registry({**HOOKS, "hgms_register_methods": [RECIPE, Around, Second, Broken]}, tolerant=True)
+    assert registry.wrappers == [Around, Second]
+    assert isinstance(config_of(registry, method={"name": "recipe", "margin": 2.0}).method, Around)
+    both: Any = config_of(registry, method={"name": "recipe", "margin": 2.0, "patience": 5}).method
+    assert isinstance(both, Second)
+    assert (both.margin, both.patience, both.method.margin) == (0.0, 5, 2.0)
+    assert "unknown key 'other'" in error_of(registry, method={"name": "recipe", "other": 4})
 
 
 def test_a_composition_may_hold_a_wrappers_key() -> None:

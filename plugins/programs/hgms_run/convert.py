@@ -126,8 +126,10 @@ class _Reader:
         if classes[0] is not Pipeline:
             return {cls: init_fields(cls)}, table
         layers = {layer: init_fields(layer) for layer in (Pipeline, *self.registry.wrappers, *classes)}
+        taken: set[str] = set()  # a key is that of the first class that has it: of the pipeline, then of wrappers of ours
         for layer, fields in layers.items():
-            fields.pop(str(inside(layer)), None)
+            layers[layer] = {key: field for key, field in fields.items() if key not in taken and key != inside(layer)}
+            taken |= layers[layer].keys()
         return layers, {key: value for key, value in table.items() if key in layers[Pipeline] or not is_at_rest(key, value)}
 
     def values(
