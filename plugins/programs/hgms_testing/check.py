@@ -36,7 +36,10 @@ def check(cls: type | Composition, kind: Kind | None = None, registry: Registry 
     asked the checks of methods."""
     registry = registry or Registry.load()
     if isinstance(cls, Composition):
-        yield from _composition(cls, registry)
+        yield Result("registration", "; ".join(faults_of(METHOD, cls)))
+        yield Result("docstring", "" if cls.summary.strip() else "its summary is empty; `hgms list` shows it")
+        yield Result("source", "" if cls.source.strip() else "its source is empty; say where the method comes from")
+        yield from _of_an_instance(cls, lambda instance: checks_of_kind("method"), registry)
         return
     kind = kind if kind is not None else kind_of(cls)
     answered = []
@@ -48,13 +51,6 @@ def check(cls: type | Composition, kind: Kind | None = None, registry: Registry 
         if result.fault and question.name == "registration":
             return
     yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind, registry)), registry, answered)
-
-
-def _composition(target: Composition, registry: Registry) -> Iterator[Result]:
-    yield Result("registration", "; ".join(faults_of(METHOD, target)))
-    yield Result("docstring", "" if target.summary.strip() else "its summary is empty; `hgms list` shows it")
-    yield Result("source", "" if target.source.strip() else "its source is empty; say where the method comes from")
-    yield from _of_an_instance(target, lambda instance: checks_of_kind("method"), registry)
 
 
 def _of_an_instance(

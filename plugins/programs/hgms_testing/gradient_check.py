@@ -35,7 +35,7 @@ class Unsolved(Exception):
     """Why the lower level gives nothing to compare with."""
 
 
-@frozen(kw_only=True)
+@frozen
 class Row:
     """One direction at one point. ``error`` is the difference over the larger of |finite difference| and ‖h‖/√dim θ."""
 
@@ -47,7 +47,7 @@ class Row:
     verdict: str
 
 
-@frozen(kw_only=True)
+@frozen
 class Report:
     """All comparisons, what is to be known about them, and the sentence they come to."""
 
@@ -248,7 +248,7 @@ def check_problem(
         verdict = f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error {largest:.1e})"
     if rows and bad:
         verdict = f"MISMATCH: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
-    return Report(rows=tuple(rows), notes=tuple(notes), verdict=verdict, agrees=bool(rows) and not bad)
+    return Report(tuple(rows), tuple(notes), verdict, agrees=bool(rows) and not bad)
 
 
 def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
@@ -280,9 +280,7 @@ def _compare(point: _Point, formula: Tree, number: int, directions: int, key: Ke
         gap = abs(formula_slope - difference)
         error = gap / max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
         verdict = "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else "MISMATCH"
-        yield Row(
-            point=number, direction=name, hypergradient=formula_slope, difference=difference, error=error, verdict=verdict
-        )
+        yield Row(number, name, formula_slope, difference, error, verdict)
 
 
 def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
