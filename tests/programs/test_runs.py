@@ -26,7 +26,7 @@ from hgms_core.errors import out_of_memory
 from hgms_core.host import Host
 from hgms_results import read_run, scan
 from hgms_run import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
-from hgms_run.clock import Clock
+from hgms_run.loop import Clock
 from hgms_run.provenance import _git
 
 

@@ -18,20 +18,15 @@ class Hooks:
     Arguments: those of ``OuterSteps``. Without ``lower``, g gets the batch that the training step had. ``progress`` is the
     share of the steps that the trainer expects.
 
-    The trainer's loggers get ``hgms/upper_loss``, ``hgms/hypergradient_norm``, ``hgms/lower_gradient_norm``, ``hgms/residual``,
-    ``hgms/iterations``, ``hgms/moved`` and ``hgms/converged`` (1 or 0); ``records`` has the outcomes in words. Lightning's
-    checkpoints hold θ, the outer optimiser and the place among the batches.
+    The trainer's loggers get the numbers of each row of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0.
+    Lightning's checkpoints hold θ, the outer optimiser and the place among the batches.
 
     Errors: ConfigError in a training with several processes.
     """
 
     def __init__(self, **arguments: Any) -> None:
         self.steps = OuterSteps(**arguments)
-        self._last = 0
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return self.steps.records
+        self.records, self._last = self.steps.records, 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         ensure_one_process(trainer.world_size)

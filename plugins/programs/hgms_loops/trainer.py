@@ -22,10 +22,9 @@ class Hooks:
     row's numbers: ``trainer.add_callback(HypergradientCallback(…, log=trainer.log))``. Without it they go to
     ``state.log_history``.
 
-    The names are ``hgms/upper_loss``, ``hgms/hypergradient_norm``, ``hgms/lower_gradient_norm``, ``hgms/residual``,
-    ``hgms/iterations``, ``hgms/moved`` and ``hgms/converged`` (1 or 0); ``records`` has the outcomes in words. Every
-    checkpoint gets a file ``hypergradient.safetensors`` with θ, the outer optimiser and the place among the batches, from which
-    a resumed training goes on.
+    The names are those of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Every checkpoint gets a file
+    ``hypergradient.safetensors`` with θ, the outer optimiser and the place among the batches, from which a resumed training
+    goes on.
 
     Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError where a training is resumed
     from a checkpoint without that file.
@@ -35,10 +34,7 @@ class Hooks:
         if arguments.get("lower") is None:
             raise ConfigError("'lower' is missing: the Trainer shows its callbacks no batch, so give batches for g")
         self.log, self.steps, self._loaded = log, OuterSteps(**arguments), False
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return self.steps.records
+        self.records = self.steps.records
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         ensure_one_process(args.world_size)

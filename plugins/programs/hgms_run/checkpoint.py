@@ -12,8 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from hgms_core import CheckpointError, Method, Problem, State, Tree
-from hgms_run.files import replace_file
-from hgms_run.sealed import damaged
+from hgms_run.files import damaged, replace_file
 
 TENSOR = "$tensor"
 

@@ -34,6 +34,8 @@ from hgms_run.launch import run_config
 from hgms_run.progress import Progress
 from hgms_run.tables import lay, lay_options, tables_of
 
+FITS = {True: "ok", False: "no", None: "?"}
+
 
 @click.command()
 @click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
@@ -173,9 +175,7 @@ def compat(registry: Registry, as_json: bool) -> None:
         return
     table: dict[str, dict[str, str]] = {}
     for row in rows:
-        table.setdefault(row["method"], {"method": row["method"]})[row["task"]] = {True: "ok", False: "no", None: "?"}[
-            row["fits"]
-        ]
+        table.setdefault(row["method"], {"method": row["method"]})[row["task"]] = FITS[row["fits"]]
     print_table(("method", *tasks), list(table.values()))
     reasons: dict[str, list[str]] = {}
     for row in rows:
@@ -193,8 +193,9 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None
-        why = wanted_traits(lacking) if lacking else ""
-        if lacking is None:
+        if lacking is not None:
+            why = wanted_traits(lacking) if lacking else ""
+        else:
             nothing = method is None
             why = "it cannot be built from its defaults alone" if nothing else "the task says nothing about its problems"
         yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}

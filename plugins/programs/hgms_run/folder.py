@@ -35,8 +35,22 @@ from hgms_cli import finite
 from hgms_core import CheckpointError, State
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
-from hgms_run.files import append, flush, replace_file, writing
-from hgms_run.sealed import as_json, contents, damaged, is_stamped, json_object, lines, regular, sealed, stamped, unsealed
+from hgms_run.files import (
+    append,
+    as_json,
+    contents,
+    damaged,
+    flush,
+    is_stamped,
+    json_object,
+    lines,
+    regular,
+    replace_file,
+    sealed,
+    stamped,
+    unsealed,
+    writing,
+)
 from hgms_run.tables import parse_toml
 
 
@@ -60,6 +74,16 @@ class _Rows:
         self.digest.update(line)
 
 
+class _File:
+    """The path of a file in a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, _cls: type) -> Path:
+        return folder.path / self.name
+
+
 @frozen
 class RunFolder:
     """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or :meth:`create` does.
@@ -72,54 +96,25 @@ class RunFolder:
     written; what was there before is intact.
 
     >>> import tempfile
-    >>> from hgms_core import Budget, Pipeline, Problem
-    >>> from hgms_run import run
-    >>> from hgms_branches import Branches
-    >>> from hgms_solvers import CG
-    >>> from hgms_hypergradients import Implicit
-    >>> from hgms_outer import Sgd
-    >>> from hgms_selectors import BestOfN
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
-    >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),
-    ...                   hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.2))
     >>> with tempfile.TemporaryDirectory() as place:
     ...     folder = RunFolder(f"{place}/mine")
-    ...     _ = run(method, problem, Budget(outer_steps=3), folder=folder)
-    ...     len(folder.records()), folder.read_summary()["status"], folder.load()[1]
-    (4, 'done', 3)
+    ...     folder.create("seed = 0", {"python": "3.12"})
+    ...     folder.append({"step": 0, "upper_loss": 0.5}, {"step": 0, "seconds": 0.0})
+    ...     folder.save({"x": torch.ones(2)}, 0)
+    ...     folder.records(), folder.load(), folder.read_summary()
+    ([{'step': 0, 'upper_loss': 0.5, 'seconds': 0.0}], ({'x': tensor([1., 1.])}, 0), None)
     """
 
     path: Path = field(converter=Path)
     _rows: list[_Rows] = field(factory=list, init=False, eq=False, repr=False)
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def steps(self) -> Path:
-        return self.path / "steps.jsonl"
-
-    @property
-    def timings(self) -> Path:
-        return self.path / "timings.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def traceback(self) -> Path:
-        return self.path / "traceback.txt"
+    config = _File("config.toml")
+    environment = _File("env.json")
+    steps = _File("steps.jsonl")
+    timings = _File("timings.jsonl")
+    checkpoint = _File("checkpoint.json")
+    summary = _File("summary.json")
+    traceback = _File("traceback.txt")
 
     @property
     def begun(self) -> bool:

@@ -31,7 +31,6 @@ from hgms_core import (
 from hgms_core.host import LOG, Host
 from hgms_run.advice import check_numbers, explained
 from hgms_run.checkpoint import ensure_of, result_of
-from hgms_run.clock import Clock
 from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.folder import RunFolder
@@ -47,6 +46,24 @@ Watcher = Callable[[RunInfo, Record, float], None]
 
 def ignore(*_: Any, **__: Any) -> None:
     """For those who want to be told nothing."""
+
+
+class Clock:
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
+
+    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
+        self.seconds = seconds
+        self._now = time.perf_counter if kind == "wall" else time.process_time
+        self._wait: Callable[[], None] = lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._wait()
+        self._started = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds += self._now() - self._started
 
 
 @define(eq=False, kw_only=True)

@@ -31,22 +31,20 @@ def digests(value: Any) -> dict[str, str]:
     >>> digests(CG())
     {}
     """
-    known: dict[str, str] = {}
-    if isinstance(value, list | tuple):
-        for item in value:
-            known |= digests(item)
-    if attrs.has(type(value)):
-        cls = type(value)
-        digest = None if _is_ours(cls.__module__) else _digest(cls.__module__)
-        if digest:
-            known[f"{cls.__module__}:{cls.__qualname__}"] = digest
-        for field in attrs.fields(cls):
-            known |= digests(getattr(value, field.name))
+    ours, known = first_party(), {}
+
+    def walk(item: Any) -> None:
+        if isinstance(item, list | tuple):
+            for part in item:
+                walk(part)
+        elif attrs.has(cls := type(item)):
+            if cls.__module__.partition(".")[0] not in ours and (digest := _digest(cls.__module__)):
+                known[f"{cls.__module__}:{cls.__qualname__}"] = digest
+            for field in attrs.fields(cls):
+                walk(getattr(item, field.name))
+
+    walk(value)
     return dict(sorted(known.items()))
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in first_party()
 
 
 def _digest(module: str) -> str | None:
