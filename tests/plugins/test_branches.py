@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -319,6 +321,18 @@ def test_a_replay_where_nothing_requires_a_gradient_is_a_run_forward(case: str) 
     assert not any(leaf.requires_grad for leaf in end.values())
     assert cost.calls == cost.lower_gradients == seen["g"] == 5
     assert cost.rows == seen["g_rows"]
+
+
+def test_the_ways_back_keep_no_other_candidate_alive() -> None:
+    generator = Branches(count=3, steps=2, lr=0.1, batch_size=5)
+    candidates = propose(generator)
+    others = weakref.ref(candidates.x["w"])
+    branch = candidates.branch(torch.tensor(1))
+    del candidates
+    gc.collect()
+    assert others() is None
+    assert branch.replay is not None
+    assert_same(branch.replay(THETA, None)[0], branch.x, rtol=1e-10, atol=1e-13)
 
 
 @every_case
