@@ -22,8 +22,8 @@ class Tilted:
     So candidates are drawn from the minimisers of g that validation favours, and the hypergradient is that of the tilted
     problem. In a configuration its field stands among those of the pipeline inside: ``tilt = 1.0``.
 
-    Use where the lower level has many minimisers and validation rows are to spare; read it beside ``uniform-tilted`` and
-    ``validation-only``, which train on the same rows. Avoid where the lower level has one minimiser: an error of order ε.
+    Use where the lower level has many minimisers and validation rows are to spare, beside references that train on the same
+    rows. Avoid where the lower level has one minimiser: an error of order ε.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
@@ -83,7 +83,12 @@ def tilted(problem: Problem, tilt: float) -> Problem:
         above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
         return problem.g(theta, x, below) + tilt * problem.f(theta, x, above)
 
-    return evolve(problem, g=g, lower_data=beside(problem.lower_data, problem.upper_data["differentiate"]))
+    def rows(index: Tensor) -> Batch:
+        return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
+
+    lower, upper = problem.lower_data, problem.upper_data["differentiate"]
+    data = Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
+    return evolve(problem, g=g, lower_data=data)
 
 
 @frozen(kw_only=True)
@@ -111,13 +116,6 @@ class Beside(Data):
         if batch_size is None or batch_size >= self.size:
             return max(1, self.size + self.upper.size)
         return max(1, batch_size + batch_size * (self.upper.size > 0))
-
-
-def beside(lower: Data, upper: Data) -> Beside:
-    def rows(index: Tensor) -> Batch:
-        return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
-
-    return Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
 
 
 def _joined(below: Batch, above: Batch) -> Batch:
