@@ -54,7 +54,6 @@ class CandidateGenerator(Protocol):
 
     >>> from attrs import frozen
     >>> from hgms_core import repeat
-    >>> from attrs import frozen
     >>> @frozen(kw_only=True)
     ... class Beside:
     ...     name = "beside"
@@ -126,23 +125,16 @@ class LinearSolver(Protocol):
 
     Called: by hypergradient estimators that need one, once in an outer step; by a person's own code through ``hypergradient``.
 
-    For an H that is a multiple of the identity:
+    For an H that is 2·I (:class:`LinearSystem` and :class:`CallableSolver` do the rest):
 
     >>> from attrs import frozen
     >>> @frozen(kw_only=True)
-    ... class OneProduct:
-    ...     name = "one-product"
-    ...     ridge: float = 1e-2
+    ... class Halves:
+    ...     name = "halves"
     ...     def solve(self, matvec, b, x0=None):
-    ...         from hgms_core import LinearSystem, Outcome
-    ...         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=1e-6)
-    ...         x, r = system.start(None)
-    ...         rate = system.dot(r, r) / system.dot(r, product := system.apply(r))
-    ...         x, r = x + system.rows(rate) * r, r - system.rows(rate) * product
-    ...         solved = system.norm(r) <= system.target
-    ...         codes = torch.where(solved, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-    ...         return system.solution(x, system.norm(r), codes, torch.ones_like(codes), 1 / rate)
-    >>> OneProduct(ridge=0.0).solve(lambda v: 2 * v, torch.ones(2)).value
+    ...         from hgms_core import CallableSolver
+    ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
+    >>> Halves().solve(lambda v: 2 * v, torch.ones(2)).value
     tensor([0.5000, 0.5000])
 
     .. versionadded:: 0.1
@@ -172,12 +164,9 @@ class HyperGradient(Protocol):
     ...         batch = problem.upper_data["differentiate"].batch(None)
     ...         loss, direct, _ = upper_gradients(lambda theta, x: problem.f(theta, x, batch), theta, branch.x)
     ...         return Estimate(value=direct, upper_loss=loss, cost=Cost(upper_gradients=1)), state
-    >>> problem = Problem(
-    ...     theta0={"a": torch.ones(2)}, x0={"x": torch.zeros(2)},
-    ...     g=lambda theta, x, batch: x["x"].square().sum(), f=lambda theta, x, batch: theta["a"].square().sum(),
-    ... )
-    >>> branch = Branch(x=problem.x0)
-    >>> Direct().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["a"]
+    >>> problem = Problem(theta0={"a": torch.ones(2)}, x0={"x": torch.zeros(2)},
+    ...                   g=lambda theta, x, _: x["x"].square().sum(), f=lambda theta, x, _: theta["a"].square().sum())
+    >>> Direct().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["a"]
     tensor([2., 2.])
 
     .. versionadded:: 0.1

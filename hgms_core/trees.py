@@ -29,8 +29,8 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
 def trainable(module: nn.Module) -> Tree:
     """The parameters of a module that training changes, by their names: a lower start x0 for ``torch.func.functional_call``.
 
-    Copies, cut off from the module. Frozen parameters (``requires_grad=False``) and buffers, such as running statistics, are
-    left out: ``functional_call`` takes those of the module itself. A tied weight comes once, under its first name.
+    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call`` takes those of the module
+    itself. A tied weight comes once, under its first name.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> _ = model[0].requires_grad_(False)
@@ -60,8 +60,7 @@ def repeat(tree: Mapping[str, Tensor], n: int) -> Tree:
 def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
     """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the GPU.
 
-    A row of several is copied, so that the others can be freed. A tensor index into a single row gives a view of it: states are
-    never changed.
+    A row of several is copied, so that the others can be freed; a tensor index into a single row gives a view of it.
     """
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):

@@ -34,7 +34,7 @@ from hgms_core import (
     repeat,
     share,
     whole,
-)
+)  # fmt: skip
 
 
 @final

@@ -29,7 +29,7 @@ from hgms_core import (
     positive,
     repeat,
     whole,
-)
+)  # fmt: skip
 
 
 @final

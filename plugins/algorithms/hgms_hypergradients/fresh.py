@@ -20,7 +20,7 @@ from hgms_core import (
     curvature,
     detach,
     upper_gradients,
-)
+)  # fmt: skip
 
 Level = Callable[[Tree, Tree], Tensor]
 """A loss with its batch already bound."""

@@ -23,7 +23,7 @@ from hgms_core import (
     implicit,
     lowering,
     optional_whole,
-)
+)  # fmt: skip
 from hgms_graphs import recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.recorded import Recorded

@@ -19,7 +19,7 @@ from hgms_core import (
     choice,
     optional_positive,
     optional_whole,
-)
+)  # fmt: skip
 from hgms_hypergradients.step import through
 from hgms_hypergradients.upper import upper_batch
 

@@ -21,7 +21,7 @@ from hgms_core import (
     optional_whole,
     positive,
     whole,
-)
+)  # fmt: skip
 from hgms_penalty import shared
 
 

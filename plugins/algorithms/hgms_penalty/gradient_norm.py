@@ -22,7 +22,7 @@ from hgms_core import (
     positive,
     twice_differentiable_attention,
     whole,
-)
+)  # fmt: skip
 from hgms_penalty import shared
 
 

@@ -28,7 +28,7 @@ from hgms_core import (
     optional_whole,
     positive,
     whole,
-)
+)  # fmt: skip
 from hgms_penalty import shared
 from hgms_penalty.layers import layers, moving
 

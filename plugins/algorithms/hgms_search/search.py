@@ -22,7 +22,7 @@ from hgms_core import (
     State,
     Tree,
     choice,
-)
+)  # fmt: skip
 
 MOST_VARIABLES = 1000
 """Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the whole history at every step."""

@@ -21,7 +21,7 @@ from hgms_core import (
     positive,
     share,
     twice_differentiable_attention,
-)
+)  # fmt: skip
 
 
 @final

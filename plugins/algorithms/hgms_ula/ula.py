@@ -28,7 +28,7 @@ from hgms_core import (
     positive,
     repeat,
     whole,
-)
+)  # fmt: skip
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain: small states draw many steps at once, large ones a step at a time."""
