@@ -21,11 +21,10 @@ from torch import Tensor
 
 import hgms_llm.tokens
 from hgms_core import ConfigError, DataError
-from hgms_llm.cache import cache_folder
 from hgms_llm.formats import Message
 from hgms_llm.overlaps import Overlap, overlap_warning, overlaps
 from hgms_llm.sources import Example, Source, read_examples
-from hgms_llm.table import TokenTable
+from hgms_llm.table import TokenTable, cache_folder
 from hgms_llm.tokenizers import byte_tokenizer
 from hgms_llm.tokens import fingerprint, token_table
 

@@ -7,10 +7,10 @@ model or a tokenizer is needed.
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_llm.adapter import Lora
 from hgms_llm.encoding import prompt_tokens, stop_tokens
 from hgms_llm.formats import Message
 from hgms_llm.language import LanguageModel
+from hgms_llm.lora import Lora
 from hgms_llm.losses import Batches, token_loss
 from hgms_llm.memory import StepMemory, predicted_memory, step_memory
 from hgms_llm.models import BaseModel

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
-from hgms_llm.adapter import Lora
-from hgms_llm.lora import Active, Adapters, checkpoint_layers, recomputed
+from hgms_llm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -31,7 +30,7 @@ class LanguageModel:
     through.
     """
 
-    model: nn.Module
+    model: Any
     adapters: Adapters | None
     rows: int | None = None
     plain_head: bool = True
@@ -63,8 +62,7 @@ class LanguageModel:
     ) -> tuple[Tensor, Tensor]:
         """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for stacked adapters."""
         lead, length = tokens.shape[:-1], tokens.shape[-1]
-        parts = []
-        batch = lead[-1]
+        parts, batch = [], lead[-1]
         step = self.rows or batch
         for first in range(0, batch, step):
             cut = (..., slice(first, min(first + step, batch)), slice(None))
@@ -109,17 +107,16 @@ class LanguageModel:
             self.tokens["backward_tokens"] += count
 
     def _forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
-        model: Any = self.model
-        inputs: dict[str, Any] = {"input_ids": tokens[:, :-1], "use_cache": False}
+        inputs = {"input_ids": tokens[:, :-1]}
         if attention is not None:
             inputs["attention_mask"] = attention[:, :-1]
             inputs["position_ids"] = (attention[:, :-1].long().cumsum(-1) - 1).clamp_min(0)
         target, wanted = tokens[:, 1:], mask[:, 1:]
         if not self.plain_head:
-            return _summed(_nll(model(**inputs).logits, target), wanted)
-        hidden = getattr(model, model.base_model_prefix)(**inputs).last_hidden_state
+            return _masked(self.model(**inputs, use_cache=False).logits, target, wanted)
+        hidden = self._body(**inputs)
         if _transformed():  # shapes may not depend on data here
-            return _summed(_nll(self._logits(hidden), target), wanted)
+            return _masked(self._logits(hidden), target, wanted)
         # The head is dear and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked, goal = hidden[row, place], target[row, place]
@@ -129,14 +126,14 @@ class LanguageModel:
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
         time."""
-        step = max(1, LOGITS // self._vocabulary)
+        head = self.model.get_output_embeddings()
+        step = max(1, LOGITS // int(head.weight.shape[0]))
         step -= step % 128 if step > 128 else 0  # whole tiles of a product
         if len(target) <= step:
             return self._scored(hidden, target)
         pieces = [slice(first, first + step) for first in range(0, len(target), step)]
         if torch.is_grad_enabled() and hidden.requires_grad:
-            model: Any = self.model
-            weights = dict(model.get_output_embeddings().named_parameters())
+            weights = dict(head.named_parameters())
             if not any(leaf.requires_grad for leaf in weights.values()):
                 losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
                 return losses
@@ -148,11 +145,10 @@ class LanguageModel:
         return functional.cross_entropy(self._logits(hidden, weights), target, reduction="none")
 
     def _logits(self, hidden: Tensor, weights: Tree | None = None) -> Tensor:
-        model: Any = self.model
-        head = model.get_output_embeddings()
+        head = self.model.get_output_embeddings()
         logits: Tensor = head(hidden) if weights is None else torch.func.functional_call(head, weights, (hidden,))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        cap = getattr(model.config, "final_logit_softcapping", None)
+        logits = _float(logits)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @property
@@ -161,20 +157,18 @@ class LanguageModel:
         types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
         return None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
 
-    @property
-    def _vocabulary(self) -> int:
-        model: Any = self.model
-        return int(model.get_output_embeddings().weight.shape[0])
+    def _body(self, **inputs: Any) -> Tensor:
+        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs, use_cache=False).last_hidden_state
+        return hidden
 
     def _head_is_plain(self) -> bool:
         """Whether body, head and soft cap are all there is between tokens and logits (some architectures scale in between)."""
-        model: Any = self.model
-        if model.get_output_embeddings() is None or not hasattr(model, model.base_model_prefix):
+        if self.model.get_output_embeddings() is None or not hasattr(self.model, self.model.base_model_prefix):
             return False
         probe = torch.tensor([[0, 1, 2, 3]], device=next(self.model.parameters()).device)
         with torch.no_grad():
-            whole = model(input_ids=probe, use_cache=False).logits
-            own = self._logits(getattr(model, model.base_model_prefix)(input_ids=probe, use_cache=False).last_hidden_state)
+            whole = self.model(input_ids=probe, use_cache=False).logits
+            own = self._logits(self._body(input_ids=probe))
         return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
 
 
@@ -221,13 +215,14 @@ class _Call(nn.Module):
         return self.owner[0]._forward(tokens, mask, attention)
 
 
-def _nll(logits: Tensor, target: Tensor) -> Tensor:
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").reshape(target.shape)
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _summed(losses: Tensor, wanted: Tensor) -> Tensor:
-    return (losses * wanted).sum(-1)
+def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
+    """Σ −log p of the wanted targets of each row."""
+    losses = functional.cross_entropy(_float(logits).flatten(0, 1), target.flatten(), reduction="none")
+    return (losses.reshape(target.shape) * wanted).sum(-1)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

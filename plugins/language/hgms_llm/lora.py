@@ -1,4 +1,4 @@
-"""Stacked adapters: N candidates' low-rank updates in one pass over the shared, frozen base.
+"""Low-rank adapters (``[task.adapter]``), stacked: N candidates' updates in one pass over the shared, frozen base.
 
 A forward hook on every target module adds s·B A h to its output. Where A and B have a leading axis N, the rows of h are N
 blocks, block i belongs to candidate i, and the two small products become batched ones: the base is read once for all
@@ -12,17 +12,93 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self, final
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field, frozen, validators
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from hgms_core import Key, Tree
-from hgms_llm.adapter import Lora, width_of
+from hgms_core import ConfigError, Key, Tree, positive, whole
+from hgms_llm.hub import transformers_quietly
+
+KERNELS = {
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+}
+"""Each attention kernel, and whether it is allowed now."""
+
+
+@final
+@frozen(kw_only=True)
+class Lora:
+    """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B ``[out, rank]`` trained.
+
+    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while training only; its masks are
+    a function of the batch, so that a branch can be run again. ``targets`` are module names or their last parts (None: peft's
+    choice for the architecture).
+
+    Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
+    """
+
+    rank: int = field(default=16, validator=whole)
+    alpha: float = field(default=32.0, validator=positive)
+    dropout: float = field(default=0.0, validator=[validators.ge(0), validators.lt(1)])
+    targets: tuple[str, ...] | None = None
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+    def modules(self, model: nn.Module) -> list[str]:
+        """The names of the modules that get an adapter."""
+        targets = self.targets if self.targets is not None else _usual_targets(model)
+        linear = [name for name, module in model.named_modules() if width_of(module) is not None]
+        chosen = [name for name in linear if any(name == target or name.endswith("." + target) for target in targets)]
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        if head is not None and any(model.get_submodule(name) is head for name in chosen):
+            raise ConfigError("the output embedding cannot have an adapter; take it out of task.adapter.targets")
+        if not chosen:
+            known = sorted({name.rpartition(".")[2] for name in linear})
+            raise ConfigError(
+                f"no module of this {type(model).__name__} is called {' or '.join(map(repr, targets))} @ task.adapter.targets\n"
+                f"  its linear modules are: {', '.join(known)}"
+            )
+        return chosen
+
+    def peft_config(self, model: nn.Module) -> Any:
+        """The same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
+        transformers_quietly()
+        import peft
+
+        modules = self.modules(model)
+        convolution = any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in modules)
+        return peft.LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=modules,
+            fan_in_fan_out=convolution, task_type="CAUSAL_LM",
+        )  # fmt: skip
+
+
+def width_of(module: nn.Module) -> tuple[int, int] | None:
+    """(in, out) of a linear module: also GPT-2's Conv1D, and quantised ones."""
+    if type(module).__name__ == "Conv1D":
+        return int(module.nx), int(module.nf)  # type: ignore[arg-type]
+    if hasattr(module, "in_features") and hasattr(module, "out_features"):
+        return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
+    return None
+
+
+def _usual_targets(model: nn.Module) -> tuple[str, ...]:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
+
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    if kind not in usual:
+        raise ConfigError(f"no usual adapter targets are known for a {kind or type(model).__name__}: set task.adapter.targets")
+    return tuple(usual[kind])
 
 
 @frozen(eq=False)
@@ -90,7 +166,8 @@ class Adapters:
         if down.dim() == 3:
             hidden = hidden.reshape(down.shape[0], -1, hidden.shape[-1])
         if hidden.dtype == torch.bfloat16 and down.dtype == torch.float32:
-            update = _up(_down(hidden, down, scaling), up)
+            both = _down(hidden, down, scaling)
+            update = _times(torch.cat([both, both], dim=-1), torch.cat(_halves(up), dim=-1))
         else:
             update = _times(scaling * _times(hidden.to(down.dtype), down), up)
         return output + update.reshape(*shape, up.shape[-2]).to(output.dtype)
@@ -116,14 +193,9 @@ def _times(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
     """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32 copy of h is made or kept."""
+    coarse: Tensor
     coarse, fine = _times(hidden, torch.cat(_halves(weight), dim=-2)).chunk(2, dim=-1)
-    update: Tensor = scaling * (coarse + fine)
-    return update
-
-
-def _up(hidden: Tensor, weight: Tensor) -> Tensor:
-    """B h, of the halves of B."""
-    return _times(torch.cat([hidden, hidden], dim=-1), torch.cat(_halves(weight), dim=-1))
+    return scaling * (coarse + fine)
 
 
 def _halves(weight: Tensor) -> list[Tensor]:
@@ -133,39 +205,23 @@ def _halves(weight: Tensor) -> list[Tensor]:
     return [coarse, (weight - coarse.float()).detach().to(torch.bfloat16)]
 
 
-class _SameKernels:
-    """The attention kernels that are allowed now, for a time when others are."""
+class _SameKernels(contextlib.ExitStack):
+    """The attention kernels that are allowed now, for a time when others are; entered as often as the rest is run again."""
 
     def __init__(self) -> None:
-        allowed = {
-            SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
-            SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
-            SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
-            SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled(),
-        }
-        self.kernels = [kernel for kernel, now in allowed.items() if now]
-        self.entered: list[Any] = []
+        super().__init__()
+        self.kernels = [kernel for kernel, allowed in KERNELS.items() if allowed()]
 
-    def __enter__(self) -> None:
-        context = sdpa_kernel(self.kernels)
-        context.__enter__()
-        self.entered.append(context)
-
-    def __exit__(self, *error: Any) -> None:
-        self.entered.pop().__exit__(*error)
+    def __enter__(self) -> Self:
+        self.enter_context(sdpa_kernel(self.kernels))
+        return self
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``function`` of the rest, computed again in the backward pass: with the attention kernels of the first time, which need
     not be those allowed at the second (a second derivative asks for the math kernel while its graph is built)."""
-    return checkpoint(
-        function,
-        *args,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        context_fn=lambda: (contextlib.nullcontext(), _SameKernels()),
-        **kwargs,
-    )
+    options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+    return checkpoint(function, *args, context_fn=lambda: (contextlib.nullcontext(), _SameKernels()), **options, **kwargs)
 
 
 def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Module]:
@@ -186,29 +242,23 @@ def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapt
     replaying = False
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        nonlocal replaying
-        if replaying or not torch.is_grad_enabled():
+        active = None if adapters is None else adapters.active
+        idle = adapters is not None and (active is None or not active.tracked)
+        if replaying or idle or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        if adapters is not None:
-            active = adapters.active
-            if active is None or not active.tracked:
-                return forward(*args, **kwargs)
-
-            def run(*args: Any, **kwargs: Any) -> Any:
-                with adapters.use(active):
-                    return forward(*args, **kwargs)
-
-            return recomputed(run, *args, **kwargs)
         values: dict[str, Tensor] = dict(layer.named_parameters())
 
-        def swapped(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal replaying
+            if adapters is not None:
+                with adapters.use(active):
+                    return forward(*args, **kwargs)
             replaying = True
             try:
                 return torch.func.functional_call(layer, values, args, kwargs)
             finally:
                 replaying = False
 
-        return recomputed(swapped, *args, **kwargs)
+        return recomputed(run, *args, **kwargs)
 
     return again

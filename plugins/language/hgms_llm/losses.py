@@ -118,8 +118,9 @@ class Batches:
     dropout: bool = False
     _first: Tensor = field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "_first", torch.tensor([0, *(table.size for table in self.tables)]).cumsum(0))
+    @_first.default
+    def _starts(self) -> Tensor:
+        return torch.tensor([0, *(table.size for table in self.tables)]).cumsum(0)
 
     @property
     def size(self) -> int:
@@ -131,7 +132,8 @@ class Batches:
         source = torch.bucketize(index.contiguous(), self._first[1:], right=True)
         tokens, mask = self._gathered(index, source)
         batch = {"tokens": tokens, "mask": mask, "source": source, "index": index}
-        batch = {name: _moved(leaf, self.device) for name, leaf in batch.items()}
+        if self.device.type != "cpu":
+            batch = {name: leaf.pin_memory().to(self.device, non_blocking=True) for name, leaf in batch.items()}
         if self.dropout:
             # Stays on the CPU: it seeds generators. One number for each batch, from the rows it holds.
             order = torch.arange(1, index.shape[-1] + 1)
@@ -162,12 +164,6 @@ class Batches:
             tokens[where, : row.shape[-1]] = row.long()
             mask[where, : scored.shape[-1]] = scored
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
-
-
-def _moved(leaf: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return leaf
-    return leaf.pin_memory().to(device, non_blocking=True)
 
 
 def shuffled(count: int, key: Key) -> Tensor:

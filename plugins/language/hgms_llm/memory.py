@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -37,9 +37,8 @@ class StepMemory:
         return self.base + self.adapters + self.activations + self.logits
 
     def __str__(self) -> str:
-        parts = {"base": self.base, "adapters": self.adapters, "activations": self.activations, "logits": self.logits}
         unit, size = ("GiB", 2**30) if self.peak >= 2**30 else ("MiB", 2**20)
-        listed = ", ".join(f"{name} {value / size:.2f}" for name, value in parts.items())
+        listed = ", ".join(f"{name} {value / size:.2f}" for name, value in asdict(self).items())
         return f"about {self.peak / size:.2f} {unit} at the peak of a step ({listed})"
 
 
@@ -52,14 +51,16 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
     adapters = adapter * (candidates + 1 + 2 * together)
 
-    lengths = _probed(model)
+    # Tokens of the rows that memory is extrapolated from: 16, 40 and 64, or fewer where the model has fewer positions.
+    most = min(64, getattr(getattr(model.model, "config", None), "max_position_embeddings", None) or 64)
+    lengths = (most // 4, most * 5 // 8, most)
     probes = torch.tensor(lengths, dtype=torch.float64)
     taken = torch.tensor([_taken(model, x, tokens) for tokens in lengths], dtype=torch.float64)
     powers = torch.stack([probes**0, probes, probes**2], dim=1)
     _, slope, bend = torch.linalg.solve(powers, taken).tolist()
     pass_bytes = int(rows * (slope * length + max(bend, 0.0) * length**2))
 
-    vocabulary, width = model.model.get_output_embeddings().weight.shape  # type: ignore[operator]
+    vocabulary, width = model.model.get_output_embeddings().weight.shape
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
     if model.checkpointed is None:
         return StepMemory(base, adapters, pass_bytes, head)
@@ -73,17 +74,9 @@ def predicted_memory(problem: Problem, *, candidates: int, batch: int, chunk: in
     if not isinstance(problem.f, UpperLoss):
         return None
     model = problem.f.rows.model
-    base: Any = model.model
-    if base.get_output_embeddings() is None:
+    if model.model.get_output_embeddings() is None:
         return None
     return step_memory(model, problem.x0, candidates=candidates, batch=batch, chunk=chunk, length=length)
-
-
-def _probed(model: LanguageModel) -> tuple[int, int, int]:
-    """Tokens of the rows that memory is extrapolated from: 16, 40 and 64, or fewer where the model has fewer positions."""
-    config: Any = getattr(model.model, "config", None)
-    most = min(64, getattr(config, "max_position_embeddings", None) or 64)
-    return most // 4, most * 5 // 8, most
 
 
 def _taken(model: LanguageModel, x: Tree, length: int) -> int:

@@ -4,7 +4,7 @@ sources, or often in one, is weighed more than once."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 from attrs import frozen
@@ -34,6 +34,13 @@ class Overlap:
     size: int
     rows: tuple[int, ...]
 
+    def __str__(self) -> str:
+        some = ", ".join(map(str, self.rows)) + (", …" if self.count > len(self.rows) else "")
+        share = f"{self.count} of {self.size} ({self.count / self.size:.1%})"
+        if (self.part, self.name) == (self.other_part, self.other):
+            return f"  {self.part} {self.name!r}: {share} are copies of an earlier row; rows {some}"
+        return f"  {self.part} {self.name!r} and {self.other_part} {self.other!r}: {share}; rows {some} of {self.name!r}"
+
 
 def overlaps(
     train: Mapping[str, Rows], validation: Mapping[str, Rows] | None = None, test: Mapping[str, Rows] | None = None
@@ -55,32 +62,28 @@ def overlaps(
     [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
-    keys = {part: {name: _keys(rows) for name, rows in sets.items()} for part, sets in parts.items()}
+    keys = {part: {name: list(_prompts(rows)) for name, rows in sets.items()} for part, sets in parts.items()}
     known = {part: {name: {key for key, _ in pairs} for name, pairs in sets.items()} for part, sets in keys.items()}
-    overlapping = []
+    overlapping: list[Overlap] = []
+
+    def add(part: str, name: str, other_part: str, other: str, rows: list[int], size: int) -> None:
+        if rows:
+            overlapping.append(Overlap(part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN])))
+
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
         for name, pairs in keys[part].items():
             for other, having in known[other_part].items():
-                rows = [row for key, row in pairs if key in having]
-                if rows:
-                    overlapping.append(Overlap(part, name, other_part, other, len(rows), len(pairs), tuple(rows[:SHOWN])))
-    return (*overlapping, *_copies(train))
-
-
-def _copies(train: Mapping[str, Rows]) -> Iterator[Overlap]:
-    """Whole rows that an earlier source has too, or an earlier place of the same one."""
+                add(part, name, other_part, other, [row for key, row in pairs if key in having], len(pairs))
     before: dict[str, set[Hashable]] = {}
-    for name, rows in train.items():
-        whole = list(_whole(rows))
-        for other, having in before.items():
-            shared = [row for key, row in whole if key in having]
-            if shared:
-                yield Overlap("train", name, "train", other, len(shared), len(whole), tuple(shared[:SHOWN]))
-        seen: set[Hashable] = set()
+    for name, source in train.items():
+        whole = list(_whole(source))
+        for other, earlier in before.items():
+            add("train", name, "train", other, [row for key, row in whole if key in earlier], len(whole))
+        seen = before[name] = set()
         copies = [row for key, row in whole if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
-        if len(copies) >= COPIES * len(whole) and copies:
-            yield Overlap("train", name, "train", name, len(copies), len(whole), tuple(copies[:SHOWN]))
-        before[name] = seen
+        if len(copies) >= COPIES * len(whole):
+            add("train", name, "train", name, copies, len(whole))
+    return tuple(overlapping)
 
 
 def _whole(rows: Rows) -> Iterator[tuple[Hashable, int]]:
@@ -94,30 +97,19 @@ def _whole(rows: Rows) -> Iterator[tuple[Hashable, int]]:
         yield hashlib.blake2b(row, digest_size=16).digest(), number
 
 
-def _keys(rows: Rows) -> list[tuple[int, int]]:
+def _prompts(rows: Rows) -> Iterable[tuple[int, int]]:
     if isinstance(rows, TokenTable):
-        return list(zip(rows.keys.tolist(), rows.rows.tolist(), strict=True))
-    return [(key_of(example.key), example.row) for example in rows]
+        return zip(rows.keys.tolist(), rows.rows.tolist(), strict=True)
+    return ((key_of(example.key), example.row) for example in rows)
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:
     """What to tell a person: one line per pair of sets, and what to do; empty where nothing overlaps."""
     lines = []
-    judged = [overlap for overlap in overlapping if overlap.part != "train"]
-    if judged:
-        lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *map(_line, judged)]
+    if judged := [str(overlap) for overlap in overlapping if overlap.part != "train"]:
+        lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *judged]
         lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
-    copied = [overlap for overlap in overlapping if overlap.part == "train"]
-    if copied:
-        lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *map(_line, copied)]
+    if copied := [str(overlap) for overlap in overlapping if overlap.part == "train"]:
+        lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *copied]
         lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little")
     return "\n".join(lines)
-
-
-def _line(overlap: Overlap) -> str:
-    some = ", ".join(map(str, overlap.rows)) + (", …" if overlap.count > len(overlap.rows) else "")
-    this = f"{overlap.part} {overlap.name!r}"
-    share = f"{overlap.count} of {overlap.size} ({overlap.count / overlap.size:.1%})"
-    if (overlap.part, overlap.name) == (overlap.other_part, overlap.other):
-        return f"  {this}: {share} are copies of an earlier row; rows {some}"
-    return f"  {this} and {overlap.other_part} {overlap.other!r}: {share}; rows {some} of {overlap.name!r}"

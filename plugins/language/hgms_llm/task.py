@@ -30,14 +30,13 @@ from hgms_core import (
     unknown,
     validation_shares,
 )
-from hgms_llm.adapter import Lora
-from hgms_llm.cache import cache_folder, warn
 from hgms_llm.language import LanguageModel
+from hgms_llm.lora import Lora
 from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, mean_lengths, shuffled, token_loss, weights
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.sources import Source, check_names, content
-from hgms_llm.table import TokenTable, left_out
+from hgms_llm.table import TokenTable, cache_folder, left_out, warn
 from hgms_llm.templates import TEMPLATES
 from hgms_llm.tokens import token_table
 

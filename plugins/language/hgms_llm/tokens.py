@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from hgms_core import ConfigError, DataError, unknown
-from hgms_llm.cache import cached
 from hgms_llm.encoding import encode
 from hgms_llm.sources import Example, Source, content, read
-from hgms_llm.table import Report, TokenTable, offsets_of
+from hgms_llm.table import Report, TokenTable, cached, offsets_of
 from hgms_llm.templates import Template, template_for
 
 if TYPE_CHECKING:
