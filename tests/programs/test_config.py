@@ -688,8 +688,8 @@ def test_budgets_that_cannot_be_read(text: str, message: str) -> None:
 
 
 def test_a_budget_says_how_many_of_what() -> None:
-    told = [str(Budget.parse(text)) for text in ("1 step", "2 steps", "1 call", "1e3 calls", " 2  outer  steps ", "90s")]
-    assert told == ["1 outer step", "2 outer steps", "1 oracle call", "1000 oracle calls", "2 outer steps", "90 s"]
+    texts = [str(Budget.parse(text)) for text in ("1 step", "2 steps", "1 call", "1e3 calls", " 2  outer  steps ", "90s")]
+    assert texts == ["1 outer step", "2 outer steps", "1 oracle call", "1000 oracle calls", "2 outer steps", "90 s"]
 
 
 def test_spending_a_budget() -> None:

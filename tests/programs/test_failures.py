@@ -46,8 +46,8 @@ def hgms(*arguments: str) -> Result:
 
 
 def run_folder(folder: Path) -> Path:
-    [found] = folder.glob("runs/*/*/*")
-    return found
+    [path] = folder.glob("runs/*/*/*")
+    return path
 
 
 def test_all_candidates_non_finite_stops_with_a_summary(folder: Path) -> None:
@@ -144,8 +144,8 @@ def test_a_size_that_no_machine_holds(folder: Path, settings: list[str], size: i
     assert done.exit_code == 2, done.output
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.startswith("error: ")
-    said = "lower one of the three" if "train_size" in settings[-1] else "more than this machine can hold"
-    assert (said if size < 2**63 else "more than 64 bits") in done.stderr
+    message = "lower one of the three" if "train_size" in settings[-1] else "more than this machine can hold"
+    assert (message if size < 2**63 else "more than 64 bits") in done.stderr
 
 
 def test_differences_are_to_uniform_where_it_takes_part() -> None:
@@ -168,11 +168,11 @@ def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> N
 def test_demo_on_a_small_budget(folder: Path) -> None:
     done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "6", "--json")
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [row["method"] for row in found["methods"]] == ["hg-ms", "hg-baseline", "uniform", "validation-only"]
-    assert all(row["seconds"]["n"] == 2 for row in found["methods"])
-    assert found["methods"][2]["difference"] is None
-    assert {Path(path).name for path in found["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
+    table = json.loads(done.stdout)
+    assert [row["method"] for row in table["methods"]] == ["hg-ms", "hg-baseline", "uniform", "validation-only"]
+    assert all(row["seconds"]["n"] == 2 for row in table["methods"])
+    assert table["methods"][2]["difference"] is None
+    assert {Path(path).name for path in table["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
     assert hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "2").exit_code == 0  # over what is there
 
 

@@ -45,8 +45,8 @@ def g(theta: Tensor, x: Any, _batch: Any) -> Tensor:
 
 
 def outer(theta: Tensor, **fields: Any) -> OuterSteps:
-    given = {"f": f, "g": g, "upper": [AIM], "lower": [None], "solver": identity, "every": 1, "optimizer": Sgd(lr=0.5)}
-    return OuterSteps(theta=theta, **{**given, **fields})
+    defaults = {"f": f, "g": g, "upper": [AIM], "lower": [None], "solver": identity, "every": 1, "optimizer": Sgd(lr=0.5)}
+    return OuterSteps(theta=theta, **{**defaults, **fields})
 
 
 class TestSteps:
@@ -55,8 +55,8 @@ class TestSteps:
         """With x at its minimiser θ, each step of rate ½ halves the way to the aim."""
         theta, model = torch.tensor([5.0, 6.0], dtype=F64), Point()
         first, same = theta.clone(), theta
-        made = Sgd(lr=0.5) if optimizer == "ours" else torch.optim.SGD([theta], lr=0.5)
-        steps = outer(theta, optimizer=made)
+        steps = Sgd(lr=0.5) if optimizer == "ours" else torch.optim.SGD([theta], lr=0.5)
+        steps = outer(theta, optimizer=steps)
         for step in range(1, 5):
             model.x.data.copy_(theta)
             row = steps.step(model, step)
@@ -223,8 +223,8 @@ class TestLightning:
     def callback(self, theta: Tensor, **fields: Any) -> Any:
         from hgms_loops.lightning import HypergradientCallback
 
-        given = {"f": f, "g": g, "upper": [AIM], "solver": identity, "every": 2, "optimizer": Sgd(lr=0.5)}
-        return HypergradientCallback(theta=theta, **{**given, **fields})
+        defaults = {"f": f, "g": g, "upper": [AIM], "solver": identity, "every": 2, "optimizer": Sgd(lr=0.5)}
+        return HypergradientCallback(theta=theta, **{**defaults, **fields})
 
     @pytest.mark.filterwarnings("ignore")
     def test_theta_goes_where_the_closed_form_says_and_is_logged(self, tmp_path: Path) -> None:

@@ -51,12 +51,12 @@ class TestTrainer:
                 own = dict(model.named_parameters())
                 return (theta.detach().exp()[inputs["index"]] * losses(own, inputs)).mean()
 
-        given = TrainingArguments(
+        defaults = TrainingArguments(
             output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True,
             report_to=[], disable_tqdm=True, remove_unused_columns=False, logging_steps=2, seed=1, save_strategy="no",
             **arguments,
         )  # fmt: skip
-        return Weighted(model=model, args=given, train_dataset=self.rows, callbacks=list(callbacks))
+        return Weighted(model=model, args=defaults, train_dataset=self.rows, callbacks=list(callbacks))
 
     def losses(self, x: Any, batch: Any) -> Tensor:
         """Next-token losses, a mean for each example."""
@@ -74,11 +74,11 @@ class TestTrainer:
     def callback(self, theta: Tensor, **fields: Any) -> Any:
         from hgms_loops.trainer import HypergradientCallback
 
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "f": self.upper, "g": self.lower, "upper": [self.batch(8, 10), self.batch(10, 12)], "lower": [self.batch(0, 8)],
             "solver": MINRES(ridge=1.0, rtol=1e-5, max_steps=300), "optimizer": Sgd(lr=5.0), "every": 2,
         }  # fmt: skip
-        return HypergradientCallback(theta=theta, **{**given, **fields})
+        return HypergradientCallback(theta=theta, **{**defaults, **fields})
 
     def test_theta_takes_the_steps_of_hypergradient_called_directly(self, tmp_path: Path) -> None:
         from transformers import TrainerCallback
@@ -103,16 +103,16 @@ class TestTrainer:
         self.model.eval()
         at = torch.zeros(self.COUNT)
         for number, rows in ((1, self.batch(8, 10)), (3, self.batch(10, 12))):
-            found = hypergradient(
+            estimate = hypergradient(
                 lambda theta, x, rows=rows: self.upper(theta, x, rows),
                 lambda theta, x: self.lower(theta, x, self.batch(0, 8)),
                 at,
                 states[number],
                 solver=MINRES(ridge=1.0, rtol=1e-5, max_steps=300),
             ).value["theta"]
-            at = at - 5.0 * found
+            at = at - 5.0 * estimate
             torch.testing.assert_close(thetas[number], at, rtol=1e-5, atol=1e-7)
-            assert found[:8].abs().min() > 0
+            assert estimate[:8].abs().min() > 0
         assert [(row["step"], row["outcome"]) for row in mine.records] == [(2, "converged"), (4, "converged")]
         logged = [row for row in trainer.state.log_history if "hgms/upper_loss" in row]
         assert [row["step"] for row in logged] == [2, 4]

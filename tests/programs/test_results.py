@@ -192,11 +192,11 @@ def test_names_tell_equal_labels_apart() -> None:
 
 def test_the_run_of_a_mix_is_found_in_its_first_stage(tmp_path: Path) -> None:
     folder = tmp_path / "mix" / "halve-0a1b2c3d" / "seed-3"
-    made = write_run(tmp_path, path=folder / "reweight", seed=3)
+    folder = write_run(tmp_path, path=folder / "reweight", seed=3)
     write_run(tmp_path, path=folder / "reweight-99aabbcc", seed=3, lr=0.7)  # made with other settings, and put aside
     (folder / "sample").mkdir()
     [run], skipped = scan(tmp_path)
-    assert (run.path, run.hash, skipped) == (made, "0a1b2c3d", [])
+    assert (run.path, run.hash, skipped) == (folder, "0a1b2c3d", [])
 
 
 def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def test_first_use_is_not_charged_to_the_budget_in_seconds() -> None:
 
 
 def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
-    made = RunFolder(tmp_path / "run")
-    result = run(Descent(), problem(), Budget(outer_steps=6), folder=made, settings=RunSettings(evaluate_every=2))
-    assert made.records() == result.records
+    folder = RunFolder(tmp_path / "run")
+    result = run(Descent(), problem(), Budget(outer_steps=6), folder=folder, settings=RunSettings(evaluate_every=2))
+    assert folder.records() == result.records
     assert [row["step"] for row in result.records] == list(range(7))
     assert [row["step"] for row in result.records if "metric.size" in row] == [0, 2, 4, 6]
     assert result.records[1]["gap"] is None  # JSON has no infinity
@@ -213,39 +213,39 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("saved", [True, False])
 def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Path, saved: bool) -> None:
     """Killed while it wrote tensors, or before it removed the older ones; also where nothing is saved any more."""
-    made = RunFolder(tmp_path / "run")
-    run(Descent(), problem(), Budget(outer_steps=9), folder=made)
-    made.summary.unlink()
-    before = run_files(made.path)
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=9), folder=folder)
+    folder.summary.unlink()
+    before = run_files(folder.path)
     left = ["checkpoint-4.safetensors", "checkpoint-11.safetensors.part"]
     for name in left:
-        (made.path / name).write_bytes(b"half")
+        (folder.path / name).write_bytes(b"half")
     if saved:
-        made.save(*(made.load() or ({}, -1)))
+        folder.save(*(folder.load() or ({}, -1)))
     else:
-        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
-        made.summary.unlink()
-    assert run_files(made.path) == before
+        run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
+        folder.summary.unlink()
+    assert run_files(folder.path) == before
 
 
 def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None:
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(NumericalError, match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept"):
-        run(Descent(breaks_at=3), problem(), Budget(outer_steps=9), folder=made)
-    state, step = made.load() or ({}, -1)
+        run(Descent(breaks_at=3), problem(), Budget(outer_steps=9), folder=folder)
+    state, step = folder.load() or ({}, -1)
     assert step == 3
     assert torch.isfinite(state["x"]["x"]).all()
-    summary = made.read_summary()
+    summary = folder.read_summary()
     assert summary is not None
     assert summary["status"] == "failed"
     assert "step 4" in summary["error"]
-    assert len(made.records()) == 4
+    assert len(folder.records()) == 4
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "pointer", "key", "line"])
 def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> None:
-    made = RunFolder(tmp_path / "run")
-    run(Descent(), problem(), Budget(outer_steps=4), folder=made)
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=4), folder=folder)
     tensors = tmp_path / "run/checkpoint-4.safetensors"
     data = tensors.read_bytes()
     if damage == "truncate":
@@ -255,16 +255,16 @@ def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> 
     elif damage == "remove":
         tensors.unlink()
     elif damage == "pointer":
-        made.checkpoint.write_text(made.checkpoint.read_text()[:40])
+        folder.checkpoint.write_text(folder.checkpoint.read_text()[:40])
     elif damage == "key":
-        made.checkpoint.write_text("{}")
+        folder.checkpoint.write_text("{}")
     else:
-        lines = made.steps.read_bytes().split(b"\n")
-        made.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
+        lines = folder.steps.read_bytes().split(b"\n")
+        folder.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
     named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(damage, tensors.name)
     before = run_files(tmp_path / "run")
     with pytest.raises(CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"):
-        run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
+        run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True)
     assert run_files(tmp_path / "run") == before
 
 
@@ -302,26 +302,26 @@ def sound_seconds(files: dict[str, bytes]) -> list[float]:
 
 @pytest.mark.parametrize("damage", ["missing", "short", "longer than it was", "other rows after it"])
 def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
-        run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=made)
+        run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=folder)
     (tmp_path / "run/checkpoint-3.safetensors").write_bytes(b"old")
-    data = made.steps.read_bytes()
+    data = folder.steps.read_bytes()
     if damage == "missing":
-        made.steps.unlink()
+        folder.steps.unlink()
     elif damage == "short":
-        made.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+        folder.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
     else:
-        made.steps.write_bytes(data + (b'{"step": 3}\n' if damage == "other rows after it" else b'{"step": 7}\n{"st'))
-    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+        folder.steps.write_bytes(data + (b'{"step": 3}\n' if damage == "other rows after it" else b'{"step": 7}\n{"st'))
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     if damage in ("missing", "short"):
         with pytest.raises(CheckpointError, match=r"damaged run file .*steps\.jsonl"):
-            run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
-        assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+            run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
+        assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
     else:
-        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
-        assert [row["step"] for row in made.records()] == list(range(10))
-        assert made.steps.read_bytes().startswith(data)
+        run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
+        assert [row["step"] for row in folder.records()] == list(range(10))
+        assert folder.steps.read_bytes().startswith(data)
 
 
 @pytest.mark.parametrize(
@@ -329,38 +329,38 @@ def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: s
 )
 @pytest.mark.parametrize("name", ["checkpoint.json", "summary.json", "steps.jsonl", "timings.jsonl"])
 def test_json_of_the_wrong_shape_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    made = RunFolder(tmp_path / "run")
-    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=folder)
     (tmp_path / "run" / name).write_text(text + "\n")
-    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     if name == "summary.json" and text == "{}":
         return  # no status: the run goes on from its checkpoint
     with pytest.raises(CheckpointError, match=name):
-        run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True)
-    assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+        run(Descent(), problem(), Budget(outer_steps=2), folder=folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_a_sealed_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     """Not damage but another program: the checksum is right."""
-    made = RunFolder(tmp_path / "run")
-    made.path.mkdir()
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
     for state in ({}, {"x": 3}, {"x": {"x": torch.ones(7)}}, {"x": {"y": torch.ones(2)}}):
-        made.create("", {})
-        made.save(state, 0)
-        made.config.unlink()
+        folder.create("", {})
+        folder.save(state, 0)
+        folder.config.unlink()
         info = RunInfo(task="problem", method="descent", seed=0, budget=Budget(outer_steps=2), config={"seed": 0})
-        made.config.write_text("seed = 0\n")
+        folder.config.write_text("seed = 0\n")
         with pytest.raises(CheckpointError, match=r"checkpoint\.json"):
-            run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True, info=info)
+            run(Descent(), problem(), Budget(outer_steps=2), folder=folder, resume=True, info=info)
 
 
 def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, tensors and their name in the folder, then the file that points to them, then its name, then the old ones go."""
-    made = RunFolder(tmp_path / "run")
-    made.path.mkdir()
-    made.append({"step": 0}, {"step": 0, "seconds": 0.0})
-    made.save({"x": torch.ones(2)}, 0)
-    made.append({"step": 1}, {"step": 1, "seconds": 0.0})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.append({"step": 0}, {"step": 0, "seconds": 0.0})
+    folder.save({"x": torch.ones(2)}, 0)
+    folder.append({"step": 1}, {"step": 1, "seconds": 0.0})
     calls: list[str] = []
     synced, renamed, removed = os.fsync, Path.replace, Path.unlink
     names = lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")).name  # noqa: E731
@@ -369,7 +369,7 @@ def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, mo
     monkeypatch.setattr(
         Path, "unlink", lambda path, **_: (calls.append(f"remove {path.name}") if path.exists() else None, removed(path, **_))
     )
-    made.save({"x": torch.ones(2)}, 1)
+    folder.save({"x": torch.ones(2)}, 1)
     assert calls == [
         "sync steps.jsonl", "sync timings.jsonl",
         "sync checkpoint-1.safetensors.part", "name checkpoint-1.safetensors", "sync run",
@@ -378,34 +378,34 @@ def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, mo
 
 
 def test_rows_are_not_read_again_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, read = RunFolder(tmp_path / "run"), []
+    folder, read = RunFolder(tmp_path / "run"), []
     original = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
-    run(Descent(), problem(), Budget(outer_steps=6), folder=made, settings=RunSettings(checkpoint_seconds=0))
+    run(Descent(), problem(), Budget(outer_steps=6), folder=folder, settings=RunSettings(checkpoint_seconds=0))
     assert read.count("steps.jsonl") == 0
 
 
 @pytest.mark.parametrize("linked", [".part", ""])
 def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, linked: str) -> None:
     """Of a stranger's run folder: what its files point to stays as it is. Links in place of its own files are refused."""
-    made, other = RunFolder(tmp_path / "run"), tmp_path / "other"
+    folder, other = RunFolder(tmp_path / "run"), tmp_path / "other"
     with pytest.raises(Interrupted):
-        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=folder)
     other.mkdir()
-    for name in [path.name for path in made.path.iterdir()]:
-        (other / name).write_bytes((made.path / name).read_bytes())
+    for name in [path.name for path in folder.path.iterdir()]:
+        (other / name).write_bytes((folder.path / name).read_bytes())
         if not linked:
-            (made.path / name).unlink()
-        (made.path / f"{name}{linked}").symlink_to(other / name)
-    (made.path / ".lock").unlink()
-    (made.path / ".lock").symlink_to(other / "steps.jsonl")
+            (folder.path / name).unlink()
+        (folder.path / f"{name}{linked}").symlink_to(other / name)
+    (folder.path / ".lock").unlink()
+    (folder.path / ".lock").symlink_to(other / "steps.jsonl")
     before = {path.name: path.read_bytes() for path in other.iterdir()}
     if linked:
-        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
-        assert (made.read_summary() or {})["status"] == "done"
+        run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
+        assert (folder.read_summary() or {})["status"] == "done"
     else:
         with pytest.raises(CheckpointError, match="links out of a folder are not followed"):
-            run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
+            run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
 
 
@@ -433,48 +433,48 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["steps.jsonl", "timings.jsonl", "env.json"])
 def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str, begun: bool) -> None:
     """Also in a folder that has no checkpoint yet."""
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
-        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=made)
+        run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=folder)
     if begun:
-        made.checkpoint.unlink()
-    (made.path / name).unlink()
-    os.mkfifo(made.path / name)
-    before = {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()}
+        folder.checkpoint.unlink()
+    (folder.path / name).unlink()
+    os.mkfifo(folder.path / name)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
     with pytest.raises(CheckpointError, match=name):
-        run(Descent(), problem(), Budget(outer_steps=9), folder=made, resume=True)
-    assert {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()} == before
+        run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
 def test_rows_behind_the_end_of_a_finished_run_go(tmp_path: Path) -> None:
-    made = RunFolder(tmp_path / "run")
-    done = run(Descent(), problem(), Budget(outer_steps=3), folder=made)
-    whole = run_files(made.path)
-    for path in (made.steps, made.timings):
+    folder = RunFolder(tmp_path / "run")
+    done = run(Descent(), problem(), Budget(outer_steps=3), folder=folder)
+    whole = run_files(folder.path)
+    for path in (folder.steps, folder.timings):
         path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
-    assert run(Descent(), problem(), Budget(outer_steps=3), folder=made, resume=True).records == done.records
-    assert run_files(made.path) == whole
+    assert run(Descent(), problem(), Budget(outer_steps=3), folder=folder, resume=True).records == done.records
+    assert run_files(folder.path) == whole
 
 
 @pytest.mark.parametrize("name", ["config.toml", "checkpoint.json", "steps.jsonl", "summary.json"])
 def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, name: str) -> None:
-    made = RunFolder(tmp_path / "run")
-    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
-    (made.path / name).unlink()
-    os.mkfifo(made.path / name)
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=folder)
+    (folder.path / name).unlink()
+    os.mkfifo(folder.path / name)
     with pytest.raises(CheckpointError, match=name):
-        run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=True)
+        run(Descent(), problem(), Budget(outer_steps=2), folder=folder, resume=True)
 
 
 def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
-    made = RunFolder(tmp_path / "run")
-    run(Descent(), problem(), Budget(outer_steps=2), folder=made)
-    made.config.unlink()
-    before = {path.name: path.read_bytes() for path in made.path.iterdir()}
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=folder)
+    folder.config.unlink()
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     for resume in (False, True):
         with pytest.raises(CheckpointError, match=r"holds a run whose config\.toml is missing"):
-            run(Descent(), problem(), Budget(outer_steps=2), folder=made, resume=resume)
-    assert {path.name: path.read_bytes() for path in made.path.iterdir()} == before
+            run(Descent(), problem(), Budget(outer_steps=2), folder=folder, resume=resume)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 # --- a folder from Python ----------------------------------------------------------------------------------------------
@@ -508,27 +508,27 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
 
 
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
-        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
-    table = json.loads((made.path / "env.json").read_bytes())
+        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=folder)
+    table = json.loads((folder.path / "env.json").read_bytes())
     older = {**table, "versions": {**table["versions"], "torch": "1.0"}}
-    (made.path / "env.json").write_text(json.dumps(older))
-    run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True)
+    (folder.path / "env.json").write_text(json.dumps(older))
+    run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True)
     assert f"torch 1.0 → {torch.__version__}" in caplog.text
-    assert json.loads((made.path / "env.json").read_bytes()) == {**table, "before": [older]}
+    assert json.loads((folder.path / "env.json").read_bytes()) == {**table, "before": [older]}
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "3", '{"versions": null}', '{"versions": "x", "before": 3}', '{"python": "\\u001b[31m"}', "[" * 9999]
 )
 def test_an_environment_of_any_shape_does_no_harm(tmp_path: Path, text: str) -> None:
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
-        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=made)
-    (made.path / "env.json").write_text(text)
-    assert run(Descent(), problem(), Budget(outer_steps=4), folder=made, resume=True).summary["status"] == "done"
-    assert json.loads((made.path / "env.json").read_bytes())["versions"]["torch"] == torch.__version__
+        run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=folder)
+    (folder.path / "env.json").write_text(text)
+    assert run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True).summary["status"] == "done"
+    assert json.loads((folder.path / "env.json").read_bytes())["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"wall_seconds": "x"}', "[" * 9999, None])
@@ -554,12 +554,12 @@ def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal
                 os.kill(os.getpid(), number)
             return super().step(problem, state, progress)
 
-    made, before = RunFolder(tmp_path / "run"), signal.getsignal(number)
+    folder, before = RunFolder(tmp_path / "run"), signal.getsignal(number)
     with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*resume=True") as caught:
-        run(Ended(), problem(), Budget(outer_steps=9), folder=made)
+        run(Ended(), problem(), Budget(outer_steps=9), folder=folder)
     assert caught.value.number == number
-    assert (made.load() or ({}, -1))[1] == 3
-    assert made.read_summary() is None
+    assert (folder.load() or ({}, -1))[1] == 3
+    assert folder.read_summary() is None
     assert signal.getsignal(number) == before
 
 
@@ -592,7 +592,7 @@ def turned(changes: dict[str, Any], at: int = 3) -> Any:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ({"record": {"upper_loss": 0.0}}, "the upper loss is"),
         ({"record": {"hypergradient_norm": 0.0}}, "the hypergradient is not finite"),
@@ -602,8 +602,8 @@ def turned(changes: dict[str, Any], at: int = 3) -> Any:
     ],
     ids=["upper_loss", "hypergradient_norm", "update_norm", "theta", "x"],
 )
-def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str, Any], said: str, value: float) -> None:
-    made = RunFolder(tmp_path / "run")
+def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str, Any], message: str, value: float) -> None:
+    folder = RunFolder(tmp_path / "run")
     spoilt = {
         part: {
             key: torch.tensor(value)
@@ -613,31 +613,31 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str
         }
         for part, table in what.items()
     }
-    with pytest.raises(NumericalError, match=rf"step 3: {said}(?s:.*)the state after step 2 is kept"):
-        run(turned(spoilt), problem(), Budget(outer_steps=6), folder=made)
-    state, step = made.load() or ({}, -1)
+    with pytest.raises(NumericalError, match=rf"step 3: {message}(?s:.*)the state after step 2 is kept"):
+        run(turned(spoilt), problem(), Budget(outer_steps=6), folder=folder)
+    state, step = folder.load() or ({}, -1)
     assert step == 2
     assert torch.isfinite(state["x"]["x"]).all()
-    assert [row["step"] for row in made.records()] == [0, 1, 2]
-    assert (made.read_summary() or {})["status"] == "failed"
+    assert [row["step"] for row in folder.records()] == [0, 1, 2]
+    assert (folder.read_summary() or {})["status"] == "failed"
 
 
 def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path) -> None:
     """Whatever the method recorded: a mean over no rows is NaN."""
     empty = attrs.evolve(problem(), f=lambda t, x, b: x["x"][:0].mean())
-    made = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     with pytest.raises(NumericalError, match="step 3: the upper loss at the result is nan"):
-        run(Descent(), empty, Budget(outer_steps=3), folder=made)
-    assert (made.read_summary() or {})["status"] == "failed"
+        run(Descent(), empty, Budget(outer_steps=3), folder=folder)
+    assert (folder.read_summary() or {})["status"] == "failed"
     never = turned({"record": {"upper_loss": None}}, at=0)
     with pytest.raises(NumericalError, match="step 2: the upper loss was not finite in any step"):
         run(never, problem(), Budget(outer_steps=2))
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RunFolder(tmp_path / "run")
-    made.path.mkdir()
-    made.save({"x": torch.ones(3)}, 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.save({"x": torch.ones(3)}, 1)
     before = run_files(tmp_path / "run")
 
     def full(_: int) -> None:
@@ -647,11 +647,11 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         DiskError, match=r"cannot write .*: the disk is full\n.*what was complete before is untouched.*--resume"
     ):
-        made.save({"x": torch.zeros(3)}, 2)
+        folder.save({"x": torch.zeros(3)}, 2)
     monkeypatch.undo()
     assert run_files(tmp_path / "run") == before
     assert not list((tmp_path / "run").glob("*.part"))
-    state, step = made.load() or ({}, 0)
+    state, step = folder.load() or ({}, 0)
     assert (step, state["x"].tolist()) == (1, [1.0, 1.0, 1.0])
 
 

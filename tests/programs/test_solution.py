@@ -163,10 +163,10 @@ def test_inside_a_module_between_two_layers() -> None:
     model = nn.Sequential(below, inner, above)
     data = normal(3, seed=10)
     model(data).square().sum().backward()
-    found = {name: leaf.grad for name, leaf in model.named_parameters()}
+    gradient = {name: leaf.grad for name, leaf in model.named_parameters()}
     explicit = above(below(data) / (1 + inner.pull.exp())).square().sum()
-    expected = dict(zip(found, torch.autograd.grad(explicit, list(model.parameters())), strict=True))
-    assert_same(found, expected, rtol=1e-11, atol=1e-12)
+    expected = dict(zip(gradient, torch.autograd.grad(explicit, list(model.parameters())), strict=True))
+    assert_same(gradient, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_one_lower_level_in_another() -> None:
@@ -210,9 +210,9 @@ def test_one_lower_level_inside_anothers_loss_takes_differences(strategy: Any) -
             with pytest.raises(ConfigError, match=r'differentiated once.*\n.*`strategy = "difference"`'):
                 (y - 1).square().sum().backward()
             continue
-        (found,) = torch.autograd.grad((y - 1).square().sum(), theta)
+        (gradient,) = torch.autograd.grad((y - 1).square().sum(), theta)
         expected = finite_differences(lambda tree: value(tree["t"]), {"t": theta.detach()})["t"]
-        assert_same(found, expected, rtol=1e-7)
+        assert_same(gradient, expected, rtol=1e-7)
 
 
 class TestWhatNeedsNoGradient:
@@ -261,26 +261,26 @@ def test_the_report_is_the_solution_of_every_solve() -> None:
             codes = system.codes(Outcome.ITERATION_LIMIT)
             return system.solution(x, system.norm(residual), codes, torch.zeros_like(codes), torch.full_like(system.size, 1.0))
 
-    said: list[tuple[Solution, Tensor]] = []
+    reports: list[tuple[Solution, Tensor]] = []
 
     def note(solution: Solution, size: Tensor) -> None:
-        said.append((solution, size))
+        reports.append((solution, size))
 
     theta = normal(3).requires_grad_()
     x = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), report=note)
-    assert said == []
+    assert reports == []
     (x @ B).backward(retain_graph=True)
-    assert [each.outcome for each, _ in said] == [Outcome.ITERATION_LIMIT]
-    assert said[0][1] < 1e-12  # at the minimiser
+    assert [solution.outcome for solution, _ in reports] == [Outcome.ITERATION_LIMIT]
+    assert reports[0][1] < 1e-12  # at the minimiser
     assert not theta.grad.any()  # v = 0, as reported
     warm = torch.linalg.solve(A, B)
     again = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=note)
     (again @ B).backward()
     torch.testing.assert_close(theta.grad, C.T @ warm, rtol=1e-12, atol=1e-13)
-    assert len(said) == 2
+    assert len(reports) == 2
     off = minimiser(theta).detach() + 1
     (lower_solution(quadratic, theta, off, solver=Limited(), report=note) @ B).backward()
-    torch.testing.assert_close(said[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)  # ∇_x g = A (x − x*)
+    torch.testing.assert_close(reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)  # ∇_x g = A (x − x*)
 
 
 def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> None:
@@ -298,8 +298,8 @@ def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> 
 
 class TestTwice:
     def slope(self, theta: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad(solved(theta).sum(), theta, create_graph=True)
-        return found
+        (gradient,) = torch.autograd.grad(solved(theta).sum(), theta, create_graph=True)
+        return gradient
 
     def test_the_first_derivative_may_be_made_with_a_graph(self) -> None:
         theta = normal(3, seed=4).requires_grad_()
