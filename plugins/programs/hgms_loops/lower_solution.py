@@ -51,31 +51,27 @@ def lower_solution(
 
         ∂L/∂θ = −∇²_θx g(θ, x)·v,      (∇²_xx g(θ, x) + γI) v = ∂L/∂x
 
-    Use when x* is one part of a larger graph: several uses, other parameters, a module among modules, θ that another lower
-    level gave. Inside another level's loss it nests where that level takes ``strategy="difference"``, which differentiates
-    once. Where f and g are all there is, :func:`hypergradient` gives the same numbers with a report of their quality. Avoid
+    Use when x* is one part of a larger graph; where f and g are all there is, :func:`hypergradient` gives the same numbers with
+    a report of their quality. Inside another level's loss it nests where that level takes ``strategy="difference"``. Avoid
     where x is far from a minimiser: the formula assumes ∇_x g = 0, and differentiating through the steps does not.
 
     Arguments:
-        g: the lower loss, ``g(theta, x) -> scalar``, a pure function of tensors. What it depends on besides must be in
-            ``theta`` to get a gradient.
-        theta: a tensor or a dictionary of tensors, leaves or results of other operations; those that do not require a
-            gradient are constants. Where none does, and under ``torch.no_grad()``, the result is x without a graph.
+        g: the lower loss, ``g(theta, x) -> scalar``, a pure function of tensors.
+        theta: a tensor or a dictionary of tensors; those that do not require a gradient are constants. Where none does, the
+            result is x without a graph.
         x: a tensor or a dictionary of tensors. A graph that it carries is cut off.
         solver: a LinearSolver (``hgms_solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
-        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. A solver never raises for
-            non-convergence, and nothing here can know whether x is a minimiser: whoever looks at neither takes the gradient
-            as it is.
+        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖: the only signs of a solver that did not
+            converge, and of an x that is no minimiser.
 
     Returns:
-        x in the form it was given. It shares the memory of ``x``; changing ``x`` or ``theta`` in place before the way back
-        is an error, as for everything that autograd has saved.
+        x in the form of the argument, whose memory it shares: changing ``x`` or ``theta`` in place before the way back is an
+        error.
 
-    Errors: ConfigError where the gradient itself is differentiated (it can be made with ``create_graph=True``, but its own
-    derivative is not known here), and within the transforms of ``torch.func``, which do not see through it as ``backward`` and
-    ``torch.autograd`` do; for a loss that is no pure function, or without the second derivative that ``strategy`` takes.
+    Errors: ConfigError where the gradient itself is differentiated, and within the transforms of ``torch.func``; for a loss
+    that is no pure function, or without the second derivative that ``strategy`` takes.
 
     Cost: nothing forward; a backward pass takes one lower gradient, one Hessian product an iteration and one cross product.
 

@@ -39,9 +39,9 @@ class OuterSteps:
     as ever. An outer step takes an upper and a lower batch, differentiates there as :func:`hgms_core.hypergradient` does, and
     changes θ in place, so the training's next loss already sees it.
 
-    Use when a training loop exists and shall stay: Lightning's and the Trainer's callbacks are this class, and any other loop
-    may call :meth:`step` itself. Avoid for experiments about methods: nothing here proposes or selects candidates, and the
-    weights are no minimiser yet, which ``lower_gradient_norm`` tells. A larger ``every`` makes the formula truer.
+    Use when a training loop exists and shall stay. Avoid for experiments about methods: nothing here proposes or selects
+    candidates, and the weights are no minimiser yet, which ``lower_gradient_norm`` tells. A larger ``every`` makes the formula
+    truer.
 
     Arguments:
         f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; g is what the training minimises.

@@ -103,9 +103,9 @@ def run_config(
     patience: float = 0.0,
     ready: Callable[[Problem], None] = ignore,
 ) -> RunResult:
-    """One run from a configuration, in its own folder (``path``, or its own); ``view`` shows how it goes, or ``watch``
-    is called after every step, ``ready`` before the first one. Another process that writes to the folder is waited for
-    ``patience`` seconds.
+    """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
+    after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
+    seconds.
 
     A finished run that is resumed is read back, not run again.
     """
