@@ -31,7 +31,7 @@ from hgms_core import (
 )  # fmt: skip
 
 NOISE_BLOCK = 4096
-"""Numbers of noise drawn at a time for one chain: small states draw many steps at once, large ones a step at a time."""
+"""Numbers of noise drawn at a time for one chain."""
 
 
 @final
@@ -49,13 +49,11 @@ class Ula:
     Arguments:
         count: N chains. ``steps``: K. ``lr``: the step size h. ``temperature``: λ (0 gives gradient descent).
         spread: τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm start).
-        carry_rule: the centre is the last ``selected`` state, each chain's own end (``per-branch``), or the problem's initial
-            lower state (``restart``).
+        carry_rule: the centre is the last ``selected`` state, each chain's end (``per-branch``) or x0 (``restart``).
         batch_size: None for the full gradient; a number gives stochastic-gradient Langevin dynamics.
         mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked chains at a time.
 
-    Cost: N·K lower gradients. Memory: N lower states, and gradients and activations of the ``chunk`` chains that are
-    evaluated together (``per-branch`` also keeps the N states it started from).
+    Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and activations of ``chunk`` chains.
 
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(2)},
     ...                   g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
@@ -176,15 +174,11 @@ class Ula:
 
 
 class _Noise:
-    """The Gaussian increments of some chains, each from its own generator, so that a chain can be replayed alone.
-
-    Small states draw many steps at once, because a step would otherwise cost one call a chain; large ones draw one leaf of one
-    chain at a time, because the numbers of all chains would take the memory of all chains.
-    """
+    """The Gaussian increments of some chains, each from its own generator, so that a chain can be replayed alone. Small states
+    draw many steps at once, to save calls; large ones a leaf of a chain at a time, to save memory."""
 
     def __init__(self, generators: list[torch.Generator], steps: int) -> None:
-        self.generators = generators
-        self.steps = steps
+        self.generators, self.steps = generators, steps
         self._block = torch.empty(0)
 
     def add_to(self, chains: list[Tensor], step: int, scale: float) -> None:
@@ -198,11 +192,8 @@ class _Noise:
             return
         length = max(1, min(self.steps, NOISE_BLOCK // size))
         if step % length == 0:
-            like = chains[0]
-            blocks = [
-                torch.randn(length, size, generator=generator, dtype=like.dtype, device=like.device)
-                for generator in self.generators
-            ]
+            dtype, device = chains[0].dtype, chains[0].device
+            blocks = [torch.randn(length, size, generator=own, dtype=dtype, device=device) for own in self.generators]
             self._block = torch.stack(blocks, dim=1)
         parts = self._block[step % length].split([leaf[0].numel() for leaf in chains], dim=1)
         for leaf, part in zip(chains, parts, strict=True):
