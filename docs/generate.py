@@ -317,7 +317,7 @@ def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     for key, attribute in hgms_run.init_fields(cls).items():
         if key not in skip:
             required = attribute.default is attrs.NOTHING
-            default = None if required else hgms_run.as_table(attribute.default, hints[attribute.name])
+            default = None if required else hgms_run.plain(attribute.default, hints[attribute.name])
             rows.append({"name": key, "type": hgms_run.spell(hints[attribute.name]), "required": required, "default": default})
     return rows
 
