@@ -7,7 +7,6 @@ model or a tokenizer is needed.
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_llm.encoding import prompt_tokens, stop_tokens
 from hgms_llm.formats import Message
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora
@@ -34,7 +33,7 @@ from hgms_llm.sources import Example, Source, content, read_examples
 from hgms_llm.table import TokenTable
 from hgms_llm.task import SourceMixture
 from hgms_llm.templates import template_for
-from hgms_llm.tokens import token_table
+from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
     "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",

@@ -23,7 +23,6 @@ from hgms_llm.formats import RAW, BadRow, Row, detect
 if TYPE_CHECKING:
     from hgms_llm.sources import Source
 
-ENDINGS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt")
 PACKED = (".gz", ".zst")
 WRAPPERS = ("data", "items", "instances", "rows")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -40,10 +39,8 @@ def expand(path: str, where: str) -> Path:
         if variable not in os.environ:
             near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
             hint = f" (did you mean ${near[0]}?)" if near else ""
-            raise ConfigError(
-                f"{where}: the environment variable {variable} is not set{hint}\n"
-                f"  export {variable}=FOLDER, or write the path out"
-            )
+            cure = f"export {variable}=FOLDER, or write the path out"
+            raise ConfigError(f"{where}: the environment variable {variable} is not set{hint}\n  {cure}")
         return os.environ[variable]
 
     return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
@@ -58,15 +55,15 @@ def files_at(path: str, where: str) -> list[Path]:
     """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits, in the order of their
     paths. Messages show the path as it is written."""
     file = expand(path, where)
-    known = f"known: {', '.join(ENDINGS)}, plain, {' or '.join(PACKED)}"
+    known = f"known: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
     if file.is_file():
-        if _ending(file) in ENDINGS:
+        if _ending(file) in READERS:
             return [file]
         raise DataError(f"{where}: cannot tell what kind of file {path} is\n  {known}")
     pattern = glob.has_magic(str(file))
     matched = sorted(map(Path, glob.glob(str(file), recursive=True))) if pattern else []
     inside = sorted(file.iterdir()) if file.is_dir() and os.access(file, os.R_OK) else matched
-    if files := [name for name in inside if name.is_file() and _ending(name) in ENDINGS]:
+    if files := [name for name in inside if name.is_file() and _ending(name) in READERS]:
         return files
     if pattern:
         other = f"; it fits {', '.join(name.name for name in matched[:5])}" if matched else ""
@@ -74,7 +71,7 @@ def files_at(path: str, where: str) -> list[Path]:
     folder = file if file.is_dir() else file.parent
     what = "is a folder without a file to read" if file.is_dir() else "there is no such file"
     try:
-        names = sorted(other.name for other in folder.iterdir() if _ending(other) in ENDINGS)
+        names = sorted(other.name for other in folder.iterdir() if _ending(other) in READERS)
     except OSError:
         raise DataError(f"{where}: {path}: {what}, and its folder cannot be read\n  check the path") from None
     near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.6)
@@ -104,9 +101,9 @@ def rows_of(where: str, source: Source) -> Rows:
         return
     files = files_at(source.path, where)
     for file in files:
-        ending, at = _ending(file), where if len(files) == 1 else f"{where}, {file.name}"
+        at = where if len(files) == 1 else f"{where}, {file.name}"
         with reading(at), _opened(at, file) as stream:
-            for place, row in _READERS.get(ending, functools.partial(_json, ending=ending))(at, stream):
+            for place, row in READERS[_ending(file)](at, stream):
                 yield (place if len(files) == 1 else f"{file.name}, {place}"), row
 
 
@@ -173,14 +170,14 @@ def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
         text.detach()  # the file is its opener's to close
 
 
-def _json(where: str, stream: BinaryIO, ending: str) -> Rows:
+def _json(where: str, stream: BinaryIO, *, lines: bool) -> Rows:
     """What is inside decides, whatever the file is called: an array, an object around one, or an object a line."""
     start = _head(where, stream)[:1]
     first, rest = stream.readline(), stream.readline()
     while rest and not rest.strip():
         rest = stream.readline()
     stream.seek(0)
-    if start == b"[" or (ending == ".json" and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))):
+    if start == b"[" or (not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))):
         yield from _array(where, stream.read())
         return
     for number, line in _numbered(stream):
@@ -252,7 +249,9 @@ def _parquet(where: str, stream: BinaryIO) -> Rows:
         raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
 
 
-_READERS: Mapping[str, Callable[[str, BinaryIO], Rows]] = {
+READERS: Mapping[str, Callable[[str, BinaryIO], Rows]] = {
+    ".json": functools.partial(_json, lines=False),
+    **dict.fromkeys((".jsonl", ".ndjson"), functools.partial(_json, lines=True)),
     ".parquet": _parquet,
     ".csv": functools.partial(_delimited, delimiter=","),
     ".tsv": functools.partial(_delimited, delimiter="\t"),

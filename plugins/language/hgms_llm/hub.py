@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,20 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
     """
     folder = expand(spec, place)
     if folder.is_dir():
-        if not trust_remote_code and _own_code(folder):
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as known
+
+        config = _read_json(folder / "config.json")
+        if not trust_remote_code and "auto_map" in config and config.get("model_type") not in known:
             raise ConfigError(own_code(what, spec, place))
         return str(folder)
-    near = difflib.get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.6)
+    try:
+        others = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        others = []
+    near = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
     hint = f"; did you mean {str(Path(spec).with_name(near[0]))!r}?" if near else ""
     if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
-        there = ", ".join(sorted(_folders(folder.parent))[:20]) or "(no folder)"
+        there = ", ".join(others[:20]) or "(no folder)"
         raise ConfigError(
             f"there is no {what} at {spec!r}: no such folder{hint} @ {place}\n"
             f"  available in {Path(spec).parent}: {there}; or give a name on the Hub, OWNER/NAME"
@@ -85,22 +91,7 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> N
     raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}") from None
 
 
-def _folders(parent: Path) -> Iterable[str]:
-    try:
-        return [entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:
-        return []
-
-
-def _own_code(folder: Path) -> bool:
-    """Whether nothing but Python code in the folder says what it is."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    config = read_json(folder / "config.json")
-    return "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING_NAMES
-
-
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file, empty where there is none."""
     try:
         content = json.loads(path.read_bytes())

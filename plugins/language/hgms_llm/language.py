@@ -43,11 +43,10 @@ class LanguageModel:
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
-        language = cls(model, adapters, rows)
-        if checkpointing:
-            language.checkpointed = checkpoint_layers(model, adapters)
+        quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
+        layers = checkpoint_layers(model, adapters) if checkpointing else None
+        language = cls(model, adapters, rows, quantised=quantised, checkpointed=layers)
         language.plain_head = language._head_is_plain()
-        language.quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:

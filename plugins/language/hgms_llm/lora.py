@@ -56,7 +56,15 @@ class Lora:
 
     def modules(self, model: nn.Module) -> list[str]:
         """The names of the modules that get an adapter."""
-        targets = self.targets if self.targets is not None else _usual_targets(model)
+        targets = self.targets
+        if targets is None:
+            from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
+
+            kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+            if kind not in usual:
+                kind = kind or type(model).__name__
+                raise ConfigError(f"no usual adapter targets are known for a {kind}: set task.adapter.targets")
+            targets = tuple(usual[kind])
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
         chosen = [name for name in linear if any(name == target or name.endswith("." + target) for target in targets)]
         head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -90,15 +98,6 @@ def width_of(module: nn.Module) -> tuple[int, int] | None:
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
         return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
     return None
-
-
-def _usual_targets(model: nn.Module) -> tuple[str, ...]:
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
-
-    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if kind not in usual:
-        raise ConfigError(f"no usual adapter targets are known for a {kind or type(model).__name__}: set task.adapter.targets")
-    return tuple(usual[kind])
 
 
 @frozen(eq=False)

@@ -171,16 +171,9 @@ def shuffled(count: int, key: Key) -> Tensor:
 
 
 def mean_lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The mean number of scored tokens in a row, for each table."""
-    means = [_scored(table).double().mean() for table in batches.tables]
-    return torch.stack(means).to(device, dtype)
-
-
-def _scored(table: TokenTable) -> Tensor:
-    """How many tokens of each row are scored: all marked ones but a first token, which nothing predicts."""
-    marked = torch.cat([torch.zeros(1, dtype=torch.int64), table.mask.to(torch.int64).cumsum(0)])
-    first = table.mask[table.offsets[:-1]].to(torch.int64)
-    return marked[table.offsets[1:]] - marked[table.offsets[:-1]] - first
+    """The mean number of scored tokens in a row, for each table: all marked ones but a first token, which nothing predicts."""
+    counts = [(table.mask.sum() - table.mask[table.offsets[:-1]].sum()).double() / table.size for table in batches.tables]
+    return torch.stack(counts).to(device, dtype)
 
 
 @torch.no_grad()

@@ -46,7 +46,8 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     """What a step with N ``candidates`` takes, each on ``batch`` rows of ``length`` tokens, ``chunk`` candidates to a pass."""
     together = min(chunk or candidates, candidates)
     rows = together * min(model.rows or batch, batch)
-    base = _unique_bytes([*model.model.parameters(), *model.model.buffers()]) if model.adapters is not None else 0
+    own = () if model.adapters is None else (*model.model.parameters(), *model.model.buffers())
+    base = sum({leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in own}.values())
     adapter = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
     # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
     adapters = adapter * (candidates + 1 + 2 * together)
@@ -94,10 +95,6 @@ def _taken(model: LanguageModel, x: Tree, length: int) -> int:
         torch.autograd.grad(losses.sum(), list(leaves.values()))
     model.tokens.update(before)
     return follower.peak - already
-
-
-def _unique_bytes(tensors: list[Any]) -> int:
-    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()) -> int:

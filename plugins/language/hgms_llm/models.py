@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import torch
 from attrs import field, frozen, validators
@@ -21,6 +21,8 @@ from hgms_llm.hub import consented, located, own_code, transformers_quietly
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 
 @final
@@ -50,12 +52,8 @@ class BaseModel:
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     seed: int = 0
     tokenizer: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = field(
-        default="auto", validator=choice("auto", "float32", "bfloat16", "float16", "float64")
-    )
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = field(
-        default="auto", validator=choice("auto", "sdpa", "eager", "flash_attention_2")
-    )
+    dtype: Dtype = field(default="auto", validator=choice(*get_args(Dtype)))
+    attention: Attention = field(default="auto", validator=choice(*get_args(Attention)))
     quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(choice("4bit")))
     trust_remote_code: bool = False
 
@@ -107,10 +105,9 @@ class BaseModel:
         if self.attention != "auto":
             options["attn_implementation"] = self.attention
         try:
-            if self.config is not None:
+            if self.path is None:
                 model = self._built(transformers, options, vocabulary, device)
             else:
-                assert self.path is not None
                 trust = consented(self.trust_remote_code, self.path)
                 where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
@@ -153,9 +150,8 @@ class BaseModel:
     def _why(self, error: Exception) -> str:
         if "trust_remote_code" in str(error):
             return own_code("model", self.path, "task.model.path")
-        if self.config is not None:
+        if self.path is None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
-        assert self.path is not None
         return (
             f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ task.model.path\n"
             "  is it whole (config.json, *.safetensors), and a causal language model?"

@@ -160,16 +160,13 @@ def cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenTa
         return table
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))
-        lock.acquire()
-    try:
+        lock = FileLock(path.with_suffix(".lock")).acquire()
+    with lock:
         if table := _load(path, digest):  # another process may have made it while this one waited
             return table
         table = make()
         with _writing(folder):
             _save(path, table)
-    finally:
-        lock.release()
     return _load(path, digest) or table
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from attrs import field, frozen, validators
@@ -40,15 +39,15 @@ from hgms_llm.table import TokenTable, cache_folder, left_out, warn
 from hgms_llm.templates import TEMPLATES
 from hgms_llm.tokens import token_table
 
+T = TypeVar("T")
+Which = Literal["sources", "validation", "test"]
+SETS: tuple[Which, ...] = ("sources", "validation", "test")
 
-def _some(instance: object, attribute: Any, value: Mapping[str, Source]) -> None:
+
+def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     if not value:
         raise ValueError(f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] with its path")
     check_names(value)
-
-
-def _named(_task: object, _attribute: object, value: Mapping[str, Source]) -> None:
-    check_names(value, "test set")
 
 
 def _template(_task: object, attribute: Any, value: str) -> None:
@@ -60,12 +59,9 @@ class _Metrics:
     """All metrics of the class, and those of a task that it can give: without a test set there is no loss on it."""
 
     def __get__(self, task: SourceMixture | None, _class: type) -> Mapping[str, bool]:
-        there = {
-            "test_loss": task is None or bool(task.test),
-            "validation_loss": True,
-            "recovery_error": task is None or task.reference is not None,
-        }
-        return {name: False for name, known in there.items() if known}
+        tested, known = task is None or task.test, task is None or task.reference is not None
+        names = [*(["test_loss"] if tested else []), "validation_loss", *(["recovery_error"] if known else [])]
+        return dict.fromkeys(names, False)
 
 
 @final
@@ -113,7 +109,7 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
     validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, validator=_named, hash=False)
+    test: Mapping[str, Source] = field(factory=dict, validator=lambda _, __, value: check_names(value, "test set"), hash=False)
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=_template)
@@ -153,28 +149,26 @@ class SourceMixture:
             reference={"doubles": 1.0, "dots": 0.0},
         )
 
-    def tables(self, tokenizer: Any, which: Literal["sources", "validation", "test"] = "sources") -> dict[str, TokenTable]:
+    def tables(self, tokenizer: Any, which: Which = "sources") -> dict[str, TokenTable]:
         """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
-        options: dict[str, Any] = {
-            "template": self.template,
-            "max_length": self.max_length,
-            "too_long": self.too_long,
-            "cache_dir": cache_folder(),
-        }
-        tables = {}
-        for name, source in getattr(self, which).items():
-            with _placed(which, name):
-                tables[name] = token_table(name, source, tokenizer, **options)
-        return tables
+        options: Any = {"max_length": self.max_length, "too_long": self.too_long, "cache_dir": cache_folder()}
+        return self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, template=self.template, **options))
 
     def contents(self) -> dict[str, dict[str, str]]:
         """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
-        contents: dict[str, dict[str, str]] = {"sources": {}, "validation": {}, "test": {}}
-        for which, digests in contents.items():
-            for name, source in getattr(self, which).items():
-                with _placed(which, name):
-                    digests[name] = content(name, source)
-        return contents
+        return {which: self._by_name(which, content) for which in SETS}
+
+    def _by_name(self, which: str, read: Callable[[str, Source], T]) -> dict[str, T]:
+        """What ``read`` makes of every source of a set. Bad data is placed in the configuration: validation and test sets may
+        bear a source's name."""
+        results = {}
+        for name, source in getattr(self, which).items():
+            try:
+                results[name] = read(name, source)
+            except DataError as error:
+                first, *rest = str(error).split("\n")
+                raise DataError("\n".join([f"{first} @ task.{which}.{name}", *rest])) from error
+        return results
 
     def made_of(self) -> dict[str, Any]:
         """What the problem depends on beside this configuration: the contents of its files, and of the model's folder."""
@@ -184,29 +178,24 @@ class SourceMixture:
         """The rows that the mixture is learned on: ``cache`` of each source."""
         if self.cache is None:
             return dict(tables)
-        pool = {}
-        for name, table in tables.items():
-            chosen = shuffled(table.size, Key(seed).fold("cache", name))[: self.cache]
-            pool[name] = table.take(chosen.sort().values)
-        return pool
+        chosen = {name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache] for name, table in tables.items()}
+        return {name: table.take(chosen[name].sort().values) for name, table in tables.items()}
 
     def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
         base = self.model.load(device, dtype, len(tokenizer))
-        return LanguageModel.of(
-            base, self.adapter, length=self.max_length, rows=self.micro_batch, checkpointing=self.checkpointing
-        )
+        options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
+        return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         tokenizer = self.model.load_tokenizer()
-        everything = {which: self.tables(tokenizer, which) for which in ("sources", "validation", "test")}
-        overlapping = overlaps(everything["sources"], everything["validation"], everything["test"])
-        for message in filter(None, (left_out(everything), overlap_warning(overlapping))):
+        everything: Mapping[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS}
+        for message in filter(None, (left_out(everything), overlap_warning(overlaps(*everything.values())))):
             warn(message)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
         self.fits(model.model, everything)
 
-        names, parts = tuple(pool), tuple(everything["validation"])
+        names = tuple(pool)
         lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
         upper = Batches(tuple(everything["validation"].values()), device)
         test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
@@ -217,14 +206,12 @@ class SourceMixture:
         training = Rows(model, self.average, mean_lengths(lower, device, dtype))
         g = MixtureLoss(training, len(names))
         f = UpperLoss(Rows(model, self.average, mean_lengths(upper, device, dtype)))
-        examples = Rows(model, "example", torch.ones(0))
 
         def theta(mixture: Mapping[str, float]) -> Tree:
             # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
             share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
-        references = {} if self.reference is None else {"reference": theta(self.reference)}
         best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
@@ -235,10 +222,9 @@ class SourceMixture:
                 metrics["recovery_error"] = float((weights(theta).double().cpu() - best.double()).abs().sum())
             return metrics
 
-        start = Key(seed).fold("start")
         return Problem(
             theta0={"logits": torch.zeros(len(names), device=device, dtype=dtype)},
-            x0=model.start(start, dtype),
+            x0=model.start(Key(seed).fold("start"), dtype),
             g=g,
             f=f,
             lower_data=lower.data(names),
@@ -246,15 +232,15 @@ class SourceMixture:
             evaluate=evaluate,
             # Fresh adapters; a whole model starts from its own weights each time.
             fresh=(lambda key: model.start(key, dtype)) if self.adapter is not None else None,
-            references=references,
+            references={} if self.reference is None else {"reference": theta(self.reference)},
             sources=Sources(
                 names=names,
+                parts=tuple(everything["validation"]),
                 weights=weights,
                 theta=theta,
                 losses=g.sources,
-                examples=examples,
+                examples=Rows(model, "example", torch.ones(0)),
                 pooled=UpperLoss(training),
-                parts=parts,
             ),
             counters=lambda: model.tokens,
             precision=model.precision,
@@ -289,16 +275,6 @@ class SourceMixture:
         if not total:
             raise ConfigError(f"{what}: no source has a positive weight")
         return [mixture.get(name, 0.0) / total for name in self.sources]
-
-
-@contextlib.contextmanager
-def _placed(which: str, name: str) -> Iterator[None]:
-    """Says of bad data which table of the configuration it is from: validation and test sets may bear a source's name."""
-    try:
-        yield
-    except DataError as error:
-        first, *rest = str(error).split("\n")
-        raise DataError("\n".join([f"{first} @ task.{which}.{name}", *rest])) from error
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, DataError, unknown
+from hgms_core import ConfigError, DataError, one_of
 from hgms_llm.formats import Message
 
 if TYPE_CHECKING:
@@ -69,11 +69,17 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
 
     Errors: ConfigError for an unknown name, a tokenizer without chat template (``model``) or without an end token.
     """
-    if name not in TEMPLATES:
-        raise ConfigError(unknown("template", name, TEMPLATES))
-    if name == "model":
-        return _model_template(tokenizer)
-    return _named_template(name, tokenizer)
+    one_of("template", name, TEMPLATES)
+    if name != "model":
+        return _named_template(name, tokenizer)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            'the tokenizer has no chat template, which template = "model" asks for (base models often have none)\n'
+            f"  set template to one of: {', '.join(other for other in TEMPLATES if other != 'model')};"
+            " or give the tokenizer of the instruction-tuned model"
+        )
+    chat = _Chat(tokenizer)
+    return Template("model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template))
 
 
 @frozen
@@ -124,11 +130,11 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    style = _STYLES[name](tokenizer)
-    bos = _begins_with(tokenizer)
+    style, bos = _STYLES[name](tokenizer), tokenizer.bos_token_id
+    begins = bos is not None and tokenizer("a", add_special_tokens=True)["input_ids"][:1] == [bos]
 
     def write(messages: Sequence[Message]) -> list[Piece]:
-        pieces: list[Piece] = [(bos, False)] if bos is not None else []
+        pieces: list[Piece] = [(bos, False)] if begins else []
         seen: set[str] = set()
         for message in messages:
             if message.role == "assistant":
@@ -171,24 +177,6 @@ def answered(messages: Sequence[Message]) -> Sequence[Message]:
     """The conversation up to its last answer."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return messages[: last + 1]
-
-
-def _begins_with(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of the bos token, if the tokenizer puts it before a text by itself."""
-    bos = tokenizer.bos_token_id
-    ids = tokenizer("a", add_special_tokens=True)["input_ids"]
-    return bos if bos is not None and ids[:1] == [bos] else None
-
-
-def _model_template(tokenizer: PreTrainedTokenizerBase) -> Template:
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            'the tokenizer has no chat template, which template = "model" asks for (base models often have none)\n'
-            f"  set template to one of: {', '.join(name for name in TEMPLATES if name != 'model')};"
-            " or give the tokenizer of the instruction-tuned model"
-        )
-    chat = _Chat(tokenizer)
-    return Template("model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template))
 
 
 @frozen(eq=False)
@@ -241,7 +229,11 @@ class _Chat:
                     "the model's chat template writes earlier turns differently once later ones follow: answers cannot be\n"
                     '  told from what surrounds them\n  take a named template (template = "chatml"), or rows of one turn'
                 )
-            begin, stop = _answer(through, len(before), messages[number].text)
+            begin = len(before)
+            answer = through.find(messages[number].text.strip(), begin)
+            if answer > begin and through[begin:answer].strip():
+                begin = answer  # a header that the generation prompt lacks is not learned
+            stop = max(len(through.rstrip()), begin)  # nor the white space that the template puts after the end mark
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
         return [piece for piece in pieces if piece[0]]
@@ -256,12 +248,3 @@ class _Chat:
                 begin = len(whole) - len(tail) - len(text)
                 return [(whole[:begin], False), (whole[begin:].rstrip(), True)]
         return None
-
-
-def _answer(text: str, begin: int, answer: str) -> tuple[int, int]:
-    """Where the answer and its end mark lie in ``text[begin:]``: without a header that the generation prompt lacks, and without
-    the white space that the template puts after the end mark."""
-    at = text.find(answer.strip(), begin)
-    if at > begin and text[begin:at].strip():
-        begin = at
-    return begin, max(len(text.rstrip()), begin)
