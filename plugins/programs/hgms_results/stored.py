@@ -1,8 +1,4 @@
-"""One finished run on disk: what its small files say, and its rows when they are asked for.
-
-:meth:`StoredRun.records` gives the rows whole, :meth:`StoredRun.columns` only the named fields, which is what a table of a
-million rows needs.
-"""
+"""One finished run on disk: what its small files say, and its rows (whole, or only named fields) when they are asked for."""
 
 from __future__ import annotations
 

@@ -1,21 +1,7 @@
-"""Configurations: one run as a TOML file says it, with what a command line lays over it, and its hash.
+"""Configurations: one run as a TOML file says it, and its hash.
 
-A table of a file is the fields of a class, nothing else::
-
-    seed = 0
-    budget = "60s"
-
-    [task]
-    name = "hyper-cleaning"
-    corruption = 0.4
-
-    [method]
-    name = "hg-ms"
-    generator.count = 8
-    hypergradient.solver.rtol = 1e-3
-
-A field whose type is a protocol (a part, a solver, a task) is a table with the ``name`` of a registered component, or the name
-alone. ``"none"`` stands for Python's None.
+A table of a file is the fields of a class, nothing else. A field whose type is a protocol (a part, a solver, a task) is a table
+with the ``name`` of a registered component, or the name alone. ``"none"`` stands for Python's None.
 """
 
 from __future__ import annotations

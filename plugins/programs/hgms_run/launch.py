@@ -40,8 +40,7 @@ def run(
     """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
 
     The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
-    ``watch(info, record, share)`` is called after every step, outside the clock, with the newest row and the share of the
-    budget spent; what it returns is ignored, and what it raises ends the run.
+    ``watch(info, record, share of the budget)`` is called after every step, outside the clock; what it raises ends the run.
 
     With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
     to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
