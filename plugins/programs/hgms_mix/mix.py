@@ -61,7 +61,8 @@ class Mix:
 
     def _finish(self, stage: Stage) -> Done:
         inputs = {"version": stage.version, **stage.inputs(self)}
-        for name, before in list(self.done.items())[-1:]:
+        if self.done:
+            name, before = list(self.done.items())[-1]
             inputs[name] = [before.key, before.digest]
         folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
         if (done := folder.done()) is not None:
