@@ -79,23 +79,24 @@ from hgms_core.protocols import (
 from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution, to_numbers
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.traits import TRAITS, ensure_fits, misfit, missing_traits, needs, wanted_traits
+from hgms_core.traits import TRAITS, missing_traits, needs
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates",
-    "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError",
-    "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
-    "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError",
-    "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task",
-    "Tree", "UnknownComponent", "as_solver", "check_floating", "check_memory", "choice", "clone", "closest",
-    "cross_product", "curvature", "decay_rate", "decay_rates", "detach", "differences_named", "ensure_fits", "gradient",
-    "groups", "hookimpl", "hypergradient", "implicit", "lowering", "misfit", "missing_traits", "needs", "norm", "not_negative",
-    "once_differentiable", "one_of", "optional_positive", "optional_whole", "out_of_memory", "overlay", "positive", "pure",
-    "repeat", "roles", "share", "shortened", "slopes", "stack", "to_numbers", "trainable",
-    "twice_differentiable_attention", "unknown", "upper_gradients", "validation_shares", "values", "wanted_traits", "whole",
+    "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator",
+    "Candidates", "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group",
+    "HgmsError", "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss",
+    "MatVec", "Method", "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer",
+    "Pipeline", "PluginError", "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution",
+    "Sources", "State", "Strategy", "Task", "Tree", "UnknownComponent", "as_solver", "check_floating", "check_memory",
+    "choice", "clone", "closest", "cross_product", "curvature", "decay_rate", "decay_rates", "detach",
+    "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "lowering", "missing_traits",
+    "needs", "norm", "not_negative", "once_differentiable", "one_of", "optional_positive", "optional_whole",
+    "out_of_memory", "overlay", "positive", "pure", "repeat", "roles", "share", "shortened", "slopes", "stack",
+    "to_numbers", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "validation_shares",
+    "values", "whole",
 ]  # fmt: skip
 
 _MOVED = {

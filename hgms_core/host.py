@@ -78,10 +78,6 @@ class PluginInfo:
         """A failure of this plugin is an error: it is ours, or the user named it."""
         return self.distribution in (None, FIRST_PARTY)
 
-    def row(self) -> dict[str, Any]:
-        shown = attrs.asdict(self, filter=lambda field, _: field.name not in ("traceback", "extras", "program"))
-        return {**shown, "hooks": list(self.hooks), "notes": list(self.notes), "seconds": round(self.seconds, 3)}
-
 
 class Host:
     """The plugins that a command or a program works with; entry points are read once, components loaded by :meth:`load`.

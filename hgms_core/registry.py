@@ -74,14 +74,6 @@ class Component:
             return f"{self.plugin.module}: composition {self.name!r}"
         return f"{self.target.__module__}:{self.target.__qualname__}"
 
-    def row(self) -> dict[str, Any]:
-        state = {"status": "available", "install": None}
-        return {"kind": self.kind.name, "name": self.name, **_owner(self.plugin), "summary": self.summary, **state}
-
-
-def _owner(plugin: PluginInfo) -> dict[str, Any]:
-    return {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
-
 
 class Registry:
     """The components of a host's plugins, by kind and name."""
@@ -117,15 +109,6 @@ class Registry:
         kinds = KINDS if kind is None else (kind,)
         every = (self.find(kind, name) for kind in kinds for name in sorted(self._components[kind]))
         return [component for component in every if component is not None]
-
-    def rows(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
-        rows = [component.row() for component in self.components(kind)]
-        for info in self.host.failed():
-            if info.status != "incomplete" and not info.program:
-                state = {"summary": info.error, "status": info.status, "install": info.install}
-                rows.append({"kind": "plugin", "name": info.name, **_owner(info), **state})
-        return rows
 
     def find(self, kind: str, name: str) -> Component | None:
         return None if (kind, name) in self._clashes else self._components[kind].get(name)
@@ -193,29 +176,6 @@ def _clash(first: Component, second: Component) -> str:
     return f"{who} the {first.kind.label} {first.name!r}{kept}:{owners}\n  {advice}"
 
 
-def kind_called(word: str) -> Kind:
-    """A kind by its name, singular or plural."""
-    name = word.casefold().removesuffix("s")
-    if name in KINDS:
-        return KINDS[name]
-    raise UnknownComponent(unknown("kind of component", word, KINDS))
-
-
-def kinds_of(target: type) -> list[Kind]:
-    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is if its signatures are right
-    for one only."""
-    likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
-    right = [kind for kind in likely if not faults_of(kind, target)]
-    return right or sorted(likely, key=lambda kind: -nearness(kind, target))
-
-
-def nearness(kind: Kind, target: type) -> int:
-    """How much of a kind's protocol a class has: its methods, and once more those with the right parameters. So a method with
-    a misnamed parameter is no outer optimiser, though it has ``init`` and ``step``: it has ``result`` too."""
-    here = [name for name in kind.methods() if callable(getattr(target, name, None))]
-    return len(here) + sum(not _method_faults(target, name, kind.methods()[name]) for name in here)
-
-
 def summary_of(doc: str | None) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split()).rstrip(":")
@@ -262,7 +222,7 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
     faults += _declared_faults(target) if kind.name == "task" else []
     faults += _outdated_faults(target) if kind.name == "generator" else []
     for name, wanted in kind.methods().items():
-        faults += _method_faults(target, name, wanted)
+        faults += method_faults(target, name, wanted)
     return faults
 
 
@@ -321,7 +281,7 @@ def _fields_beside(cls: type[Any], first: type) -> dict[str, attrs.Attribute[Any
     return {key: part for key, part in attrs.fields_dict(cls).items() if cls is first or key != inside(cls)}
 
 
-def _method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
+def method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
     """The core calls with the protocol's parameters, by position or by name; more parameters need defaults."""
     method = getattr(target, name, None)
     expected = list(wanted.parameters.values())[1:]

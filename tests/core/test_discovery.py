@@ -14,6 +14,7 @@ import pytest
 import torch
 from fakes import Site
 
+from hgms_cli.inspect import plugin_row
 from hgms_core import PLUGIN_API, Budget, RunInfo, hookimpl, hookspecs, sandbox
 from hgms_core import host as plugins
 from hgms_core.errors import PluginError
@@ -127,7 +128,7 @@ def test_a_slow_import_is_reported_with_its_time(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         f"plugin 'odd' (hgms-odd 1.0): {note}"
     ]
-    assert info.row()["seconds"] == round(info.seconds, 3)
+    assert plugin_row(info)["seconds"] == round(info.seconds, 3)
 
 
 def test_what_it_prints_is_noted(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import Site
 
+from hgms_cli.inspect import plugin_row
 from hgms_core.errors import MissingExtra, PluginError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
@@ -28,7 +29,7 @@ def test_plugins_load_in_the_order_of_their_names(site: Site) -> None:
     site.install("hgms-one", {"a-one": "one_plugin"})
     host = Host.load()
     assert list(host.infos) == ["a-one", "b-two"]
-    row = host.infos["a-one"].row()
+    row = plugin_row(host.infos["a-one"])
     assert 0 < row.pop("seconds") < 1
     assert row == {
         "name": "a-one",

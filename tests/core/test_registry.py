@@ -10,11 +10,13 @@ import attrs
 import pytest
 from fakes import Site
 
+from hgms_cli.inspect import component_row, component_rows, kind_called
 from hgms_core import Composition, overlay
 from hgms_core.errors import PluginError, UnknownComponent
 from hgms_core.host import Host
 from hgms_core.pipeline import Pipeline
-from hgms_core.registry import KINDS, Registry, faults_of, kind_called, kinds_of
+from hgms_core.registry import KINDS, Registry, faults_of
+from hgms_run import kinds_of
 
 SOLVER = KINDS["solver"]
 
@@ -27,7 +29,7 @@ def test_a_component_is_found_with_its_owner(site: Site) -> None:
     site.solver("plug", "mine")
     site.install("hgms-mine", {"mine-plugin": "plug"}, version="2.1")
     component = registry_of().get("solver", "mine")
-    assert component.row() == {
+    assert component_row(component) == {
         "kind": "solver",
         "name": "mine",
         "plugin": "mine-plugin",
@@ -75,7 +77,7 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
     site.module("plug", "import no_such_module\n")
     site.install("hgms", {"fast": "plug"}, version="0.1.0", extras=["sklearn"], requires=['no-such-module; extra == "sklearn"'])
     registry = registry_of()
-    assert registry.rows("solver") == [
+    assert component_rows(registry, "solver") == [
         {
             "kind": "plugin",
             "name": "fast",

@@ -18,6 +18,7 @@ from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
 from hgms_run import RunConfig, run_config
+from hgms_run.advice import ensure_fits
 from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins
@@ -156,13 +157,13 @@ def test_estimators_with_hessians_need_a_smooth_lower_level(method: str, part: s
 
 def test_what_is_lacking_is_one_sentence_and_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        compat.ensure_fits(build("hg-ms"), Kinked(), "my-method")
+        ensure_fits(build("hg-ms"), Kinked(), "my-method")
     assert str(caught.value) == (
         "method 'my-method' cannot run on task 'kinked': it needs a lower loss that is twice differentiable in x (almost "
         "everywhere is enough) (its part 'implicit')\n  `hgms compat` shows which methods fit which tasks"
     )
     assert compat.missing_traits(build("hg-ms"), Silent()) is None
-    compat.ensure_fits(build("hg-ms"), Silent())
+    ensure_fits(build("hg-ms"), Silent())
 
 
 def test_keeping_the_best_needs_data_to_stop_by_and_a_reference_needs_the_reference() -> None:

@@ -6,6 +6,7 @@ import click
 
 from hgms_cli.bars import Bars
 from hgms_cli.group import main
+from hgms_cli.inspect import component_row, kind_called
 from hgms_cli.terminal import (
     finite,
     json_option,
@@ -19,8 +20,8 @@ from hgms_cli.terminal import (
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars", "finite", "json_option", "main", "plugin_option", "print_json", "print_table", "printable", "track_option",
-    "trust_option",
+    "Bars", "component_row", "finite", "json_option", "kind_called", "main", "plugin_option", "print_json",
+    "print_table", "printable", "track_option", "trust_option",
 ]  # fmt: skip
 
 

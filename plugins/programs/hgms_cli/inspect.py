@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import click
 
 from hgms_cli.terminal import files_option, json_option, plugin_option, print_json, print_table
-from hgms_core import PLUGIN_API, __version__
-from hgms_core.host import Host
-from hgms_core.registry import Registry, kind_called
+from hgms_core import PLUGIN_API, UnknownComponent, __version__, unknown
+from hgms_core.host import Host, PluginInfo
+from hgms_core.registry import KINDS, Component, Kind, Registry
+
+
+def kind_called(word: str) -> Kind:
+    """A kind by its name, singular or plural."""
+    name = word.casefold().removesuffix("s")
+    if name in KINDS:
+        return KINDS[name]
+    raise UnknownComponent(unknown("kind of component", word, KINDS))
+
+
+def component_row(component: Component) -> dict[str, Any]:
+    """What a table says of a component."""
+    state = {"summary": component.summary, "status": "available", "install": None}
+    return {"kind": component.kind.name, "name": component.name, **_owner(component.plugin), **state}
+
+
+def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str, Any]]:
+    """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
+    rows = [component_row(component) for component in registry.components(kind)]
+    for info in registry.host.failed():
+        if info.status != "incomplete" and not info.program:
+            state = {"summary": info.error, "status": info.status, "install": info.install}
+            rows.append({"kind": "plugin", "name": info.name, **_owner(info), **state})
+    return rows
+
+
+def _owner(plugin: PluginInfo) -> dict[str, Any]:
+    return {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+
+
+def plugin_row(info: PluginInfo) -> dict[str, Any]:
+    """What a table says of a plugin."""
+    row = attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "extras", "program"))
+    return {**row, "hooks": list(info.hooks), "notes": list(info.notes), "seconds": round(info.seconds, 3)}
 
 
 @click.command("list")
@@ -21,7 +57,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
 
     Kinds: generator, selector, solver, hypergradient, outer, task, method.
     """
-    rows = registry.rows(kind_called(kind).name if kind else None)
+    rows = component_rows(registry, kind_called(kind).name if kind else None)
     if as_json:
         print_json(rows)
         return
@@ -44,7 +80,7 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
             commands.setdefault(host.add_program(entry).name, []).append(f"`hgms {entry.name}`")
     Registry(host)  # what is wrong with components shows only when they are collected
     infos = host.infos.values()
-    rows = [info.row() for info in infos]
+    rows = [plugin_row(info) for info in infos]
     if as_json:
         print_json([{**row, "traceback": info.traceback} if verbose else row for row, info in zip(rows, infos, strict=True)])
         return

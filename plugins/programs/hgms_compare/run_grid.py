@@ -21,8 +21,8 @@ from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.grid_file import load
 from hgms_compare.worker import Ending
 from hgms_core import Budget, ConfigError
-from hgms_core.registry import Registry, kinds_of
-from hgms_run import Interrupted, RunSettings, plain, stoppable
+from hgms_core.registry import Registry
+from hgms_run import Interrupted, RunSettings, kinds_of, plain, stoppable
 
 
 def run_grid(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
-from hgms_cli import json_option, print_json
+from hgms_cli import json_option, kind_called, print_json
 from hgms_core import ConfigError, __version__
 from hgms_core.host import Host, canonical
-from hgms_core.registry import KINDS, NAME, Kind, Registry, kind_called
+from hgms_core.registry import KINDS, NAME, Kind, Registry
 
 TEMPLATE = files("hgms_new") / "template"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
+from hgms_run.advice import misfit
 from hgms_run.as_table import plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
@@ -13,7 +14,7 @@ from hgms_run.convert import converter_for, structured, traits_of
 from hgms_run.ended import RunResult
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.folder import FolderInUse, RunFolder
-from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, kinds_of, nearness, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config
 from hgms_run.loop import ignore
 from hgms_run.progress import Progress
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "PROTOCOLS", "ROWS", "SCHEMA", "UNCOMPARED", "DiskError", "FolderInUse", "Interrupted", "Interrupts", "Invalid",
     "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending", "built", "converter_for",
-    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "lay", "lay_options", "load",
-    "load_state", "opened", "pack", "parse_json", "parse_toml", "plain", "put", "read_file", "read_toml", "record_failure",
-    "replace_file", "run", "run_config", "save_state", "show", "spell", "stoppable", "structured", "tables_of",
-    "tables_of_others", "traits_of", "type_hints", "unpack",
+    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of", "lay",
+    "lay_options", "load", "load_state", "misfit", "nearness", "opened", "pack", "parse_json", "parse_toml", "plain",
+    "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state", "show",
+    "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import attrs
 import click
 import tomlkit
 
-from hgms_cli import json_option, plugin_option, print_json, print_table, track_option, trust_option
+from hgms_cli import component_row, json_option, kind_called, plugin_option, print_json, print_table, track_option, trust_option
 from hgms_core import (
     Budget,
     Composition,
@@ -23,9 +23,9 @@ from hgms_core import (
     UnknownComponent,
     missing_traits,
     unknown,
-    wanted_traits,
 )
-from hgms_core.registry import Component, Registry, inside, kind_called
+from hgms_core.registry import Component, Registry, inside
+from hgms_run.advice import wanted_traits
 from hgms_run.as_table import AT_REST, plain
 from hgms_run.config import RunConfig
 from hgms_run.convert import structured
@@ -83,7 +83,7 @@ def _component(registry: Registry, name: str) -> Component:
 
 
 def _description(component: Component, registry: Registry) -> dict[str, Any]:
-    row = component.row() | {"class": component.where}
+    row = component_row(component) | {"class": component.where}
     target = component.target
     if isinstance(target, Composition):
         on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}

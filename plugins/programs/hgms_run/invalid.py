@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 import attrs
 
 from hgms_core import Budget, ConfigError
-from hgms_core.registry import KINDS, Kind
+from hgms_core.registry import KINDS, Kind, faults_of, method_faults
 from hgms_run.tables import Place, show
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
@@ -96,3 +96,18 @@ def _spell_generic(hint: Any, arguments: tuple[Any, ...]) -> str:
     if origin_is(hint, Callable):
         return "a function (from Python only)"
     return getattr(hint, "__name__", str(hint))
+
+
+def kinds_of(target: type) -> list[Kind]:
+    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is if its signatures are right
+    for one only."""
+    likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
+    right = [kind for kind in likely if not faults_of(kind, target)]
+    return right or sorted(likely, key=lambda kind: -nearness(kind, target))
+
+
+def nearness(kind: Kind, target: type) -> int:
+    """How much of a kind's protocol a class has: its methods, and once more those with the right parameters. So a method with
+    a misnamed parameter is no outer optimiser, though it has ``init`` and ``step``: it has ``result`` too."""
+    here = [name for name in kind.methods() if callable(getattr(target, name, None))]
+    return len(here) + sum(not method_faults(target, name, kind.methods()[name]) for name in here)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo, ensure_fits
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
+from hgms_run.advice import ensure_fits
 from hgms_run.as_table import plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.ended import RunResult, summarise

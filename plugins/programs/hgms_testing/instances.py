@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from hgms_core import Composition, ConfigError, PluginError, closest, unknown
-from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside, kinds_of, nearness
-from hgms_run import PROTOCOLS, Invalid, converter_for, type_hints
+from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside
+from hgms_run import PROTOCOLS, Invalid, converter_for, kinds_of, nearness, type_hints
 from hgms_testing.kit import Check
 
 
