@@ -159,10 +159,10 @@ def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     tmp_path: Path, write: Callable[[Path, list[Any]], Path], name: str, ending: str
 ) -> None:
     path = write(tmp_path / (name + ending), ALPACA)
-    reading = read("s", Source(path=str(path)))
-    assert [example.row for example in reading.examples] == [0, 1, 2]
-    assert [words(example)[0][1] for example in reading.examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
-    assert (reading.format, reading.total, reading.bad) == ("alpaca", 3, 0)
+    examples, report = read("s", Source(path=str(path)))
+    assert [example.row for example in examples] == [0, 1, 2]
+    assert [words(example)[0][1] for example in examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
+    assert (report.format, report.total, report.bad) == ("alpaca", 3, 0)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -182,7 +182,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(t
     path = tmp_path / "a.jsonl"
     rows = [json.dumps(row) for row in ALPACA]
     path.write_bytes(b"\xef\xbb\xbf" + f"{rows[0]}\n\n{rows[1]}\r\n  \n{{oops\n{rows[2]}".encode())
-    assert [example.row for example in read("s", Source(path=str(path), max_bad_rows=1)).examples] == [0, 1, 3]
+    assert [example.row for example in read("s", Source(path=str(path), max_bad_rows=1))[0]] == [0, 1, 3]
     with pytest.raises(DataError, match="line 5: malformed JSON"):
         read("s", Source(path=str(path)))
 
@@ -282,8 +282,8 @@ def test_bad_rows_are_counted_and_the_first_few_listed(tmp_path: Path) -> None:
     assert "line 9" not in message
     with pytest.raises(DataError, match=r"max_bad_rows = 7\)"):
         read_examples("noisy", Source(path=str(path), max_bad_rows=7))
-    reading = read("noisy", Source(path=str(path), max_bad_rows=8))
-    assert (len(reading.examples), reading.total, reading.bad) == (3, 11, 8)
+    examples, report = read("noisy", Source(path=str(path), max_bad_rows=8))
+    assert (len(examples), report.total, report.bad) == (3, 11, 8)
 
 
 def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_ha
 
 def test_the_format_is_told_from_the_first_whole_rows_however_late_they_come(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", ["{"] * 300 + ALPACA * 100)
-    reading = read("s", Source(path=str(path), max_bad_rows=300))
-    assert (reading.format, reading.total, reading.bad, len(reading.examples)) == ("alpaca", 600, 300, 300)
-    assert reading.examples[0].row == 300
+    examples, report = read("s", Source(path=str(path), max_bad_rows=300))
+    assert (report.format, report.total, report.bad, len(examples)) == ("alpaca", 600, 300, 300)
+    assert examples[0].row == 300
 
 
 def test_rows_of_no_known_format_list_their_fields_and_the_formats(tmp_path: Path) -> None:
@@ -606,11 +606,11 @@ REAL = [
 @real
 @pytest.mark.parametrize(("file", "form", "rows", "blank"), REAL, ids=[file for file, *_ in REAL])
 def test_every_real_set_is_read_whole(file: str, form: str, rows: int, blank: int) -> None:
-    reading = read("real", Source(path=f"$HGMS_DATA/{file}"))
-    assert (reading.format, reading.total, reading.bad, len(reading.examples)) == (form, rows, 0, rows)
-    assert sum(example.blank for example in reading.examples) == blank
-    assert all(example.messages[-1].role == "assistant" and example.key for example in reading.examples)
-    assert [example.row for example in reading.examples] == list(range(rows))
+    examples, report = read("real", Source(path=f"$HGMS_DATA/{file}"))
+    assert (report.format, report.total, report.bad, len(examples)) == (form, rows, 0, rows)
+    assert sum(example.blank for example in examples) == blank
+    assert all(example.messages[-1].role == "assistant" and example.key for example in examples)
+    assert [example.row for example in examples] == list(range(rows))
 
 
 @real

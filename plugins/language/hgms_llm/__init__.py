@@ -30,16 +30,17 @@ from hgms_llm.ranking import (
     sources_of,
 )
 from hgms_llm.sources import Example, Source, content, read_examples
-from hgms_llm.table import TokenTable
+from hgms_llm.table import TokenTable, check_fits
 from hgms_llm.task import SourceMixture
 from hgms_llm.templates import template_for
 from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
     "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
-    "TokenTable", "adamw", "adamw_part", "adamw_start", "check_size", "content", "epoch_rows", "first_state", "highest",
-    "in_phases", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples",
-    "some_share", "source_counts", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss", "token_table",
+    "TokenTable", "adamw", "adamw_part", "adamw_start", "check_fits", "check_size", "content", "epoch_rows", "first_state",
+    "highest", "in_phases", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens",
+    "read_examples", "some_share", "source_counts", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
+    "token_table",
 ]  # fmt: skip
 
 

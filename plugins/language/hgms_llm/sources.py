@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -15,6 +16,7 @@ from attrs import field, frozen, validators
 from hgms_core import ConfigError, DataError, Key, unknown
 from hgms_llm.files import files_at, reading, rows_of
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
+from hgms_llm.table import Report
 
 SHOWN = 5
 PROBED = 200
@@ -122,17 +124,6 @@ class Example:
         return not any(message.text.strip() for message in self.messages if message.role == "assistant")
 
 
-@final
-@frozen
-class Reading:
-    """What reading a source gave: the examples asked for, how many rows there were, how many of them bad, and the format."""
-
-    examples: list[Example]
-    total: int
-    bad: int
-    format: str
-
-
 def check_names(names: Iterable[str], what: str = "source") -> None:
     """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up), and
     for those that cannot be part of a file's name: files of results are called after them."""
@@ -157,10 +148,10 @@ def check_names(names: Iterable[str], what: str = "source") -> None:
 
 def read_examples(name: str, source: Source) -> list[Example]:
     """The examples of ``source`` (called ``name`` in messages), as :func:`read` gives them."""
-    return read(name, source).examples
+    return read(name, source)[0]
 
 
-def read(name: str, source: Source) -> Reading:
+def read(name: str, source: Source) -> tuple[list[Example], Report]:
     """The rows of ``source`` as conversations, and the counts of what was read."""
     where = f"source {name!r} ({source.where})"
     records = rows_of(where, source)
@@ -186,7 +177,8 @@ def read(name: str, source: Source) -> Reading:
             bad.append(f"{line}: {error}")
     if len(bad) > source.max_bad_rows or not examples:
         raise DataError(_bad(where, form, bad, total, detect(whole), source))
-    return Reading(_chosen(where, examples, source), total, len(bad), form.name if form else "")
+    examples = _chosen(where, examples, source)
+    return examples, Report(format=form.name if form else "", total=total, bad=len(bad), examples=len(examples))
 
 
 def _detected(where: str, rows: list[Row]) -> Format:
@@ -256,3 +248,16 @@ def content(name: str, source: Source) -> str:
         with reading(where), file.open("rb") as stream:
             digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def mixture_shares(mixture: Mapping[str, float], sources: Collection[str], what: str) -> list[float]:
+    """The weights of all sources in their order, summing to one."""
+    for name, share in mixture.items():
+        if name not in sources:
+            raise ConfigError(f"{what}: " + unknown("source", name, sources))
+        if not 0 <= share < math.inf:
+            raise ConfigError(f"{what}: the weight of {name!r} must be a number >= 0: {share}")
+    total = sum(mixture.values())
+    if not total:
+        raise ConfigError(f"{what}: no source has a positive weight")
+    return [mixture.get(name, 0.0) / total for name in sources]

@@ -11,14 +11,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import attrs
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import DataError
+from hgms_core import ConfigError, DataError
 
 
 @final
@@ -139,6 +139,25 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
 
 
 LEAVES = {"tokens": torch.int32, "mask": torch.bool, "offsets": torch.int64, "rows": torch.int64, "keys": torch.int64}
+
+
+def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
+    """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
+    range."""
+    tables = [table for tables in everything.values() for table in tables.values()]
+    longest = max(int(table.lengths.max()) for table in tables)
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and longest > most:
+        raise ConfigError(
+            f"rows have up to {longest} tokens, and the model has {most} positions @ task.max_length\n"
+            f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather than drop them)'
+        )
+    highest, known = max(int(table.tokens.max()) for table in tables), model.get_input_embeddings().weight.shape[0]
+    if highest >= known:
+        raise ConfigError(
+            f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ task.model.tokenizer\n"
+            "  take the model's own tokenizer"
+        )
 
 
 def cache_folder() -> Path:

@@ -15,28 +15,15 @@ from typing import Any, ClassVar, Literal, TypeVar, final
 import torch
 from attrs import field, frozen, validators
 
-from hgms_core import (
-    ConfigError,
-    DataError,
-    Key,
-    Problem,
-    Sources,
-    Tree,
-    choice,
-    lowering,
-    optional_whole,
-    roles,
-    unknown,
-    validation_shares,
-)
+from hgms_core import DataError, Key, Problem, Sources, Tree, choice, lowering, optional_whole, roles, validation_shares
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora
 from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, mean_lengths, shuffled, token_loss, weights
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
-from hgms_llm.sources import Source, check_names, content
-from hgms_llm.table import TokenTable, cache_folder, left_out, warn
-from hgms_llm.templates import TEMPLATES
+from hgms_llm.sources import Source, check_names, content, mixture_shares
+from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out, warn
+from hgms_llm.templates import known_template
 from hgms_llm.tokens import token_table
 
 T = TypeVar("T")
@@ -48,11 +35,6 @@ def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     if not value:
         raise ValueError(f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] with its path")
     check_names(value)
-
-
-def _template(_task: object, attribute: Any, value: str) -> None:
-    if value not in TEMPLATES:
-        raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
 
 
 class _Metrics:
@@ -112,7 +94,7 @@ class SourceMixture:
     test: Mapping[str, Source] = field(factory=dict, validator=lambda _, __, value: check_names(value, "test set"), hash=False)
     model: BaseModel
     adapter: Lora | None = None
-    template: str = field(default="model", validator=_template)
+    template: str = field(default="model", validator=known_template)
     max_length: int = field(default=512, validator=[validators.instance_of(int), validators.ge(4)])
     too_long: Literal["drop", "truncate"] = field(default="drop", validator=choice("drop", "truncate"))
     cache: int | None = field(default=None, validator=optional_whole)
@@ -126,7 +108,7 @@ class SourceMixture:
         if len(self.sources) < 2:
             raise ValueError("a mixture has at least two sources")
         if self.reference is not None:
-            self._shares(self.reference, "reference")
+            mixture_shares(self.reference, self.sources, "reference")
 
     def lighter(self) -> list[str]:
         """What would take less memory; none of it changes a result."""
@@ -193,7 +175,7 @@ class SourceMixture:
             warn(message)
         pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
-        self.fits(model.model, everything)
+        check_fits(model.model, everything)
 
         names = tuple(pool)
         lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
@@ -209,10 +191,10 @@ class SourceMixture:
 
         def theta(mixture: Mapping[str, float]) -> Tree:
             # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
-            share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
+            share = torch.tensor(mixture_shares(mixture, self.sources, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
-        best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))
+        best = None if self.reference is None else torch.tensor(mixture_shares(self.reference, self.sources, "reference"))
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
             metrics = {"validation_loss": token_loss(model, x, upper, shares["stop"])}
@@ -245,36 +227,6 @@ class SourceMixture:
             counters=lambda: model.tokens,
             precision=model.precision,
         )
-
-    def fits(self, model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
-        """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
-        range."""
-        tables = [table for tables in everything.values() for table in tables.values()]
-        longest = max(int(table.lengths.max()) for table in tables)
-        most = getattr(model.config, "max_position_embeddings", None)
-        if most is not None and longest > most:
-            raise ConfigError(
-                f"rows have up to {longest} tokens, and the model has {most} positions @ task.max_length\n"
-                f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather than drop them)'
-            )
-        highest, known = max(int(table.tokens.max()) for table in tables), model.get_input_embeddings().weight.shape[0]
-        if highest >= known:
-            raise ConfigError(
-                f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ task.model.tokenizer\n"
-                "  take the model's own tokenizer"
-            )
-
-    def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
-        """The weights of all sources in their order, summing to one."""
-        for name, share in mixture.items():
-            if name not in self.sources:
-                raise ConfigError(f"{what}: " + unknown("source", name, self.sources))
-            if not 0 <= share < math.inf:
-                raise ConfigError(f"{what}: the weight of {name!r} must be a number >= 0: {share}")
-        total = sum(mixture.values())
-        if not total:
-            raise ConfigError(f"{what}: no source has a positive weight")
-        return [mixture.get(name, 0.0) / total for name in self.sources]
 
 
 @functools.cache

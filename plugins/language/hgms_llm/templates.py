@@ -8,11 +8,11 @@ training are exactly those that a model is given which is to write the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, DataError, one_of
+from hgms_core import ConfigError, DataError, one_of, unknown
 from hgms_llm.formats import Message
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class Template:
     opening: Callable[[Sequence[Message]], list[Piece]]
     specials: bool
     text: str = field(default="", repr=False)
+
+
+def known_template(_task: object, attribute: Any, value: str) -> None:
+    """One of :data:`TEMPLATES`, for a field."""
+    if value not in TEMPLATES:
+        raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
 
 
 def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:

@@ -87,8 +87,8 @@ def token_table(
 def _encoded(
     name: str, source: Source, tokenizer: PreTrainedTokenizerBase, template: Template, max_length: int, cut: bool, digest: str
 ) -> TokenTable:
-    reading, where = read(name, source), f"source {name!r} ({source.where})"
-    examples = [example for example in reading.examples if not example.blank]
+    everything, report = read(name, source)
+    where, examples = f"source {name!r} ({source.where})", [example for example in everything if not example.blank]
     tokens: list[np.ndarray] = []
     masks: list[np.ndarray] = []
     kept: list[Example] = []
@@ -113,11 +113,9 @@ def _encoded(
             kept.append(example)
             tokens.append(np.asarray(ids[:max_length], dtype=np.int32))
             masks.append(np.asarray(learned, dtype=np.bool_))
-    count = len(reading.examples)
-    report = Report(
-        format=reading.format, total=reading.total, bad=reading.bad, examples=count, blank=count - len(examples),
-        too_long=dropped, truncated=truncated, longest=longest, shortest=shortest,
-    )  # fmt: skip
+    report = attrs.evolve(
+        report, blank=report.examples - len(examples), too_long=dropped, truncated=truncated, longest=longest, shortest=shortest
+    )
     if not kept:
         raise DataError(_nothing_left(where, report, max_length, cut))
     return TokenTable(

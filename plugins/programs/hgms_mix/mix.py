@@ -132,8 +132,10 @@ class Mix:
 
     def base(self) -> Any:
         """The model that is fine-tuned, as it was before."""
+        from hgms_llm import check_fits
+
         model = (self.config.finetune.model or self.task.model).load(self.device, torch.float32, len(self.tuned_tokenizer))
-        self.task.fits(model, {which: self.tuned_tables(which) for which in ("sources", "test")})
+        check_fits(model, {which: self.tuned_tables(which) for which in ("sources", "test")})
         return model
 
 
