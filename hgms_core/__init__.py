@@ -82,7 +82,7 @@ from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.traits import TRAITS, missing_traits, needs
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator",
