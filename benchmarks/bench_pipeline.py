@@ -171,10 +171,7 @@ def compare_outer_step(rounds: int) -> dict[str, float]:
     torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-2 * OUTER_RATE)
     seconds = turns(
         rounds,
-        {
-            "pipeline": lambda: method.step(problem, state),
-            "straight down": lambda: straight_down(problem, theta, x, key),
-        },
+        {"pipeline": lambda: method.step(problem, state), "straight down": lambda: straight_down(problem, theta, x, key)},
     )
     return {
         "pipeline [s]": statistics.median(seconds["pipeline"]),

@@ -53,18 +53,7 @@ from hgms_core.hypergrad import (
 )
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
-from hgms_core.problem import (
-    ROLES,
-    Batch,
-    Data,
-    Loss,
-    Problem,
-    Sources,
-    check_floating,
-    pure,
-    roles,
-    validation_shares,
-)
+from hgms_core.problem import ROLES, Batch, Data, Loss, Problem, Sources, check_floating, pure, roles, validation_shares
 from hgms_core.protocols import (
     CandidateGenerator,
     HyperGradient,

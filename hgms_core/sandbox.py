@@ -98,10 +98,7 @@ def settings() -> Settings:
         "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
         "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
         "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled(), torch.use_deterministic_algorithms),
-        "torch's precision of float32 products": (
-            torch.get_float32_matmul_precision(),
-            torch.set_float32_matmul_precision,
-        ),
+        "torch's precision of float32 products": (torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
         "the working directory": (_folder(), lambda old: os.chdir(old) if old else None),
         "sys.excepthook": (sys.excepthook, lambda old: setattr(sys, "excepthook", old)),
         "the level below which nothing is logged": (logging.root.manager.disable, logging.disable),

@@ -54,11 +54,7 @@ def network_problem(rows: int = 24, features: int = 3, hidden: int = 4) -> Probl
     """A small non-convex problem with data, three leaves in x and two in θ."""
     return Problem(
         theta0={"weights": 0.3 * normal(rows, seed=5), "scale": torch.tensor(0.2, dtype=F64)},
-        x0={
-            "w": 0.5 * normal(features, hidden, seed=1),
-            "b": 0.1 * normal(hidden, seed=2),
-            "v": 0.5 * normal(hidden, seed=3),
-        },
+        x0={"w": 0.5 * normal(features, hidden, seed=1), "b": 0.1 * normal(hidden, seed=2), "v": 0.5 * normal(hidden, seed=3)},
         g=network_loss,
         f=network_upper,
         lower_data=table(rows, features, seed=10),

@@ -60,11 +60,7 @@ def test_a_planted_mistake_is_a_violation(arguments: tuple[str, ...], planted: s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("kills", "--count", "150"),
-        ("damage", "--count", "200"),
-        ("inputs", "--count", "600"),
-    ],
+    [("kills", "--count", "150"), ("damage", "--count", "200"), ("inputs", "--count", "600")],
     ids=lambda arguments: arguments[0],
 )
 def test_nothing_is_violated(arguments: tuple[str, ...]) -> None:

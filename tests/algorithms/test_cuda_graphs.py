@@ -149,10 +149,7 @@ SYSTEMS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "positive definite": lambda: (spd(12), normal(12, seed=3)),
     "zero right-hand side": lambda: (spd(12), torch.zeros(12, dtype=F64)),
     "indefinite": lambda: (torch.diag(torch.linspace(-1, 3, 12, dtype=F64)), normal(12, seed=3)),
-    "singular, outside the range": lambda: (
-        torch.diag(torch.linspace(0, 3, 12, dtype=F64)),
-        torch.ones(12, dtype=F64),
-    ),
+    "singular, outside the range": lambda: (torch.diag(torch.linspace(0, 3, 12, dtype=F64)), torch.ones(12, dtype=F64)),
     "not finite": lambda: (torch.full((12, 12), torch.nan, dtype=F64), torch.ones(12, dtype=F64)),
     "ill-conditioned": lambda: (torch.diag(torch.logspace(0, 10, 12, dtype=F64)), torch.ones(12, dtype=F64)),
 }

@@ -171,11 +171,7 @@ LOWER_RUN = {"steps": 8, "lr": 0.8}
 ADAM = {"lr": 0.1, "schedule": {"kind": "cosine"}}
 CONVERGING: dict[str, dict[str, Any]] = {
     "fixed-point": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "max_steps": 15}}, "outer": ADAM},
-    "amigo": {
-        "generator": LOWER_RUN,
-        "hypergradient": {"solver": {"lr": 0.8, "max_steps": 4}},
-        "outer": ADAM,
-    },
+    "amigo": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "max_steps": 4}}, "outer": ADAM},
     "stocbio": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "steps": 15}}, "outer": ADAM},
 }
 

@@ -51,11 +51,7 @@ HAND = {
     # ω = 0 + 0.25·2 = 0.5, c = 1/4.   ∇_y L = (−6 + 4·(−2))/4 = −3.5.   ∇_t L = (1 + 4·(2 − 2·0.5))/4 = 1.25.
     "value-gap": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0), 0.35, 0.875),
     # the same without c: four times as far in y and t
-    "value-gap plain": (
-        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False),
-        1.4,
-        0.5,
-    ),
+    "value-gap plain": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False), 1.4, 0.5),
     # γ_0 = 4 of a ramp to 8 in 10 steps
     "value-gap ramp": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=8.0, gamma_start=4.0, gamma_steps=10), 0.35, 0.875),
     # ½·4·(2(y − t))² = 8(y − t)².   ∇_y L = (−6 − 16)/4 = −5.5.   ∇_t L = (1 + 16)/4 = 4.25.

@@ -216,12 +216,7 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
 
 
 def test_a_negative_tilt_is_refused() -> None:
-    parts = {
-        "generator": Branches(),
-        "selector": First(),
-        "hypergradient": Unrolled(),
-        "outer": ProjectedGradient(lr=0.1),
-    }
+    parts = {"generator": Branches(), "selector": First(), "hypergradient": Unrolled(), "outer": ProjectedGradient(lr=0.1)}
     with pytest.raises((ValueError, ConfigError), match="tilt"):
         tilting(-1.0, **parts)
 

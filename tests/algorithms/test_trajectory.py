@@ -132,10 +132,7 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
         assert held.replay(torch.tensor(2), theta, None)[1].lower_gradients == 0
         assert held.replay(torch.tensor(2), problem.theta0, None)[1].calls == 0
         theta = {**problem.theta0, name: problem.theta0[name] + 0.3}
-        (end, cost), (expected, _) = (
-            held.replay(torch.tensor(2), theta, None),
-            again(torch.tensor(2), theta, None),
-        )
+        (end, cost), (expected, _) = (held.replay(torch.tensor(2), theta, None), again(torch.tensor(2), theta, None))
         assert_same(end, expected, rtol=1e-13)
         assert cost.calls == cost.lower_gradients == 3
 

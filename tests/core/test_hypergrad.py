@@ -121,10 +121,7 @@ def test_the_cross_product_is_double_backward(strategy: Any) -> None:
 @every_strategy
 def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(strategy: Any) -> None:
     theta, x, v = {"t": normal(2)}, {"x": normal(3)}, {"x": normal(3, seed=1)}
-    for g in (
-        lambda t, p: (p["x"] ** 2).sum(),
-        lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum(),
-    ):
+    for g in (lambda t, p: (p["x"] ** 2).sum(), lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum()):
         torch.testing.assert_close(cross_product(g, theta, x, v, strategy)["t"], torch.zeros(2, dtype=F64), rtol=0, atol=1e-9)
 
 

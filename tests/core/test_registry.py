@@ -261,10 +261,7 @@ def test_other_faults_of_a_class() -> None:
 
         def problem(self, seed: int, device: object, dtype: object) -> None: ...
 
-    assert faults_of(KINDS["task"], NoVersion) == [
-        "it has no class variable 'version'",
-        "it has no class variable 'metrics'",
-    ]
+    assert faults_of(KINDS["task"], NoVersion) == ["it has no class variable 'version'", "it has no class variable 'metrics'"]
 
 
 def test_a_class_is_recognised_by_its_methods() -> None:

@@ -228,13 +228,7 @@ def test_a_run_broken_off_just_before_it_is_finished_ends_the_same(tmp_path: Pat
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=whole, settings=EVERY_FOURTH)
     with pytest.raises(Interrupted):
-        run(
-            Mixer(ends_at=5, interrupts_at=4),
-            counting(),
-            Budget(outer_steps=20),
-            folder=broken,
-            settings=EVERY_FOURTH,
-        )
+        run(Mixer(ends_at=5, interrupts_at=4), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH)
     run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH, resume=True)
     assert run_files(whole.path) == run_files(broken.path)
 

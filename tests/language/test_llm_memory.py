@@ -29,15 +29,7 @@ CANDIDATES, BATCH, LENGTH = 4, 6, 96
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"chunk": 1},
-        {"rows": 2},
-        {"checkpointing": True},
-        {"chunk": 2, "rows": 3, "checkpointing": True},
-    ],
-    ids=str,
+    "how", [{}, {"chunk": 1}, {"rows": 2}, {"checkpointing": True}, {"chunk": 2, "rows": 3, "checkpointing": True}], ids=str
 )
 def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
     chunk = how.get("chunk")

@@ -152,8 +152,7 @@ def parquet(path: Path, rows: list[Any]) -> Path:
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize(
-    ("write", "name"),
-    [(lines, "a.jsonl"), (lines, "a.json"), (array, "a.json"), (array, "a.jsonl"), (parquet, "a.parquet")],
+    ("write", "name"), [(lines, "a.jsonl"), (lines, "a.json"), (array, "a.json"), (array, "a.jsonl"), (parquet, "a.parquet")]
 )
 def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     tmp_path: Path, write: Callable[[Path, list[Any]], Path], name: str, ending: str
@@ -244,10 +243,7 @@ def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (
-            {"rows": 21},
-            "21 rows, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out",
-        ),
+        ({"rows": 21}, "21 rows, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out"),
         ({"rows": 10, "skip": 11}, "10 rows after the first 11, but it has 20 good rows\n  rows = 9 is the most there is"),
         ({"skip": 20}, "rows after the first 20, but it has 20 good rows\n  skip can be at most 19"),
         ({"skip": 30, "rows": 2}, "2 rows after the first 30, but it has 20 good rows\n  skip can be at most 19"),

@@ -304,10 +304,7 @@ def test_second_order_ways_run_on_a_language_model(files: dict[str, Source], kin
 @pytest.mark.parametrize("saving", [{"checkpointing": True}, {"micro_batch": 4}], ids=str)
 def test_a_second_derivative_through_activations_computed_again(files: dict[str, Source], saving: dict[str, Any]) -> None:
     """They are computed again with the attention kernel of the first time, whatever is allowed by then."""
-    ways = [
-        Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6),
-        Unrolled(),
-    ]
+    ways = [Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6), Unrolled()]
     results = [hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways) for how in ({}, saving)]
     for plain, saved in zip(*results, strict=True):
         assert plain.norm() > 1e-6

@@ -98,11 +98,7 @@ def reference(peer: Callable[[Peer], Tensor], problem: Peer) -> Tensor:
 @pytest.mark.parametrize("peer", [with_jaxopt, with_lineax, with_torchopt, with_dense_algebra])
 @pytest.mark.parametrize(
     "solver",
-    [
-        CG(rtol=1e-13, max_steps=STEPS),
-        NystromCG(rank=30, rtol=1e-13, max_steps=STEPS),
-        MINRES(rtol=1e-13, max_steps=STEPS),
-    ],
+    [CG(rtol=1e-13, max_steps=STEPS), NystromCG(rank=30, rtol=1e-13, max_steps=STEPS), MINRES(rtol=1e-13, max_steps=STEPS)],
     ids=lambda solver: solver.name,
 )
 def test_hypergradients_agree(problem: Peer, solver: LinearSolver, peer: Callable[[Peer], Tensor]) -> None:

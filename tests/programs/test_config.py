@@ -221,10 +221,7 @@ def test_a_pipeline_from_scratch(registry: Registry) -> None:
     config = config_of(registry, method=method)
     assert config.method_name == "pipeline"
     assert config.method == Pipeline(
-        generator=Generator(),
-        selector=Choose(),
-        hypergradient=Estimate(solver=Direct(), fallback=Other()),
-        outer=Move(),
+        generator=Generator(), selector=Choose(), hypergradient=Estimate(solver=Direct(), fallback=Other()), outer=Move()
     )
 
 

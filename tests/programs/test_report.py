@@ -289,10 +289,7 @@ def test_a_full_disk_leaves_the_old_report(
 # --- curves ------------------------------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000),
-    st.integers(4, 400),
-)
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000), st.integers(4, 400))
 def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
     y = np.array(values)
     kept = curves.thin(y, points)

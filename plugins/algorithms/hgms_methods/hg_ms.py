@@ -76,11 +76,7 @@ HG_IMPLICIT = Composition(
     name="hg-implicit",
     summary="HG-MS with one branch: the ablation that isolates the selection.",
     source="HG-MS paper with N = 1; Lorraine et al. 2020 (implicit differentiation).",
-    parts={
-        **HG_MS.parts,
-        "generator": {**HG_MS.parts["generator"], "count": 1},
-        "selector": {"name": "first"},
-    },
+    parts={**HG_MS.parts, "generator": {**HG_MS.parts["generator"], "count": 1}, "selector": {"name": "first"}},
 )
 
 HG_BASELINE = Composition(

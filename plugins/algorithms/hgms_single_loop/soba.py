@@ -71,11 +71,7 @@ class Soba:
     lighter = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return {
-            "x": dict(problem.x0),
-            "v": {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()},
-            "step": 0,
-        }
+        return {"x": dict(problem.x0), "v": {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}, "step": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         x, v = start["x"], start["v"]

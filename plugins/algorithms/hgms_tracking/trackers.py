@@ -116,11 +116,7 @@ class Trackio:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
-}
+TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
 
 
 def ensure_installed(name: str) -> None:

@@ -7,16 +7,7 @@ import click
 from hgms_cli.bars import Bars
 from hgms_cli.group import main
 from hgms_cli.inspect import component_row, kind_called
-from hgms_cli.terminal import (
-    finite,
-    json_option,
-    plugin_option,
-    print_json,
-    print_table,
-    printable,
-    track_option,
-    trust_option,
-)
+from hgms_cli.terminal import finite, json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
 from hgms_core import hookimpl
 
 __all__ = [

@@ -13,17 +13,7 @@ import click
 import tomlkit
 
 from hgms_cli import component_row, json_option, kind_called, plugin_option, print_json, print_table, track_option, trust_option
-from hgms_core import (
-    Budget,
-    Composition,
-    ConfigError,
-    HgmsError,
-    Method,
-    Pipeline,
-    UnknownComponent,
-    missing_traits,
-    unknown,
-)
+from hgms_core import Budget, Composition, ConfigError, HgmsError, Method, Pipeline, UnknownComponent, missing_traits, unknown
 from hgms_core.registry import Component, Registry, inside
 from hgms_run.advice import wanted_traits
 from hgms_run.as_table import AT_REST, plain
@@ -202,11 +192,7 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
 
 
 def built(
-    name: str,
-    protocol: Any,
-    fields: Sequence[str] = (),
-    traits: frozenset[str] = frozenset(),
-    registry: Registry | None = None,
+    name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset(), registry: Registry | None = None
 ) -> Any:
     """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
     method's on a task with ``traits``)."""

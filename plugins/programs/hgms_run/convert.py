@@ -133,11 +133,7 @@ class _Reader:
         return layers, {key: value for key, value in table.items() if key in layers[Pipeline] or not is_at_rest(key, value)}
 
     def values(
-        self,
-        table: Mapping[str, Any],
-        cls: type,
-        fields: Mapping[str, attrs.Attribute[Any]],
-        errors: list[tuple[Place, str]],
+        self, table: Mapping[str, Any], cls: type, fields: Mapping[str, attrs.Attribute[Any]], errors: list[tuple[Place, str]]
     ) -> dict[str, Any]:
         """The values of a class's fields; what is wrong goes to ``errors``."""
         hints, arguments = type_hints(cls), {}

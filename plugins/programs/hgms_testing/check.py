@@ -54,10 +54,7 @@ def check(cls: type | Composition, kind: Kind | None = None, registry: Registry 
 
 
 def _of_an_instance(
-    target: type | Composition,
-    questions_for: Callable[[object], list[Check]],
-    registry: Registry,
-    answered: Sequence[str] = (),
+    target: type | Composition, questions_for: Callable[[object], list[Check]], registry: Registry, answered: Sequence[str] = ()
 ) -> Iterator[Result]:
     """The checks of an instance, but those that are ``answered`` already."""
     try:

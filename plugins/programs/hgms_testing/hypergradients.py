@@ -34,10 +34,7 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 def estimated(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
     estimate, _ = estimator.estimate(problem, known.theta, known.branch(), KEY, estimator.init(problem))
-    demand(
-        isinstance(estimate, Estimate),
-        f"estimate returns {type(estimate).__name__} first; return an Estimate and a state",
-    )
+    demand(isinstance(estimate, Estimate), f"estimate returns {type(estimate).__name__} first; return an Estimate and a state")
     return estimate  # type: ignore[no-any-return]
 
 

@@ -162,10 +162,7 @@ class HyperCleaning:
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=fresh,
-            references={
-                "clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)},
-                "uniform": {"logits": uniform_weights},
-            },
+            references={"clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)}, "uniform": {"logits": uniform_weights}},
         )
 
 

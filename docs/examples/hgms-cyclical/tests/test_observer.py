@@ -99,7 +99,4 @@ def test_a_step_without_a_gap_is_written_as_null(tmp_path):
     hgms_step_finished(run, {"step": 0, "metric.loss": 1.0})
     hgms_step_finished(run, {"step": 1, "selected": 1, "gap": None})
     hgms_run_finished(run)
-    assert rows(tmp_path / FILE) == [
-        {"cycles": 2, "task": "t", "method": "m", "seed": 3},
-        {"step": 1, "cycle": 2, "gap": None},
-    ]
+    assert rows(tmp_path / FILE) == [{"cycles": 2, "task": "t", "method": "m", "seed": 3}, {"step": 1, "cycle": 2, "gap": None}]
