@@ -63,7 +63,7 @@ def test_rows_that_are_too_long_or_have_no_answer_are_dropped_and_counted(tmp_pa
     assert rows_of(table) == [([*b"Q\nA", 257], [False, False, True, True])]
     assert table.rows.tolist() == [0]
     report = table.report
-    assert (report.total, report.examples, report.blank, report.too_long, report.truncated, report.kept) == (5, 5, 2, 2, 0, 1)
+    assert (report.total, report.examples, report.blank, report.too_long, report.truncated) == (5, 5, 2, 2, 0)
     assert (report.shortest, report.longest, report.bad, report.format) == (4, 73, 0, "prompt-completion")
     assert (table.name, table.size, table.pad_id) == ("s", 1, 258)
     assert [leaf.dtype for leaf in (table.tokens, table.mask, table.offsets, table.rows)] == [
@@ -77,7 +77,7 @@ def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Pat
     tokens, mask = rows_of(table)[1]
     assert bytes(tokens).decode() == "What is it?\nIt is a rather long answer"[:30]
     assert mask == [False] * 12 + [True] * 18
-    assert (table.report.too_long, table.report.truncated, table.report.kept) == (1, 1, 2)
+    assert (table.report.too_long, table.report.truncated, table.size) == (1, 1, 2)
 
 
 @settings(max_examples=30, deadline=None)

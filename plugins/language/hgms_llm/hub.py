@@ -25,8 +25,12 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
     if folder.is_dir():
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as known
 
-        config = _read_json(folder / "config.json")
-        if not trust_remote_code and "auto_map" in config and config.get("model_type") not in known:
+        try:
+            config = json.loads((folder / "config.json").read_bytes())
+        except (OSError, ValueError):
+            config = {}
+        own = isinstance(config, dict) and "auto_map" in config and config.get("model_type") not in known
+        if own and not trust_remote_code:
             raise ConfigError(own_code(what, spec, place))
         return str(folder)
     try:
@@ -89,15 +93,6 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> N
         why = f"no such folder here, it is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})"
         advice = "give a folder that exists, or fetch it where there is a network: `hf download`"
     raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there is none."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def transformers_quietly() -> Any:

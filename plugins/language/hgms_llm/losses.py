@@ -153,16 +153,13 @@ class Batches:
         if len(self.tables) == 1:
             return self.tables[0].gather(index)
         flat, of = index.reshape(-1), source.reshape(-1)
-        pieces = []
-        for number in of.unique().tolist():
-            where = (of == number).nonzero().squeeze(1)
-            pieces.append((where, *self.tables[number].gather(flat[where] - self._first[number])))
-        longest = max(tokens.shape[-1] for _, tokens, _ in pieces)
+        places = {number: (of == number).nonzero().squeeze(1) for number in of.unique().tolist()}
+        pieces = {number: self.tables[number].gather(flat[at] - self._first[number]) for number, at in places.items()}
+        longest = max(tokens.shape[-1] for tokens, _ in pieces.values())
         tokens = torch.full((len(flat), longest), self.tables[0].pad_id, dtype=torch.int64)
         mask = torch.zeros(len(flat), longest, dtype=torch.bool)
-        for where, row, scored in pieces:
-            tokens[where, : row.shape[-1]] = row.long()
-            mask[where, : scored.shape[-1]] = scored
+        for number, (row, scored) in pieces.items():
+            tokens[places[number], : row.shape[-1]], mask[places[number], : row.shape[-1]] = row, scored
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
 
 

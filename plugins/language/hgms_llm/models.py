@@ -111,8 +111,7 @@ class BaseModel:
                 trust = consented(self.trust_remote_code, self.path)
                 where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
                 if self.quantize is not None:
-                    options["quantization_config"] = _four_bit(transformers, weights)
-                    options["device_map"] = {"": device}
+                    options |= {"quantization_config": _four_bit(transformers, weights), "device_map": {"": device}}
                 model = transformers.AutoModelForCausalLM.from_pretrained(
                     where, revision=self.revision, trust_remote_code=trust, **options
                 )

@@ -38,10 +38,6 @@ class Report:
     longest: int = 0
     shortest: int = 0
 
-    @property
-    def kept(self) -> int:
-        return self.examples - self.blank - self.too_long
-
 
 @final
 @frozen(eq=False)
