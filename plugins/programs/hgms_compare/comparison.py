@@ -157,6 +157,3 @@ def _alike(gaps: Sequence[np.ndarray]) -> bool:
     """Whether there were several candidates and never a difference between them in any run: nothing was selected. With one
     candidate the gap is infinite, and other methods have none: both read as NaN."""
     return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
-
-
-__all__ = ["Comparison", "Failure", "gather"]

@@ -187,6 +187,3 @@ class _Worker:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
         self.errors.close()
-
-
-__all__ = ["Crew", "cores"]

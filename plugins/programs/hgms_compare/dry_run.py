@@ -35,6 +35,3 @@ def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
     seconds = [budget.seconds for budget in budgets if budget.seconds is not None]
     time = f": {sum(seconds):,.0f} s of steps, one run at a time" if seconds and len(seconds) == len(left) else ""
     return f"{len(left)} of {len(rows)} runs to do{time}"
-
-
-__all__ = ["listing", "work_left"]

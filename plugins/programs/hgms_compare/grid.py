@@ -147,6 +147,3 @@ class Grid:
         traits = frozenset(getattr(base.task, "traits", ()))
         built = structured(entry.at(task, values), Method, self.registry, traits)
         return attrs.evolve(base, method=built, method_name=entry.name)
-
-
-__all__ = ["MOST_SEEDS", "Cell", "Entry", "Grid", "SweepSettings", "distinct_seeds"]

@@ -359,6 +359,3 @@ class _Loader:
             for key, dimension in dimensions.items():
                 for value in dimension.ends:
                     self.built(method.at(task.label, {key: value}), Method, f"{here} ({key} = {show(value)})", traits)
-
-
-__all__ = ["FLAGS", "GridFile", "load"]

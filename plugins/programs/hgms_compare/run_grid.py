@@ -178,6 +178,3 @@ def _ensure_registered(component: Any, registry: Registry) -> None:
         value = getattr(component, part.name)
         if attrs.has(type(value)):
             _ensure_registered(value, registry)
-
-
-__all__ = ["compare", "run_grid"]

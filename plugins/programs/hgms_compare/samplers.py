@@ -111,6 +111,3 @@ SAMPLERS: Mapping[str, Callable[[Space, Sequence[Trial], Key], Values]] = {
     "tpe": by_tpe,
 }
 """By name: the values of the next trial, from the trials before it, of which the first has the method's own values."""
-
-
-__all__ = ["SAMPLERS", "Trial", "Values", "import_optuna"]

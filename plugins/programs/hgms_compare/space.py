@@ -109,6 +109,3 @@ def points(space: Space) -> int | None:
     """How many points the space has; None where one of its dimensions is a range of numbers."""
     sizes = [0 if dimension.values is None else len(dimension.values) for dimension in space.values()]
     return None if 0 in sizes else math.prod(sizes)
-
-
-__all__ = ["Choices", "Dimension", "Range", "Space", "parse", "points"]

@@ -181,6 +181,3 @@ def _at(table: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-__all__ = ["Sweep", "carry_out", "plan"]

@@ -76,6 +76,3 @@ def _peak() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-__all__ = ["cuda_for", "measured"]

@@ -161,8 +161,5 @@ def main(arguments: Sequence[str]) -> None:
             tell(event="ended", status=ending.status, error=ending.error)
 
 
-__all__ = ["Ending", "Report", "carry_out", "failed", "main"]
-
-
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -327,6 +327,3 @@ def _diagnosis(rows: Mapping[StoredRun, _Rows]) -> dict[str, Any]:
         "outcomes": dict(outcomes.most_common()),
         "iterations": float(np.median(known)) if known.size else math.nan,
     }
-
-
-__all__ = ["build", "carried_out"]

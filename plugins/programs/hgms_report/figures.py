@@ -286,6 +286,3 @@ def _rounded(value: float) -> Any:
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-__all__ = ["AXES", "COLOURS", "DARK", "DASHES", "LIGHT", "areas", "figures", "numbers", "source_colours", "span", "styles"]

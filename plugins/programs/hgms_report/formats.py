@@ -73,6 +73,3 @@ def whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         old = "; the old file is as it was" if path.is_file() else ""
         raise DiskError(f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}") from error
-
-
-__all__ = ["SUFFIXES", "suffix", "whole", "write"]

@@ -65,6 +65,3 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
         r"  \end{tabular}",
     ]
     return "\n".join([r"\begin{table}", r"  \centering", *lines, r"\end{table}"])
-
-
-__all__ = ["latex", "tex"]

@@ -45,6 +45,3 @@ def _md_table(table: Table, level: int) -> str:
     if table.caption:
         lines += ["", _md(table.caption)]
     return "\n".join(lines)
-
-
-__all__ = ["markdown"]

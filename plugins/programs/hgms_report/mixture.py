@@ -118,6 +118,3 @@ def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
             peaks[source] = max(peaks.get(source, 0.0), peak)
     kept = set(sorted(peaks, key=lambda source: -peaks[source])[:most])
     return [source for source in peaks if source in kept]
-
-
-__all__ = ["PREFIX", "TOKENS", "Mixture", "mixture", "prominent", "spell_mixture", "spell_weight", "tokens", "wanted"]

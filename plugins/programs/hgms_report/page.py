@@ -116,6 +116,3 @@ def _environment_note(section: Section) -> str:
     differing = difference([table for table, _ in section.environments])
     named = ", ".join(differing[:6]) + (" and more" if len(differing) > 6 else "")
     return f"These runs were made in {count} different environments (they differ in {named}): seconds may not be comparable."
-
-
-__all__ = ["html"]

@@ -116,6 +116,3 @@ def save(figure: Figure, path: Path) -> Path:
         with whole(path) as aside:
             figure.savefig(aside, dpi=200, metadata=dated)
     return path
-
-
-__all__ = ["SUFFIXES", "draw_band", "draw_curves", "draw_mixtures", "new_figure", "save"]

@@ -164,6 +164,3 @@ def _ends(path: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
-
-
-__all__ = ["runs", "write_runs", "write_steps"]

@@ -159,6 +159,3 @@ class Study:
     def labels(self) -> list[str]:
         """Every method once, in an order that does not depend on who won: it gives the colours."""
         return sorted({entry.label for section in self.sections for entry in section.entries})
-
-
-__all__ = ["Entry", "Section", "Study"]

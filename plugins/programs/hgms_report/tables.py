@@ -415,6 +415,3 @@ def about(section: Section) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-__all__ = ["Cell", "Table", "about", "failures", "ledgers", "left_out", "overview", "summary", "sweeps", "tables"]
