@@ -94,7 +94,7 @@ def test_a_run_without_a_folder_is_fine():
 def test_a_step_without_a_gap_is_written_as_null(tmp_path):
     """With one finite candidate the gap is infinite, which the record holds as None."""
     config = {"method": {"generator": {"name": "cyclical-langevin", "count": 2}}}
-    run = SimpleNamespace(folder=tmp_path, config=config, resumed_from=0, task="t", method="m", seed=3)
+    run = SimpleNamespace(folder=tmp_path, config=config, resumed_from=0, state={}, task="t", method="m", seed=3)
     hgms_run_started(run)
     hgms_step_finished(run, {"step": 0, "metric.loss": 1.0})
     hgms_step_finished(run, {"step": 1, "selected": 1, "gap": None})
