@@ -127,8 +127,8 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     for part, tables in parts.items():
         for name, table in tables.items():
             report = table.report
-            whats = ("bad", "without an answer", "too long", "cut")
-            counts = zip(whats, (report.bad, report.blank, report.too_long, report.truncated), strict=True)
+            faults = ("bad", "without an answer", "too long", "cut")
+            counts = zip(faults, (report.bad, report.blank, report.too_long, report.truncated), strict=True)
             if listed := ", ".join(f"{count} {what}" for what, count in counts if count):
                 lines.append(f"  {part} {name!r}: {listed}, of {report.examples + report.bad}")
     return "\n".join(["rows left out or cut:", *lines]) if lines else ""

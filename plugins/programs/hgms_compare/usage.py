@@ -1,4 +1,4 @@
-"""What a run takes of the machine: peak memory of the process and of its GPU, and wall time, in ``resources.json``."""
+"""What a run used: peak memory of the process and of its GPU, and wall time, in ``resources.json``."""
 
 from __future__ import annotations
 

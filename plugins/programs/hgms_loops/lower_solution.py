@@ -97,7 +97,7 @@ def lower_solution(
 
     level = _Level(pure(loss), tuple(upper), detach(lower), as_solver(solver), strategy, v0, report)
     try:
-        values: tuple[Tensor, ...] = _Minimiser.apply(level, *upper.values())  # type: ignore[no-untyped-call]
+        values: tuple[Tensor, ...] = _Minimiser.apply(level, *upper.values())
     except RuntimeError as error:
         if "setup_context" in str(error):  # within torch.func, as in a level around this one with strategy = "jvp"
             raise ConfigError(ONCE) from error
@@ -145,7 +145,7 @@ class _Minimiser(torch.autograd.Function):
             mixed = cross_product(lambda some, x: level.loss({**theta, **some}, x), wanted, level.x, v, level.strategy)
         parts: list[Tensor] = [-slope for slope in mixed.values()]
         if torch.is_grad_enabled():  # create_graph: these depend on θ and on ∂L/∂x, and no graph says how
-            parts = list(_Once.apply(len(parts), *parts, *leaves, *slopes))  # type: ignore[no-untyped-call]
+            parts = list(_Once.apply(len(parts), *parts, *leaves, *slopes))
         gradients = dict(zip(wanted, parts, strict=True))
         return (None, *(gradients.get(name) for name in level.names))
 

@@ -118,9 +118,9 @@ class Table:
             if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
                 steps += " ({}–{})".format(*row.outer_steps_range)
             partial = f" (n = {value.count})" if value.count and counted else ""
-            columns = {"method": row.method + (" ★" if row.winner else ""), name: _spelt(value, share) + partial}
+            columns = {"method": row.method + (" ★" if row.winner else ""), name: _texts(value, share) + partial}
             if self.reference is not None and len(self.rows) > 1:
-                difference = "" if row.difference is None else _spelt(row.difference, share, signed=True)
+                difference = "" if row.difference is None else _texts(row.difference, share, signed=True)
                 columns[f"− {self.reference}"] = difference
             columns |= {
                 "outer steps": steps,
@@ -139,7 +139,7 @@ def is_share(metric: str) -> bool:
     return "accuracy" in metric or metric.endswith(("_share", "f1"))
 
 
-def _spelt(interval: Interval, share: bool, *, signed: bool = False) -> str:
+def _texts(interval: Interval, share: bool, *, signed: bool = False) -> str:
     return "–" if interval.count == 0 or math.isnan(interval.mean) else spell(interval, share=share, signed=signed)
 
 

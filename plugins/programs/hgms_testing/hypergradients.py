@@ -35,7 +35,7 @@ def estimated(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
     estimate, _ = estimator.estimate(problem, known.theta, known.branch(), KEY, estimator.init(problem))
     demand(isinstance(estimate, Estimate), f"estimate returns {type(estimate).__name__} first; return an Estimate and a state")
-    return estimate  # type: ignore[no-any-return]
+    return estimate
 
 
 def _close(estimator: Any, known: problems.Known) -> None:
