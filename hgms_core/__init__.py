@@ -20,24 +20,13 @@ from hgms_core.errors import (
     PluginError,
     UnknownComponent,
     check_memory,
+    choice,
     closest,
     once_differentiable,
     one_of,
     out_of_memory,
     shortened,
     unknown,
-)
-from hgms_core.fields import (
-    choice,
-    decay_rate,
-    decay_rates,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    share,
-    whole,
 )
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
@@ -53,7 +42,7 @@ from hgms_core.hypergrad import (
 )
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
-from hgms_core.problem import ROLES, Batch, Data, Loss, Problem, Sources, check_floating, pure, roles, validation_shares
+from hgms_core.problem import ROLES, Batch, Data, Loss, Problem, Sources, check_floating, pure, roles
 from hgms_core.protocols import (
     CandidateGenerator,
     HyperGradient,
@@ -65,7 +54,7 @@ from hgms_core.protocols import (
     State,
     Task,
 )
-from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution, to_numbers
+from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.traits import TRAITS, missing_traits, needs
@@ -74,18 +63,15 @@ from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, st
 __version__ = "0.3.0"
 
 __all__ = [
-    "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator",
-    "Candidates", "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group",
-    "HgmsError", "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss",
-    "MatVec", "Method", "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer",
-    "Pipeline", "PluginError", "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution",
-    "Sources", "State", "Strategy", "Task", "Tree", "UnknownComponent", "as_solver", "check_floating", "check_memory",
-    "choice", "clone", "closest", "cross_product", "curvature", "decay_rate", "decay_rates", "detach",
-    "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "lowering", "missing_traits",
-    "needs", "norm", "not_negative", "once_differentiable", "one_of", "optional_positive", "optional_whole",
-    "out_of_memory", "overlay", "positive", "pure", "repeat", "roles", "share", "shortened", "slopes", "stack",
-    "to_numbers", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "validation_shares",
-    "values", "whole",
+    "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates",
+    "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError",
+    "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
+    "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem",
+    "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
+    "UnknownComponent", "as_solver", "check_floating", "check_memory", "choice", "clone", "closest", "cross_product",
+    "curvature", "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "missing_traits",
+    "needs", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
+    "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip
 
 _MOVED = {
@@ -96,6 +82,7 @@ _MOVED = {
     "hgms_cli": "cli terminal __main__",
     "hgms_compare": "compare grid grid_file resources scale space sweep workers",
     "hgms_demo": "demo plots",
+    "hgms_fields": "validation_shares",
     "hgms_graphs": "RecordedProduct graphs recorded",
     "hgms_graphs.Recording": "Replay",
     "hgms_images": "Images image_set images load_images",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import attrs
 from attrs import field, frozen, validators
 
 from hgms_core.errors import ConfigError
-from hgms_core.fields import finite_positive, strictly_whole
 
 _UNITS = {
     "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
@@ -19,6 +19,16 @@ _UNITS = {
     "call": ("oracle_calls", 1), "calls": ("oracle_calls", 1), "oracle call": ("oracle_calls", 1),
     "oracle calls": ("oracle_calls", 1),
 }  # fmt: skip
+
+
+def _finite(instance: object, attribute: Any, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{attribute.name!r} must be > 0 and finite: {value!r}")
+
+
+def _whole(instance: object, attribute: Any, value: Any) -> None:
+    if type(value) is not int or value < 1:  # True is no number of steps
+        raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
 
 
 @frozen(kw_only=True)
@@ -33,9 +43,9 @@ class Budget:
     0.2
     """
 
-    seconds: float | None = field(default=None, validator=validators.optional(finite_positive))
-    outer_steps: int | None = field(default=None, validator=validators.optional(strictly_whole))
-    oracle_calls: int | None = field(default=None, validator=validators.optional(strictly_whole))
+    seconds: float | None = field(default=None, validator=validators.optional(_finite))
+    outer_steps: int | None = field(default=None, validator=validators.optional(_whole))
+    oracle_calls: int | None = field(default=None, validator=validators.optional(_whole))
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]

@@ -10,8 +10,9 @@ import contextlib
 import difflib
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from decimal import Decimal
+from typing import Any
 
 LINE = 2000
 """Characters of a message's line, at most: a file may hold a key of megabytes."""
@@ -233,3 +234,27 @@ def one_of(what: str, value: object, choices: Collection[str]) -> None:
     """
     if value not in choices:
         raise ConfigError(unknown(what, str(value), choices))
+
+
+def choice(*words: str) -> Callable[[object, Any, object], None]:
+    """One of some words.
+
+    >>> from attrs import field, frozen
+    >>> @frozen
+    ... class Step:
+    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
+    >>> Step("adam")
+    Traceback (most recent call last):
+        ...
+    ValueError: 'rule' must be in ['sgd', 'adamw']: 'adam'; did you mean 'adamw'?
+
+    .. versionadded:: 0.3
+    """
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        if value not in words:
+            near = closest(str(value), words)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"{attribute.name!r} must be in {list(words)}: {value!r}{hint}")
+
+    return check

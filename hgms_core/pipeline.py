@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from attrs import field, frozen
 
-from hgms_core.errors import ConfigError
-from hgms_core.fields import choice
+from hgms_core.errors import ConfigError, choice
 from hgms_core.problem import Problem, check_losses
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -159,19 +158,6 @@ def _same(theta: Tree) -> Tree:
 
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
-
-
-def validation_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
-    """The attrs validator of a field that says which share of the validation rows each role sees (:func:`roles`).
-
-    .. versionadded:: 0.2
-    """
-    disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
-    if not disjoint and value != (1, 1, 1):
-        raise ValueError(
-            f"{attribute.name!r} must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
-            f"or (1, 1, 1) to share all rows: {value}"
-        )
 
 
 def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:

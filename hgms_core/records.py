@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -287,12 +287,3 @@ class Estimate:
 
 Record = dict[str, Any]
 """One outer step as a flat row: tensors until the runner turns them into numbers, all in one transfer."""
-
-
-def to_numbers(record: Mapping[str, Any]) -> Record:
-    """The record with every tensor as a Python number, list or string, moved off the device at once."""
-    tensors = {name: value for name, value in record.items() if isinstance(value, Tensor)}
-    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
-    for device in {value.device for value in tensors.values() if value.is_cuda}:
-        torch.cuda.synchronize(device)
-    return {name: moved[name].tolist() if name in moved else value for name, value in record.items()}

@@ -12,7 +12,7 @@ from helpers import F64, assert_same, counted, network_problem
 
 from hgms_branches import Branches
 from hgms_core import ConfigError, Key, Method, Pipeline, Problem, Record, State, hypergradient
-from hgms_core.records import Outcome, to_numbers
+from hgms_core.records import Outcome
 from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
 from hgms_outer import Adam, ProjectedGradient, Projection, Sgd
 from hgms_selectors import BestOfN, First
@@ -49,7 +49,7 @@ def run(method: Pipeline, problem: Problem, steps: int, state: State | None = No
     state, records = state or method.init(problem, seed=11), []
     for _ in range(steps):
         state, record = method.step(problem, state)
-        records.append(to_numbers(record))
+        records.append({name: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for name, leaf in record.items()})
     return state, records
 
 

@@ -12,29 +12,18 @@ from hgms_branches.path import Path
 from hgms_branches.rates import check_spread, factors, scheduled
 from hgms_branches.starts import add_noise_, starts
 from hgms_branches.steps import Rule, advance, of_part, slope_of
-from hgms_core import (
-    Candidates,
-    Cost,
-    Key,
-    LastStep,
-    Mode,
-    Problem,
-    State,
-    Tree,
-    choice,
+from hgms_core import Candidates, Cost, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
+from hgms_fields import (
     decay_rate,
     decay_rates,
-    detach,
-    groups,
     lowering,
     not_negative,
     optional_positive,
     optional_whole,
     positive,
-    repeat,
     share,
     whole,
-)  # fmt: skip
+)
 
 
 @final

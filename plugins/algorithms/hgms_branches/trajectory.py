@@ -10,26 +10,8 @@ from torch import Tensor
 
 from hgms_branches.path import Path, Replay, on_kept_graph
 from hgms_branches.steps import Rule, advance, slope_of
-from hgms_core import (
-    Candidates,
-    Cost,
-    Group,
-    Key,
-    Problem,
-    State,
-    Tree,
-    choice,
-    decay_rate,
-    decay_rates,
-    detach,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    repeat,
-    whole,
-)  # fmt: skip
+from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat
+from hgms_fields import decay_rate, decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
 
 
 @final

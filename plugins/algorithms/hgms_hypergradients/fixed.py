@@ -8,7 +8,8 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen
 
-from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, optional_whole
+from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
+from hgms_fields import optional_whole
 from hgms_hypergradients.upper import upper_batch
 
 

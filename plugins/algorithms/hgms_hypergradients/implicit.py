@@ -9,21 +9,8 @@ from typing import ClassVar, Literal, final
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import (
-    Branch,
-    Estimate,
-    Key,
-    LinearSolver,
-    Loss,
-    Problem,
-    State,
-    Strategy,
-    Tree,
-    choice,
-    implicit,
-    lowering,
-    optional_whole,
-)  # fmt: skip
+from hgms_core import Branch, Estimate, Key, LinearSolver, Loss, Problem, State, Strategy, Tree, choice, implicit
+from hgms_fields import lowering, optional_whole
 from hgms_graphs import recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.recorded import Recorded

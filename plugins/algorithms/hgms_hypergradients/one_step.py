@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, final
 
 from attrs import field, frozen
 
-from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, choice, lowering, optional_whole, positive
+from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, choice
+from hgms_fields import lowering, optional_whole, positive
 from hgms_hypergradients.step import through
 from hgms_hypergradients.upper import upper_batch
 

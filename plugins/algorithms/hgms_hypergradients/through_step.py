@@ -7,19 +7,8 @@ from typing import ClassVar, Literal, final
 
 from attrs import field, frozen
 
-from hgms_core import (
-    Branch,
-    ConfigError,
-    Estimate,
-    Key,
-    LastStep,
-    Problem,
-    State,
-    Tree,
-    choice,
-    optional_positive,
-    optional_whole,
-)  # fmt: skip
+from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, choice
+from hgms_fields import optional_positive, optional_whole
 from hgms_hypergradients.step import through
 from hgms_hypergradients.upper import upper_batch
 

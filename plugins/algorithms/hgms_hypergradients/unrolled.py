@@ -7,7 +7,8 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen
 
-from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, optional_whole, slopes
+from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, slopes
+from hgms_fields import optional_whole
 from hgms_hypergradients.upper import upper_batch
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen
 
-from hgms_core import State, Tree, decay_rate, decay_rates, not_negative, optional_positive, positive
+from hgms_core import State, Tree
+from hgms_fields import decay_rate, decay_rates, not_negative, optional_positive, positive
 from hgms_outer.shape import Projection, Schedule, clipped
 
 

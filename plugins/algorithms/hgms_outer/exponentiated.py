@@ -7,7 +7,8 @@ from typing import ClassVar, final
 import torch
 from attrs import field, frozen
 
-from hgms_core import ConfigError, State, Tree, optional_positive, positive
+from hgms_core import ConfigError, State, Tree
+from hgms_fields import optional_positive, positive
 from hgms_outer.shape import Schedule, clipped
 
 

@@ -9,7 +9,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Tree, choice, norm, positive, share
+from hgms_core import Tree, choice, norm
+from hgms_fields import positive, share
 
 
 @final

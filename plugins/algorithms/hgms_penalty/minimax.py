@@ -10,25 +10,8 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_adam import adam_
-from hgms_core import (
-    Candidates,
-    ConfigError,
-    Cost,
-    Key,
-    Problem,
-    State,
-    Tree,
-    choice,
-    clone,
-    decay_rates,
-    lowering,
-    norm,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)  # fmt: skip
+from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, choice, clone, norm
+from hgms_fields import decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
 from hgms_penalty import shared
 from hgms_penalty.layers import layers, moving
 

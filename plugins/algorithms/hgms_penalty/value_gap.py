@@ -8,21 +8,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import (
-    Candidates,
-    Cost,
-    Key,
-    Problem,
-    State,
-    Tree,
-    decay_rate,
-    gradient,
-    lowering,
-    not_negative,
-    optional_whole,
-    positive,
-    whole,
-)  # fmt: skip
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_fields import decay_rate, lowering, not_negative, optional_whole, positive, whole
 from hgms_penalty import shared
 
 

@@ -9,7 +9,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, lowering, optional_whole, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, values
+from hgms_fields import lowering, optional_whole
 
 
 def _score(

@@ -8,20 +8,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import (
-    Candidates,
-    Cost,
-    Key,
-    Problem,
-    State,
-    Tree,
-    lowering,
-    optional_positive,
-    optional_whole,
-    positive,
-    share,
-    twice_differentiable_attention,
-)  # fmt: skip
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
+from hgms_fields import lowering, optional_positive, optional_whole, positive, share
 
 
 @final

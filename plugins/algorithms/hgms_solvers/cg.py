@@ -7,7 +7,8 @@ from typing import ClassVar, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Solution, not_negative, optional_positive, positive
+from hgms_core import LinearSystem, MatVec, Solution
+from hgms_fields import not_negative, optional_positive, positive
 from hgms_solvers.pcg import Precondition, pcg
 
 

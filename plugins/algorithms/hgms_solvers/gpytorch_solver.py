@@ -10,7 +10,8 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, not_negative, positive
+from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution
+from hgms_fields import not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 TINY = 1e-30

@@ -9,7 +9,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, not_negative, positive
+from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_fields import not_negative, positive
 
 
 @final

@@ -8,7 +8,8 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, not_negative, positive
+from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_fields import not_negative, positive
 
 dot, norm, rows = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows
 CONVERGED, LIMIT, STAGNATED, NONFINITE = (

@@ -10,7 +10,8 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice, not_negative, positive
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice
+from hgms_fields import not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 Method = Literal["bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"]

@@ -9,26 +9,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import (
-    Candidates,
-    ConfigError,
-    Cost,
-    Key,
-    Mode,
-    Problem,
-    State,
-    Tree,
-    choice,
-    detach,
-    gradient,
-    groups,
-    lowering,
-    not_negative,
-    optional_whole,
-    positive,
-    repeat,
-    whole,
-)  # fmt: skip
+from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, choice, detach, gradient, groups, repeat
+from hgms_fields import lowering, not_negative, optional_whole, positive, whole
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain."""

@@ -10,9 +10,8 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import Cost, Key, Problem, Record, State, Tree
-
-from hgms_core import choice, decay_rates, lowering, not_negative, optional_whole, positive, whole  # isort: skip
+from hgms_core import Cost, Key, Problem, Record, State, Tree, choice
+from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
 from hgms_less.features import Features, Preconditioner, sources_of
 from hgms_less.projection import Kind, Projector
 from hgms_less.schedule import Schedule, warn_of_few

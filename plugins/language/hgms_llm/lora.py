@@ -21,7 +21,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from hgms_core import ConfigError, Key, Tree, positive, whole
+from hgms_core import ConfigError, Key, Tree
+from hgms_fields import positive, whole
 from hgms_llm.hub import transformers_quietly
 
 KERNELS = {

@@ -9,9 +9,8 @@ from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
-
-from hgms_core import choice, decay_rates, lowering, not_negative, optional_whole, positive, whole  # isort: skip
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, choice
+from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
 from hgms_regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 

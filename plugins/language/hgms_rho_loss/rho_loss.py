@@ -11,9 +11,8 @@ from attrs import Attribute, field, frozen
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree
-
-from hgms_core import choice, decay_rates, lowering, not_negative, optional_whole, positive, whole  # isort: skip
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, choice
+from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
 from hgms_rho_loss import reference
 from hgms_rho_loss.reference import next_losses, row_losses, sources_of, update
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import DataError, RunInfo, choice, not_negative, positive
+from hgms_core import DataError, RunInfo, choice
+from hgms_fields import not_negative, positive
 from hgms_llm import BaseModel, Lora
 from hgms_mix.sample import read_rows
 from hgms_mix.stages import Stage

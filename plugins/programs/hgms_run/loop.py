@@ -26,7 +26,6 @@ from hgms_core import (
     State,
     Task,
     out_of_memory,
-    to_numbers,
 )
 from hgms_core.host import LOG, Host
 from hgms_run.advice import check_numbers, explained
@@ -211,7 +210,7 @@ class Run:
     def loop(self) -> None:
         with Interrupts() as interrupts:
             if not self.records:
-                self.commit({"step": 0, **to_numbers(self.weights(self.state)), **self.evaluation()})
+                self.commit({"step": 0, **_to_numbers(self.weights(self.state)), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
                 # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
                 # seconds that would otherwise be charged to whichever method runs first.
@@ -238,7 +237,7 @@ class Run:
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
         theta, x = self.method.result(following)
         leaves = [*theta.values(), *x.values()]
-        record = to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
+        record = _to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
         if not math.isfinite(record.pop("total")):  # or it overflowed
             names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
             record |= {"broken": names} if names else {}
@@ -306,3 +305,12 @@ def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
     if any(part.is_cuda for part in sums):
         return torch.stack([part.double() for part in sums]).sum()
     return sum(part.item() for part in sums)
+
+
+def _to_numbers(record: Mapping[str, Any]) -> Record:
+    """The record with every tensor as a Python number, list or string, moved off the device at once."""
+    tensors = {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
+    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
+    for device in {value.device for value in tensors.values() if value.is_cuda}:
+        torch.cuda.synchronize(device)
+    return {name: moved[name].tolist() if name in moved else value for name, value in record.items()}

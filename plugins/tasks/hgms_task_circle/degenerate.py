@@ -9,7 +9,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Problem, Tree, positive
+from hgms_core import Problem, Tree
+from hgms_fields import positive
 from hgms_task_circle.functions import METRICS, TRAITS, above_low, bump, bump_slope, in_interval, problem_of, radius, wall, well
 
 

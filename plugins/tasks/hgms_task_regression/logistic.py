@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from hgms_core import DataError, Key, NumericalError, Problem, Tree, positive
+from hgms_core import DataError, Key, NumericalError, Problem, Tree
+from hgms_fields import positive
 from hgms_task_regression.newton import LogisticClosedForm, fit, scores
 from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 

@@ -10,7 +10,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import DataError, Key, Problem, Tree, positive
+from hgms_core import DataError, Key, Problem, Tree
+from hgms_fields import positive
 from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 
 

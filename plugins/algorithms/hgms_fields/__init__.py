@@ -1,13 +1,14 @@
-"""Validators of components' fields, for ``attrs.field(validator=…)``: which numbers and words a hyper-parameter may be."""
+"""Validators of components' fields, for ``attrs.field(validator=…)``, and the method ``lighter`` made of their names."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import validators
 
-from hgms_core.errors import closest
+from hgms_core import ROLES
 
 positive: Any = validators.gt(0)
 """A number > 0."""
@@ -31,40 +32,17 @@ def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) ->
         raise ValueError(f"{attribute.name!r} must be two numbers in [0, 1): {value}")
 
 
-def finite_positive(instance: object, attribute: Any, value: float) -> None:
-    """A number > 0 that is not infinite."""
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{attribute.name!r} must be > 0 and finite: {value!r}")
+def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]) -> None:
+    """Which share of the validation rows each role sees (:func:`hgms_core.roles`).
 
-
-def strictly_whole(instance: object, attribute: Any, value: Any) -> None:
-    """A whole number > 0, and no True."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
-
-
-def choice(*words: str) -> Callable[[object, Any, object], None]:
-    """One of some words.
-
-    >>> from attrs import field, frozen
-    >>> @frozen
-    ... class Step:
-    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
-    >>> Step("adam")
-    Traceback (most recent call last):
-        ...
-    ValueError: 'rule' must be in ['sgd', 'adamw']: 'adam'; did you mean 'adamw'?
-
-    .. versionadded:: 0.3
+    .. versionadded:: 0.2
     """
-
-    def check(instance: object, attribute: Any, value: object) -> None:
-        if value not in words:
-            near = closest(str(value), words)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{attribute.name!r} must be in {list(words)}: {value!r}{hint}")
-
-    return check
+    disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
+    if not disjoint and value != (1, 1, 1):
+        raise ValueError(
+            f"{attribute.name!r} must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
+            f"or (1, 1, 1) to share all rows: {value}"
+        )
 
 
 def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable[[Any], list[str]]:
