@@ -84,9 +84,8 @@ def compare(
 
     What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2 if the grid is wrong.
     """
-    from hgms_compare.dry_run import listing, work_left
     from hgms_compare.grid_file import FLAGS, load
-    from hgms_compare.run_grid import run_grid
+    from hgms_compare.run_grid import listing, run_grid, work_left
     from hgms_compare.scale import scaled
     from hgms_run import tables_of
 

@@ -16,20 +16,9 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "COLOURS",
-    "SUFFIXES",
-    "Curve",
-    "Section",
-    "Study",
-    "build",
-    "draw_band",
-    "draw_curves",
-    "draw_mixtures",
-    "new_figure",
-    "save",
-    "suffix",
-    "write",
-]
+    "COLOURS", "SUFFIXES", "Curve", "Section", "Study", "build", "draw_band", "draw_curves", "draw_mixtures", "new_figure",
+    "save", "suffix", "write",
+]  # fmt: skip
 
 
 @hookimpl

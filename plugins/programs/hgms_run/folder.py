@@ -33,24 +33,10 @@ from filelock import FileLock, Timeout
 
 from hgms_cli import finite
 from hgms_core import CheckpointError, State
+from hgms_run import files
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
-from hgms_run.files import (
-    append,
-    as_json,
-    contents,
-    damaged,
-    flush,
-    is_stamped,
-    json_object,
-    lines,
-    regular,
-    replace_file,
-    sealed,
-    stamped,
-    unsealed,
-    writing,
-)
+from hgms_run.files import damaged
 from hgms_run.tables import parse_toml
 
 
@@ -134,7 +120,7 @@ class RunFolder:
         """
         if self.begun:
             self._ensure_same(config, resume, word)
-        with writing(self.path):
+        with files.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=patience)
             if (self.path / ".lock").is_symlink():
@@ -176,54 +162,54 @@ class RunFolder:
             settings = {key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED}
             return {**table, "run": settings}
 
-        text = contents(self.config).decode(errors="replace")
+        text = files.contents(self.config).decode(errors="replace")
         try:
             return text == config or compared(text) == compared(config)
         except (CheckpointError, AttributeError):  # no TOML, or nothing like a configuration
             return False
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
-        with writing(self.path):
+        with files.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._rows.clear()
-        replace_file(self.config, config.encode())
-        replace_file(self.environment, as_json(environment, indent=2))
+        files.replace_file(self.config, config.encode())
+        files.replace_file(self.environment, files.as_json(environment, indent=2))
 
     # --- what it holds
 
     def read_environment(self) -> dict[str, Any]:
         """``env.json``, empty where there is none that can be read: nothing is computed from it."""
         with contextlib.suppress(CheckpointError):
-            return json_object(self.environment)
+            return files.json_object(self.environment)
         return {}
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        replace_file(self.summary, sealed(finite(summary), indent=2))
+        files.replace_file(self.summary, files.sealed(finite(summary), indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
         """What ``summary.json`` says, None while the run is not finished."""
         if not os.path.lexists(self.summary):
             return None
-        table = unsealed(self.summary)
+        table = files.unsealed(self.summary)
         table.pop("checksum", None)
         return table
 
     def records(self) -> list[dict[str, Any]]:
         """All complete lines of ``steps.jsonl``, each with its ``seconds``."""
-        seconds = {row["step"]: row.get("seconds") for row in lines(self.timings)}
-        return [{**row, "seconds": seconds.get(row["step"])} for row in lines(self.steps)]
+        seconds = {row["step"]: row.get("seconds") for row in files.lines(self.timings)}
+        return [{**row, "seconds": seconds.get(row["step"])} for row in files.lines(self.steps)]
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
-        rows, line, clock = self._written(), as_json(record) + b"\n", as_json(timing)
-        append(self.steps, line)
-        append(self.timings, stamped(clock) + b"\n")
+        rows, line, clock = self._written(), files.as_json(record) + b"\n", files.as_json(timing)
+        files.append(self.steps, line)
+        files.append(self.timings, files.stamped(clock) + b"\n")
         rows.add(line)
 
     def _written(self) -> _Rows:
         """The length and digest of ``steps.jsonl``, which is read once."""
         if not self._rows:
-            self._rows.append(_Rows.of(contents(self.steps) if self.steps.exists() else b""))
+            self._rows.append(_Rows.of(files.contents(self.steps) if self.steps.exists() else b""))
         return self._rows[0]
 
     # --- what it goes on from
@@ -237,15 +223,15 @@ class RunFolder:
         rows = self._written()
         for path in (self.steps, self.timings):
             if path.exists():
-                flush(path)
-        replace_file(self.path / name, data)
-        flush(self.path)
+                files.flush(path)
+        files.replace_file(self.path / name, data)
+        files.flush(self.path)
         pointer = {
             "step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(),
             "steps_bytes": rows.size, "steps_sha256": rows.digest.hexdigest(), "state": structure,
         }  # fmt: skip
-        replace_file(self.checkpoint, sealed(pointer, indent=1))
-        flush(self.path)
+        files.replace_file(self.checkpoint, files.sealed(pointer, indent=1))
+        files.flush(self.path)
         self._remove_others(name)
 
     def _remove_others(self, name: str) -> None:
@@ -260,17 +246,17 @@ class RunFolder:
         one raises, and everything is left as it is."""
         for path in (self.steps, self.timings, self.environment):
             if os.path.lexists(path):
-                with regular(path):  # a link, a pipe, a folder: refused before anything is changed
+                with files.regular(path):  # a link, a pipe, a folder: refused before anything is changed
                     pass
         if not os.path.lexists(self.checkpoint):
             return None
-        pointer = unsealed(self.checkpoint)
+        pointer = files.unsealed(self.checkpoint)
         has_seals = not pointer.keys().isdisjoint(("steps_bytes", "steps_sha256"))  # 0.2.0 had no seals
         if has_seals and "checksum" not in pointer:
             raise CheckpointError(damaged(self.checkpoint, "it has no checksum"))
         try:
             step, path = int(pointer["step"]), self.path / Path(pointer["tensors"]).name
-            data = contents(path, most=sys.maxsize)
+            data = files.contents(path, most=sys.maxsize)
             if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
                 raise CheckpointError(damaged(path, "its contents do not match the recorded sha256 (truncated or changed)"))
             size = int(pointer["steps_bytes"]) if has_seals else 1
@@ -287,7 +273,7 @@ class RunFolder:
 
     def _check_digest(self, step: int, size: int, digest: str) -> None:
         """The first ``size`` bytes of ``steps.jsonl`` are as they were when the checkpoint was written."""
-        rows = contents(self.steps) if size or self.steps.exists() else b""
+        rows = files.contents(self.steps) if size or self.steps.exists() else b""
         if len(rows) < size:
             raise CheckpointError(damaged(self.steps, f"it ends before step {step} of the checkpoint"))
         if hashlib.sha256(rows[:size]).hexdigest() != digest:
@@ -296,10 +282,10 @@ class RunFolder:
     def _check_lines(self, path: Path, step: int, *, has_seals: bool) -> None:
         """Every step up to this one has its line, as it was written if lines have seals."""
         expected = 0
-        for row in lines(path):
+        for row in files.lines(path):
             if expected > step:
                 return
-            if has_seals and not is_stamped(row):
+            if has_seals and not files.is_stamped(row):
                 raise CheckpointError(damaged(path, f"line {expected + 1} does not match its crc32 (changed)"))
             if row["step"] != expected:
                 break
@@ -312,13 +298,13 @@ class RunFolder:
         spent up to it."""
         kept = {}
         for path in (self.steps, self.timings):
-            data = contents(path) if path.exists() else b""
+            data = files.contents(path) if path.exists() else b""
             rows = data.split(b"\n")[: step + 1]
             if path == self.timings:  # those of 0.2.0 have no crc32
-                rows = [row if b'"crc32": ' in row else stamped(row) for row in rows]
+                rows = [row if b'"crc32": ' in row else files.stamped(row) for row in rows]
             kept[path] = b"".join(row + b"\n" for row in rows)
             if kept[path] != data:
-                replace_file(path, kept[path])
+                files.replace_file(path, kept[path])
         self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
         clock = kept[self.timings].split(b"\n")

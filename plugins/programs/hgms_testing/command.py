@@ -16,6 +16,8 @@ from hgms_run import built
 from hgms_testing import check as checks
 from hgms_testing.gradient_check import check_task
 
+_COUNT = click.IntRange(min=1)
+
 
 @click.command()
 @click.argument("spec", metavar="MODULE:CLASS")
@@ -52,13 +54,9 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="task.FIELD or method.FIELD. Repeatable.")
 @click.option("--method", metavar="NAME", help="Also compare the estimator of this method, at the solved lower level.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--points", type=click.IntRange(min=1), default=3, show_default=True, help="θ0, and others around it.")
+@click.option("--points", type=_COUNT, default=3, show_default=True, help="θ0, and others around it.")
 @click.option(
-    "--directions",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="At each point; if θ has no more numbers, all of them.",
+    "--directions", type=_COUNT, default=5, show_default=True, help="At each point; if θ has no more numbers, all of them."
 )
 @click.option(
     "--tolerance", type=click.FloatRange(min=0, min_open=True), default=1e-4, show_default=True, help="Largest relative error."

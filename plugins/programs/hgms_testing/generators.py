@@ -100,11 +100,9 @@ def check_losses(generator: Any) -> None:
             return
         seen = torch.cat(tally.values) if tally.values else torch.full_like(losses[:1], torch.nan)
         low, high, slack = seen.min(), seen.max(), 1e-9 * (1 + seen.abs().max())
-        demand(
-            bool(((losses >= low - slack) & (losses <= high + slack)).all()),
-            f"losses are {shown(losses)}, and g had values from {float(low):.6g} to {float(high):.6g}; "
-            "leave `losses` out where none is known",
-        )
+        inside = ((losses >= low - slack) & (losses <= high + slack)).all()
+        had = f"g had values from {float(low):.6g} to {float(high):.6g}"
+        demand(inside, f"losses are {shown(losses)}, and {had}; leave `losses` out where none is known")
 
 
 def check_oracle_counts(generator: Any) -> None:
@@ -183,10 +181,8 @@ def check_replay_gradient(generator: Any) -> None:
             continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), "at another θ ")):
             slope, quotient = _slopes(proposal, theta)
-            demand(
-                abs(slope - quotient) <= 1e-6 + 1e-4 * abs(quotient),
-                f"{where}the derivative along a direction is {slope:.6g}, differences give {quotient:.6g}",
-            )
+            close = abs(slope - quotient) <= 1e-6 + 1e-4 * abs(quotient)
+            demand(close, f"{where}the derivative along a direction is {slope:.6g}, differences give {quotient:.6g}")
 
 
 def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
@@ -216,11 +212,8 @@ def check_carry(generator: Any) -> None:
         return
     rows = _tables(proposal.carry(last), candidates.shape[1])
     held = [i for i, own in enumerate(candidates) if any(bool((table == own).all(1).any()) for table in rows)]
-    demand(
-        not held or last in held,
-        f"candidate {last} was selected, and the next start holds {name!r} of {held}; go on from the selected one, or say by a "
-        "field `carry_rule` where it goes on from",
-    )
+    advice = "go on from the selected one, or say by a field `carry_rule` where it goes on from"
+    demand(not held or last in held, f"candidate {last} was selected, and the next start holds {name!r} of {held}; {advice}")
 
 
 def check_carry_rule(generator: Any) -> None:

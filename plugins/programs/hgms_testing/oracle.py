@@ -125,19 +125,15 @@ def demand_honest(cost: Cost, tally: Tally) -> None:
     demand(upper >= tally.calls["f"], f"f was called {tally.calls['f']} times, {upper} calls are declared")
     for name, declared in (("f", upper), ("g", lower)):
         demand_close(name, tally.calls[name], tally.passes[name], declared)
-    demand(
-        _close(cost.rows, max(tally.rows, tally.returned)),
-        f"{tally.rows} rows went through calls and {tally.returned} through backward passes, {cost.rows} are declared",
-    )
+    rows = f"{tally.rows} rows went through calls and {tally.returned} through backward passes, {cost.rows} are declared"
+    demand(_close(cost.rows, max(tally.rows, tally.returned)), rows)
 
 
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
     """Within a factor of two of the calls and of the backward passes, whichever are more: a gradient is one of each, a product
     one backward pass through a graph that is there (which may give the cross product too), or two calls (differences)."""
-    demand(
-        _close(declared, max(calls, passes)),
-        f"{name} was called {calls} times, with {passes} backward passes; {declared} calls are declared",
-    )
+    counts = f"{name} was called {calls} times, with {passes} backward passes; {declared} calls are declared"
+    demand(_close(declared, max(calls, passes)), counts)
 
 
 def _close(declared: int, done: int) -> bool:

@@ -36,14 +36,11 @@ def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
     selection: Selection = selector.select(known.problem, known.theta, stack, key)
     demand(isinstance(selection, Selection), f"select returns {type(selection).__name__}; return a hgms_core.Selection")
     index = selection.index
-    demand(
-        isinstance(index, Tensor) and index.dim() == 0 and not index.is_floating_point(),
-        f"index is {index!r}; it is one whole number",
-    )
+    whole = isinstance(index, Tensor) and index.dim() == 0 and not index.is_floating_point()
+    demand(whole, f"index is {index!r}; it is one whole number")
     demand(0 <= int(index) < stack.count, f"index is {int(index)} of {stack.count} candidates")
-    demand(
-        selection.scores.shape == (stack.count,), f"scores has the shape {list(selection.scores.shape)}, not [{stack.count}]"
-    )
+    shape = list(selection.scores.shape)
+    demand(shape == [stack.count], f"scores has the shape {shape}, not [{stack.count}]")
     return selection
 
 
@@ -75,10 +72,8 @@ def check_selection(selector: Any) -> None:
     if torch.isfinite(scores).all():
         steps, own = scores.sort().values.diff(), int((scores < scores[int(selection.index)]).sum())
         right = {float(steps[0]), float(steps[-1]), float(steps[max(own - 1, 0) : own + 1].min())}
-        demand(
-            any(abs(gap - value) <= 1e-9 * (1 + value) for value in right),
-            f"the gap is {gap:.6g} instead of {' or '.join(f'{value:.6g}' for value in sorted(right))}",
-        )
+        close = any(abs(gap - value) <= 1e-9 * (1 + value) for value in right)
+        demand(close, f"the gap is {gap:.6g} instead of {' or '.join(f'{value:.6g}' for value in sorted(right))}")
 
 
 DRAWS = 200
@@ -105,11 +100,8 @@ def check_permutation(selector: Any) -> None:
         here, there = _choices(selector, candidates()), _choices(selector, rows(order))
         there = there[torch.tensor(order).argsort()]
         gap = (here - there).abs() / (here + there).clamp_min(1).sqrt()
-        demand(
-            float(gap.max()) <= 4.5,
-            f"in {DRAWS} draws it chose the candidates {here.int().tolist()} times, in another order "
-            f"{there.int().tolist()} times",
-        )
+        often = f"{here.int().tolist()} times, in another order {there.int().tolist()} times"
+        demand(float(gap.max()) <= 4.5, f"in {DRAWS} draws it chose the candidates {often}")
         return
     first, second = selected(selector, candidates()), selected(selector, rows(order))
     chosen, again = int(first.index), order[int(second.index)]

@@ -181,10 +181,9 @@ def check_warm_start(solver: Any) -> None:
     h, b = matrix(0.5, 1.5, seed=18), normal(SIZE, seed=19)
     exact = torch.linalg.solve(h + ridge_of(solver) * eye(), b)
     cold, warm = solved(solver, h, b), solved(solver, h, b, exact)
-    demand(
-        float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9),
-        f"from the solution it ends with the residual {float(warm.residual):.1e}, from zero with {float(cold.residual):.1e}",
-    )
+    residuals = f"{float(warm.residual):.1e}, from zero with {float(cold.residual):.1e}"
+    close = float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9)
+    demand(close, f"from the solution it ends with the residual {residuals}")
     counts = int(warm.iterations), int(cold.iterations)
     demand(counts[0] <= counts[1], f"from the solution it takes {counts[0]} iterations, from zero {counts[1]}")
 
@@ -244,10 +243,8 @@ def check_curvature(solver: Any) -> None:
         h = matrix(low, high, seed=32) - shift * eye()
         came = float(solved(solver, h, normal(SIZE, seed=33)).curvature)
         ends = low - shift + ridge, high - shift + ridge
-        demand(
-            came == math.inf or ends[0] - 1e-6 <= came <= ends[1] + 1e-6,
-            f"it says {came:.6g}, the eigenvalues of H + ridge·I are from {ends[0]:.6g} to {ends[1]:.6g}",
-        )
+        inside = came == math.inf or ends[0] - 1e-6 <= came <= ends[1] + 1e-6
+        demand(inside, f"it says {came:.6g}, the eigenvalues of H + ridge·I are from {ends[0]:.6g} to {ends[1]:.6g}")
 
 
 def check_clip(solver: Any) -> None:

@@ -67,10 +67,8 @@ def check_seed(task: Any) -> None:
 def check_other_seed(task: Any) -> None:
     """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws them from its seed."""
     first, second = (oracle.drawn(lambda at: _content(built(task, at)), seed) for seed in (5, 6))
-    demand(
-        difference(first[1], second[1]) or not oracle.same_draws(first[0], second[0]),
-        f"with two seeds it draws the same {len(first[0])} tensors of random numbers and builds the same problem",
-    )
+    same = f"with two seeds it draws the same {len(first[0])} tensors of random numbers and builds the same problem"
+    demand(difference(first[1], second[1]) or not oracle.same_draws(first[0], second[0]), same)
 
 
 def _content(problem: Problem) -> Any:
@@ -121,10 +119,8 @@ def check_splits(task: Any) -> None:
         shared = seen[role] & seen[another]
         if "lower" not in (role, another) and seen[role] == seen[another]:
             continue
-        demand(
-            not shared,
-            f"{len(shared)} of the {len(seen[role])} rows of {role!r} are among the {len(seen[another])} of {another!r}",
-        )
+        own, others = f"the {len(seen[role])} rows of {role!r}", f"the {len(seen[another])} of {another!r}"
+        demand(not shared, f"{len(shared)} of {own} are among {others}")
 
 
 def _rows(data: Data) -> set[bytes]:
