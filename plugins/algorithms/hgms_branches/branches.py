@@ -9,9 +9,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms_branches.path import Path
-from hgms_branches.rates import check_spread, factors, scheduled
-from hgms_branches.starts import add_noise_, starts
-from hgms_branches.steps import Rule, advance, of_part, slope_of
+from hgms_branches.steps import Rule, add_noise_, advance, check_spread, factors, of_part, scheduled, slope_of, starts
 from hgms_core import Candidates, Cost, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
 from hgms_fields import (
     decay_rate,

@@ -1,7 +1,8 @@
-"""The optimiser of a run, and its steps in place: one branch, or a stacked group of branches."""
+"""What runs are made of: where branches start, their rates, and an optimiser's steps in place, of one branch or a stack."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -10,8 +11,65 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_adam import adam_
-from hgms_core import ConfigError, Group, Problem, Tree, gradient
+from hgms_core import ConfigError, Group, Key, Problem, State, Tree, gradient, repeat
 from hgms_graphs import Recording, recorded
+
+
+def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
+    """Own copies of x and of the moments for some of ``count`` branches."""
+    carried = next(iter(start["x"].values())).shape[0]
+    if carried not in (1, count):
+        raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {count}")
+
+    def own(tree: Tree) -> Tree:
+        # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+        if carried == 1:
+            return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
+        return {name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()}
+
+    return own(start["x"]), own(start["moments"])
+
+
+def add_noise_(x: Tree, members: list[int], noise: float, relative: bool, key: Key) -> None:
+    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's own key."""
+    device = next(iter(x.values())).device
+    for row, member in enumerate(members):
+        if not noise or member == 0:
+            continue
+        generator = key.fold("noise", member).generator(device)
+        for leaf in x.values():
+            scale = leaf[row].square().mean().sqrt() if relative else 1.0
+            drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+            leaf[row] += noise * scale * drawn
+
+
+def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
+    """The attrs validator of a spread."""
+    if value is not None and not 0 < value[0] <= value[1]:
+        raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
+
+
+def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
+    """One for each branch, evenly spaced in the logarithm.
+
+    >>> factors((0.25, 4.0), 3)
+    [0.25, 1.0, 4.0]
+    """
+    if spread is None or count == 1:
+        return [1.0] * count
+    low, high = spread
+    return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+
+
+def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -> list[float]:
+    """The factor of each of ``steps`` steps on the rate, after ``done`` lower steps of the run.
+
+    ``cosine`` falls from 1 to ``floor`` over these steps, ``cosine-restarts`` over ``period`` lower steps, again and again.
+    """
+    if schedule == "constant":
+        return [1.0] * steps
+    turns = [step / steps if schedule == "cosine" else ((done + step) % period) / period for step in range(steps)]
+    return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
 
 
 @frozen

@@ -10,7 +10,6 @@ from attrs import field, frozen
 
 from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
 from hgms_fields import optional_whole
-from hgms_hypergradients.upper import upper_batch
 
 
 @final
@@ -40,7 +39,7 @@ class Fixed:
         return {}
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        batch, rows = upper_batch(problem, key, self.upper_batch_size)
+        batch, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         with torch.no_grad():
             loss = problem.f(theta, branch.x, batch)
         value = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}

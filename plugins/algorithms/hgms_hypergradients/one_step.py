@@ -10,7 +10,6 @@ from attrs import field, frozen
 from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, choice
 from hgms_fields import lowering, optional_whole, positive
 from hgms_hypergradients.step import through
-from hgms_hypergradients.upper import upper_batch
 
 
 @final
@@ -67,5 +66,5 @@ class OneStep:
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         batch, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         step = LastStep(x=branch.x, batch=batch, rows=rows, rate=self.lr)
-        above, upper_rows = upper_batch(problem, key, self.upper_batch_size)
+        above, upper_rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         return through(problem, theta, step, above, upper_rows, self.derivative), state

@@ -10,7 +10,6 @@ from attrs import field, frozen
 from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, choice
 from hgms_fields import optional_positive, optional_whole
 from hgms_hypergradients.step import through
-from hgms_hypergradients.upper import upper_batch
 
 
 @final
@@ -81,7 +80,7 @@ class ThroughStep:
 
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         step = self._step(branch, key.fold("lower"))
-        above, rows = upper_batch(problem, key, self.upper_batch_size)
+        above, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         end = None if self.batch == "fresh" else branch.x
         return through(problem, theta, step, above, rows, self.derivative, self.displacement, end), state
 

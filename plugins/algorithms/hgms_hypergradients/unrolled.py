@@ -9,7 +9,6 @@ from attrs import field, frozen
 
 from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, slopes
 from hgms_fields import optional_whole
-from hgms_hypergradients.upper import upper_batch
 
 
 @final
@@ -57,7 +56,7 @@ class Unrolled:
                 "to differentiate\n  use hypergradient 'carried' where the generator brings its upper gradient along "
                 "('implicit', 'one-step' and 'fixed' work too, at their own cost)"
             )
-        batch, rows = upper_batch(problem, key, self.upper_batch_size)
+        batch, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         x, cost = branch.replay(leaves, self.last)
         with torch.enable_grad():

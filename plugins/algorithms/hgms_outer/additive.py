@@ -76,17 +76,23 @@ class ProjectedGradient:
         return self.projection.apply(moved), {"step": state["step"] + 1}
 
 
-def _adam_direction(gradient: Tree, state: State, betas: tuple[float, float], eps: float) -> tuple[Tree, State]:
-    """m̂ / (√v̂ + ε) and the new moments."""
-    count = state["step"] + 1
+def _adam_step(
+    outer: Adam | AdamW, decay: float, theta: Tree, gradient: Tree, state: State, progress: float
+) -> tuple[Tree, State]:
+    """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
+    gradient, betas, count = clipped(gradient, outer.clip), outer.betas, state["step"] + 1
+    rate = outer.lr * outer.schedule.factor(state["step"], progress)
     first = {name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()}
     second = {name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad for name, grad in gradient.items()}
     scale, correction = 1 / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
-    direction = {name: scale * first[name] / (second[name].sqrt() / correction + eps) for name in gradient}
-    return direction, {"step": count, "m": first, "v": second}
+    moved = {}
+    for name, leaf in theta.items():
+        direction = scale * first[name] / (second[name].sqrt() / correction + outer.eps)
+        moved[name] = ((1 - rate * decay) * leaf if decay else leaf) - rate * direction
+    return outer.projection.apply(moved), {"step": count, "m": first, "v": second}
 
 
-def _no_moments(theta: Tree) -> State:
+def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
     zeros = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
     return {"step": 0, "m": zeros, "v": dict(zeros)}
 
@@ -116,13 +122,10 @@ class Adam:
     projection: Projection = Projection()
     schedule: Schedule = Schedule()
 
-    def init(self, theta: Tree) -> State:
-        return _no_moments(theta)
+    init = _no_moments
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        rate = self.lr * self.schedule.factor(state["step"], progress)
-        direction, state = _adam_direction(clipped(gradient, self.clip), state, self.betas, self.eps)
-        return self.projection.apply({name: theta[name] - rate * direction[name] for name in theta}), state
+        return _adam_step(self, 0.0, theta, gradient, state, progress)
 
 
 @final
@@ -150,11 +153,7 @@ class AdamW:
     projection: Projection = Projection()
     schedule: Schedule = Schedule()
 
-    def init(self, theta: Tree) -> State:
-        return _no_moments(theta)
+    init = _no_moments
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        rate = self.lr * self.schedule.factor(state["step"], progress)
-        direction, state = _adam_direction(clipped(gradient, self.clip), state, self.betas, self.eps)
-        moved = {name: (1 - rate * self.weight_decay) * theta[name] - rate * direction[name] for name in theta}
-        return self.projection.apply(moved), state
+        return _adam_step(self, self.weight_decay, theta, gradient, state, progress)

@@ -64,8 +64,7 @@ class DynamicBarrier:
 
     lighter = lowering(other=["batch_size", "count"])
 
-    def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(problem, key, self)
+    init = shared.begin
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -99,8 +98,7 @@ class DynamicBarrier:
         cost = Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows * (self.steps + 1) + upper_rows)
         return shared.branches(start, key, self, step, cost)
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        return shared.carry(start, candidates, index, self)
+    carry = shared.carry
 
 
 def _dot(a: Tree, b: Tree) -> Tensor:

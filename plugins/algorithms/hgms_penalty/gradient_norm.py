@@ -74,7 +74,7 @@ class GradientNorm:
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(problem, key, self, zeros=("m",) if self.momentum else ())
+        return shared.begin(self, problem, key, zeros=("m",) if self.momentum else ())
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
@@ -106,5 +106,4 @@ class GradientNorm:
         cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
         return shared.branches(start, key, self, step, cost)
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        return shared.carry(start, candidates, index, self)
+    carry = shared.carry

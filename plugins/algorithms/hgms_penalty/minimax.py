@@ -93,7 +93,7 @@ class Minimax:
         known = len(set(layers(problem.x0).values()) - {""})
         if self.blocks is not None and self.blocks > known:
             raise ConfigError(f"'blocks' must be <= {known}, the number of layers of the lower variable: {self.blocks}")
-        return {**shared.begin(problem, key, self, twins=("u",)), "blocks": key.fold("blocks").derive(), "progress": 0.0}
+        return {**shared.begin(self, problem, key, twins=("u",)), "blocks": key.fold("blocks").derive(), "progress": 0.0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         done = start["step"]
@@ -145,8 +145,7 @@ class Minimax:
         rows, upper_rows = shared.rows(problem, self)
         return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows))
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        return shared.carry(start, candidates, index, self)
+    carry = shared.carry
 
     def _clipped(self, slope: Tree, alpha: float) -> Tree:
         if self.clip is None:

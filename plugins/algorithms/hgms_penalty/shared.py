@@ -29,7 +29,7 @@ def untagged(variable: str, aux: Tree) -> Tree:
     return {name[len(variable) + 1 :]: leaf for name, leaf in aux.items() if name.startswith(variable + ".")}
 
 
-def begin(problem: Problem, key: Key, method: Any, twins: tuple[str, ...] = (), zeros: tuple[str, ...] = ()) -> State:
+def begin(method: Any, problem: Problem, key: Key, twins: tuple[str, ...] = (), zeros: tuple[str, ...] = ()) -> State:
     """The state before the first step: x, its ``twins``, which start where x does, and moments that start at zero.
 
     Once for all branches, or where each goes on by itself once a branch, and then with the noise that sets them apart.
@@ -93,7 +93,7 @@ def _noisy(x: Tree, scale: float, key: Key) -> Tree:
     }
 
 
-def carry(start: State, candidates: Candidates, index: Tensor, method: Any) -> State:
+def carry(method: Any, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
     """The selected branch, or every branch, without what belongs to this step only: upper gradient and measurements."""
     x = candidates.x
     aux = {name: leaf for name, leaf in candidates.aux.items() if "." in name and not name.startswith("theta.")}

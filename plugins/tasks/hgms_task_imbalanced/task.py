@@ -54,9 +54,8 @@ class ImbalancedLoss:
             images are drawn from the training split, as many of each class; so are test images where ``test_size`` is given.
         validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
             parts; (1, 1, 1) lets every role see all of them.
-        views, shift, rotation: augmentation. Each training image is replaced by ``views`` views, drawn once from the seed:
+        views, shift, rotation: each training image is replaced by ``views`` views (0: as it is), drawn once from the seed:
             shifted by up to ``shift`` pixels (None for 1 on digits, 2 elsewhere) and turned by up to ``rotation`` degrees.
-            ``views`` = 0: no augmentation.
         channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256 (the paper's) elsewhere.
         smooth: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth everywhere, not almost everywhere.
         omega, omega_delta, omega_gamma, bound_delta, bound_gamma: ω, ω_δ, ω_γ, B_δ, B_γ.
@@ -68,8 +67,7 @@ class ImbalancedLoss:
     >>> torch.bincount(problem.lower_data.whole["label"][: problem.lower_data.size // 4]).tolist()
     [108, 34, 10, 10, 10, 10, 10, 10, 10, 10]
 
-    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; the loss: Li et al., *AutoBalance*
-    (2021).
+    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; Li et al., *AutoBalance* (2021).
     """
 
     name: ClassVar[str] = "imbalanced-loss"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_task_sphere.closed_form import SphereClosedForm as SphereClosedForm
 from hgms_task_sphere.task import Sphere as Sphere
+from hgms_task_sphere.task import SphereClosedForm as SphereClosedForm
 
 
 @hookimpl
