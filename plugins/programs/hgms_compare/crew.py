@@ -32,14 +32,6 @@ def cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def threads_per_job(jobs: int) -> int:
-    """An equal share of the cores, at least one, and at most OMP_NUM_THREADS where that is set."""
-    share = max(1, cores() // jobs)
-    with contextlib.suppress(KeyError, ValueError):
-        share = min(share, max(1, int(os.environ["OMP_NUM_THREADS"])))
-    return share
-
-
 @define(eq=False)
 class Crew:
     """``with Crew(count=2) as crew: for ending in crew.carry_out(cells): …``: workers that stay for the next cells.
@@ -106,15 +98,16 @@ class Crew:
             yield ending
 
     def _start(self) -> _Worker:
-        share = str(threads_per_job(self.count))
-        environment = os.environ | dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), share
-        )
+        threads = max(1, cores() // self.count)  # an equal share of the cores, and no more than the person said
+        with contextlib.suppress(KeyError, ValueError):
+            threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
+        libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+        environment = os.environ | dict.fromkeys(libraries, str(threads))
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
         # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
         # The working directory is no place to import from (-P) before any other that this process knows.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hgms_compare.worker", share, json.dumps(sys.path), *self.plugins],
+            [sys.executable, "-P", "-m", "hgms_compare.worker", str(threads), json.dumps(sys.path), *self.plugins],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
         )  # fmt: skip
         worker = _Worker(process, errors)

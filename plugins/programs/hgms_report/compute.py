@@ -203,7 +203,9 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
             skipped.append(Skipped(run.path, str(error)))
             continue
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
-        read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": _counted(rows["outcome"])}
+        outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
+        counted = Counter(outcome for outcome in outcomes if outcome is not None)
+        read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": counted}
     return read, skipped
 
 
@@ -211,10 +213,6 @@ def _chosen(indices: np.ndarray) -> Counter[int]:
     """How often each candidate was chosen; what is no index of one is not counted."""
     known = indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)] if indices.dtype == float else np.empty(0)
     return Counter(known.astype(int).tolist())
-
-
-def _counted(texts: np.ndarray) -> Counter[str]:
-    return Counter(text for text in texts.tolist() if text is not None) if texts.dtype == object else Counter()
 
 
 # --- one section -------------------------------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
     with np.errstate(over="ignore", invalid="ignore"):  # a band that no double holds has no ends
         half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
         low, high = mean - half, mean + half
-    keep = np.union1d(thin(mean, points - 2), _extremes(low, high))
+    has_ends = not (np.isnan(low).all() or np.isnan(high).all())
+    ends = np.array([np.nanargmin(low), np.nanargmax(high)] if has_ends else [], dtype=int)
+    keep = np.union1d(thin(mean, points - 2), ends)
     return Curve(grid[keep], mean[keep], low[keep], high[keep], n)
 
 
@@ -123,12 +125,6 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
     high = start + np.where(bare, -np.inf, rows).argmax(1)
     chosen = np.concatenate([[0, count - 1], low, high])
     return np.unique(chosen[chosen < count])
-
-
-def _extremes(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    if np.isnan(low).all() or np.isnan(high).all():
-        return np.empty(0, dtype=int)
-    return np.array([np.nanargmin(low), np.nanargmax(high)])
 
 
 def _held(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:

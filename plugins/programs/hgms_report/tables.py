@@ -373,7 +373,8 @@ def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
         count = index + 1 if isinstance(index, int) else None  # people count from one
         row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
         values = {**own, **(trial.get("values") or {})}
-        row += [_setting(values.get(key, "·")) for key in keys]
+        shown = [values.get(key, "·") for key in keys]
+        row += [amount(value) if type(value) in (int, float) else text(value) for value in shown]
         rows.append([*row, Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen)])
     facts = [f"{key} {sweep[key]}" for key in ("sampler", "budget", "seeds", "note") if sweep.get(key) is not None]
     return Table(
@@ -383,10 +384,6 @@ def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
         caption=", ".join(facts),
         ident=f"sweep-{number}",
     )
-
-
-def _setting(value: Any) -> Cell:
-    return amount(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
 
 
 # --- lines -------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # characters of a label or metric; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
+_parsed = functools.lru_cache(maxsize=64)(parse_toml)
 
 
 def shorten(text: str, most: int = 400) -> str:
@@ -160,16 +161,10 @@ def _identity(run: StoredRun) -> tuple[str, int]:
 
 def _config(text: str) -> dict[str, Any]:
     """The configuration; the runs of one cell differ in the line of the seed only, so the rest is parsed once for all."""
-    head = text.partition("\n[")[0]
-    seed = _SEED.search(head + "\n")
+    seed = _SEED.search(text.partition("\n[")[0] + "\n")
     if seed is None:
         return parse_toml(text, "config.toml")
-    return {**_parsed(text[: seed.start()] + text[seed.end() :]), "seed": int(seed[1])}
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> dict[str, Any]:
-    return parse_toml(text, "config.toml")
+    return {**_parsed(text[: seed.start()] + text[seed.end() :], "config.toml"), "seed": int(seed[1])}
 
 
 def _object(path: Path) -> dict[str, Any]:
