@@ -1,8 +1,7 @@
 """HGMS core: protocols, pipeline, hypergradient calculus, plugin host and registry.
 
 Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs, comparisons, reports) are packages
-of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_core.registry``.
-"""
+of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_core.registry``."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from hgms_core.errors import (
     OutOfMemory,
     PluginError,
     UnknownComponent,
-    check_memory,
     choice,
     closest,
     once_differentiable,
@@ -68,7 +66,7 @@ __all__ = [
     "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
     "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem",
     "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
-    "UnknownComponent", "as_solver", "check_floating", "check_memory", "choice", "clone", "closest", "cross_product",
+    "UnknownComponent", "as_solver", "check_floating", "choice", "clone", "closest", "cross_product",
     "curvature", "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "missing_traits",
     "needs", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
     "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
@@ -82,7 +80,7 @@ _MOVED = {
     "hgms_cli": "cli terminal __main__",
     "hgms_compare": "compare grid grid_file resources scale space sweep workers",
     "hgms_demo": "demo plots",
-    "hgms_fields": "validation_shares",
+    "hgms_fields": "check_memory validation_shares",
     "hgms_graphs": "RecordedProduct graphs recorded",
     "hgms_graphs.Recording": "Replay",
     "hgms_images": "Images image_set images load_images",

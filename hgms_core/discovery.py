@@ -37,8 +37,8 @@ class Entry:
 
 
 def installed() -> dict[str, list[Entry]]:
-    """The entry points of both groups in the order of their names; ours first among equals, so that a third party cannot take
-    a built-in plugin's name."""
+    """The entry points of both groups in the order of their names; ours first among equals, so that a third party cannot take a
+    built-in plugin's name."""
     every = importlib.metadata.entry_points()
     owners: dict[int, Any] = {}  # a distribution's metadata is parsed once, however many entry points it has
     entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
@@ -82,10 +82,8 @@ def import_plugin(where: str) -> ModuleType:
     path = Path(where).expanduser()
     if path.suffix != ".py":
         if path.is_dir() and (os.sep in where or not _is_module(where)):
-            raise PluginError(
-                f"{where} is a folder; name the file with the hooks ({path / '__init__.py'}), "
-                f"or install the package (pip install -e {where})"
-            )
+            advice = f"name the file with the hooks ({path / '__init__.py'}), or install the package (pip install -e {where})"
+            raise PluginError(f"{where} is a folder; {advice}")
         if os.sep in where or path.is_file():
             raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
         beside = path.with_name(f"{path.name}.py")
@@ -114,7 +112,7 @@ def import_plugin(where: str) -> ModuleType:
 
 
 def _is_module(where: str) -> bool:
-    """Whether something of that name is installed, which a mere folder is not."""
+    # a mere folder is found without an origin
     try:
         spec = importlib.util.find_spec(where)
     except (ImportError, ValueError):

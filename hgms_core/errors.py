@@ -1,24 +1,17 @@
 """Errors a user can act on: what went wrong, where, the nearest right spelling, what there is, what to do next.
 
-Everything raised on purpose derives from :class:`HgmsError`; the command line prints its message without a traceback
-and leaves with its ``exit_code`` (2: the input was wrong; 1: the run itself failed).
-"""
+Everything raised on purpose derives from :class:`HgmsError`; the command line prints its message without a traceback and leaves
+with its ``exit_code`` (2: the input was wrong; 1: the run itself failed)."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from decimal import Decimal
 from typing import Any
 
-LINE = 2000
-"""Characters of a message's line, at most: a file may hold a key of megabytes."""
-
-LINES = 200
-"""Lines of a message, at most."""
+LINE, LINES = 2000, 200
+"""Characters of a message's line and lines of a message, at most: a file may hold a key of megabytes."""
 
 
 class HgmsError(Exception):
@@ -78,8 +71,7 @@ class NumericalError(HgmsError):
 class OutOfMemory(HgmsError):
     """The device's memory, or the machine's, is not enough; the message says what to lower, and the last good state is kept.
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
     exit_code = 1
 
@@ -92,8 +84,7 @@ def out_of_memory(error: BaseException) -> bool:
     >>> out_of_memory(RuntimeError("shapes do not match"))
     False
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -101,32 +92,6 @@ def out_of_memory(error: BaseException) -> bool:
     # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
     signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
-    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the machine's memory.
-
-    Called before the first number is drawn: just below the machine's memory no allocator refuses, and the system stops
-    whichever process it likes. ``what`` names the settings that make up the shape.
-
-    >>> check_memory("rows × features", 10**12, 20)
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more than this machine can hold
-      make it smaller
-
-    .. versionadded:: 0.3
-    """
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return
-    size = bytes_each * math.prod(shape)
-    if 4 * size > memory:  # an array is standardised into a second one, moved into a third, and a fourth is a step's
-        *product, gigabytes = (f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9))
-        raise ConfigError(
-            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can hold\n  make it smaller"
-        )
 
 
 def once_differentiable(error: BaseException) -> bool:
@@ -152,15 +117,7 @@ def once_differentiable(error: BaseException) -> bool:
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """Inside, torch's errors about a loss that is no pure function, or whose compiled code cannot be differentiated again,
-    become a :class:`ConfigError` with the way out.
-
-    >>> with explained():
-    ...     raise RuntimeError("vmap: called random operation while in randomness error mode")
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: a loss draws random numbers, as dropout does in training mode
-      put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch
-    """
+    become a :class:`ConfigError` with the way out."""
     try:
         yield
     except RuntimeError as error:
@@ -199,8 +156,7 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     >>> closest("zebra", ["cg", "minres"]) is None
     True
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
     if len(word) > 100:
         return None  # nothing is called so, and it would be compared letter by letter with every choice
     folded = {choice.casefold(): choice for choice in choices}
@@ -215,8 +171,7 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     unknown linear solver 'cgg'; did you mean 'cg'?
       available: cg, minres
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
     names, word = sorted(choices), shortened(word)
     near = closest(word, names)
     hint = f"did you mean {near!r}?" if near else "no close match."
@@ -248,8 +203,7 @@ def choice(*words: str) -> Callable[[object, Any, object], None]:
         ...
     ValueError: 'rule' must be in ['sgd', 'adamw']: 'adam'; did you mean 'adamw'?
 
-    .. versionadded:: 0.3
-    """
+    .. versionadded:: 0.3"""
 
     def check(instance: object, attribute: Any, value: object) -> None:
         if value not in words:

@@ -12,13 +12,12 @@ written for::
         return [MySolver]
 
 Registering hooks are called when a component is first looked up by name, and return classes; what they return is checked
-against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the
-budget's clock; one that raises is reported and not called again.
+against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the budget's
+clock; one that raises is reported and not called again.
 
-How this grows: a specification gets new arguments at its end, and an implementation may take fewer, so yesterday's plugin
-goes on working. A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on every plugin
-that implements it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``.
-"""
+How this grows: a specification gets new arguments at its end, and an implementation may take fewer, so yesterday's plugin goes
+on working. A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on every plugin that
+implements it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``."""
 
 # mypy: disable-error-code=empty-body
 
@@ -58,15 +57,14 @@ hookimpl = pluggy.HookimplMarker("hgms")
 
 @frozen(kw_only=True)
 class RunInfo:
-    """What an observer learns of a run. ``folder`` is where it writes (None: nowhere); ``config`` is its resolved
-    configuration as nested tables; ``resumed_from`` is the step a resumed run goes on from (0 for a new one); in ``state`` an
-    observer keeps what it has open for this run, under its plugin's name.
+    """What an observer learns of a run. ``folder`` is where it writes (None: nowhere); ``config`` is its resolved configuration
+    as nested tables; ``resumed_from`` is the step a resumed run goes on from (0 for a new one); in ``state`` an observer keeps
+    what it has open for this run, under its plugin's name.
 
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
     0
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
     task: str
     method: str
@@ -82,16 +80,14 @@ class RunInfo:
 def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
     """Candidate generators, as classes: what proposes N lower states.
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
 def hgms_register_selectors() -> Iterable[type[Selector]]:
     """Selectors, as classes: what picks one of the candidates.
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -105,32 +101,28 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
     ...     from hgms_solvers import CG                 # a class of your own
     ...     return [CG]
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
 def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
     """Hypergradient estimators, as classes: what differentiates at the selected candidate.
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
 def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
     """Outer optimisers, as classes: what turns a hypergradient into the next θ.
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
 def hgms_register_tasks() -> Iterable[type[Task]]:
     """Tasks, as classes: what builds a problem.
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -145,8 +137,7 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
     ...         "hypergradient": {"name": "implicit", "solver": {"name": "minres"}}, "outer": {"name": "adam", "lr": 0.1},
     ...     })]
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -164,8 +155,7 @@ def hgms_register_commands(cli: click.Group) -> None:
     ...     def count_runs(folder):
     ...         "How many runs are in FOLDER?"
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -197,8 +187,7 @@ def hgms_run_started(run: RunInfo) -> None:
     ... def hgms_run_started(run):
     ...     print(run.task, run.method, run.seed, run.folder)
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -212,8 +201,7 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
     ... def hgms_step_finished(record):                 # fewer arguments are fine
     ...     print(record["step"], record["upper_loss"])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
 
 @hookspec
@@ -226,5 +214,4 @@ def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseE
     ... def hgms_run_finished(run, summary):
     ...     print(run.method, summary and summary["metrics"])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""

@@ -3,15 +3,11 @@
 A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`), found through the
 entry-point group ``hgms`` of an installed distribution or named as a single file (``--plugin ./my_solver.py``).
 
-What happens to a plugin that fails:
+A plugin that fails: of somebody else, one warning and a row in ``hgms plugins``; for want of an optional extra, that row alone,
+with the line that installs it; a part of HGMS itself, or a file named by the user, an error.
 
-- installed by somebody else: one warning, and a row in ``hgms plugins``; everything else works;
-- a module of an optional extra is missing: no warning, still listed, with the line that installs it;
-- a part of HGMS itself, or a file named by the user: an error, since nothing can be right without it.
-
-``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none), and
-``HGMS_STRICT_PLUGINS=1`` turns every failure into an error.
-"""
+``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none), and ``HGMS_STRICT_PLUGINS=1``
+turns every failure into an error."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ from hgms_core.sandbox import undone as undone
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
 """Seconds that the import of somebody's plugin may take before it is said: every command waits for it."""
-
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
 
@@ -140,11 +135,8 @@ class Host:
         return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more.
-
-        Only what a person asked for and cannot have (ConfigError, MissingExtra at the start of a run) stops the run: better now
-        than a night without the curves.
-        """
+        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more;
+        ConfigError and MissingExtra at the start of a run stop it: better now than a night without the curves."""
         for info, impl in self.implementations(hook):
             if info.name in self._silenced:
                 continue
@@ -158,10 +150,9 @@ class Host:
                     raise
                 self._silenced.add(info.name)
                 text = f"{hook} raised {describe(error)}"
-                self._update(info, status="incomplete", error=text, traceback=_trace(error))
-                LOG.warning(
-                    "plugin %r (%s): %s; its observers are not called again, the run goes on", info.name, info.owner, text
-                )
+                self._update(info, status="incomplete", error=text, traceback="".join(traceback.format_exception(error)))
+                rest = "its observers are not called again, the run goes on"
+                LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
         """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring says."""
@@ -170,7 +161,9 @@ class Host:
         info = self.infos.get(info.name, info)
         text = describe(error)
         earlier = f"{info.error}\n" if info.error else ""
-        self._update(info, status=status, error=earlier + text, install=install, traceback=_trace(error))
+        self._update(
+            info, status=status, error=earlier + text, install=install, traceback="".join(traceback.format_exception(error))
+        )
         what = f"plugin {info.name!r} ({info.owner})"
         message = f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
         if install:
@@ -229,7 +222,6 @@ class Host:
                 self._loaded(info, entry.load)
 
     def _loaded(self, info: PluginInfo, load: Callable[[], object]) -> PluginInfo:
-        """The plugin imported and registered, with what that did noted."""
         watch = Watch()
         try:
             with self.watched(info) as watch:
@@ -242,9 +234,8 @@ class Host:
             self.blame(info, error)
         self._update(info, seconds=watch.seconds)
         if watch.seconds > SLOW and info.distribution != FIRST_PARTY:
-            self.note(
-                info, f"its import took {watch.seconds:.1f} s, and every command waits for it; import heavy things at use"
-            )
+            took = f"its import took {watch.seconds:.1f} s"
+            self.note(info, f"{took}, and every command waits for it; import heavy things at use")
         if watch.printed:
             self.note(info, "it prints while it is imported (shown on stderr)")
         for text in watch.deprecated:
@@ -284,24 +275,21 @@ def _place(where: str) -> str:
 
 
 def _own_copy(value: Any) -> Any:
-    """An observer may do with a record what it likes: neither the run nor another observer sees it."""
+    # an observer may do with a record what it likes: neither the run nor another observer sees it
     if isinstance(value, dict):
         return {key: _own_copy(item) for key, item in value.items()}
     return [_own_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _ensure_api(plugin: object) -> None:
-    """A plugin may say which plugin API it was written for: ``hgms_plugin_api = 2`` at module level."""
     wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
     if wanted is None:
         return
     if not isinstance(wanted, int) or isinstance(wanted, bool):
         raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
     if wanted > here:
-        raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms has {here}; "
-            "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
-        )
+        advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
+        raise PluginError(f"it was written for plugin API {wanted}, this hgms has {here}; {advice}")
     if wanted < oldest:
         changes = "".join(f"\n  {version}: {what}" for version, what in hookspecs.BROKEN_BY.items() if version > wanted)
         raise PluginError(
@@ -319,10 +307,6 @@ def describe(error: BaseException) -> str:
     return text if isinstance(error, HgmsError) else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
 
 
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
-
-
 def _names(variable: str) -> set[str] | None:
     text = os.environ.get(variable)
     return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
@@ -331,6 +315,5 @@ def _names(variable: str) -> set[str] | None:
 def _not_installed(variable: str, name: str, names: Iterable[str]) -> str:
     near = closest(name, names)
     hint = f"; did you mean {near!r}?" if near else ""
-    return (
-        f"{variable} names {name!r}, which is not an installed plugin{hint} (installed: {', '.join(sorted(names)) or 'none'})"
-    )
+    known = ", ".join(sorted(names)) or "none"
+    return f"{variable} names {name!r}, which is not an installed plugin{hint} (installed: {known})"

@@ -1,12 +1,11 @@
 """Hypergradient calculus: products with the lower Hessian, the mixed derivative, and ``hypergradient`` itself.
 
-For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of minimisers (equation (3) of
-the HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
+For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of minimisers (equation (3) of the
+HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
 
     ∇F(θ) = ∇_θ f(θ, x*) − ∇²_θx g(θ, x*) v,      (∇²_xx g(θ, x*) + γI) v = ∇_x f(θ, x*)
 
-All products are matrix-free. This file is the only one that builds them.
-"""
+All products are matrix-free, and built here alone."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def twice_differentiable_attention() -> Iterator[None]:
     """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash and memory-efficient kernels
     have none). A loss that has none at all is refused with what to do.
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
     with explained(), sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -61,8 +59,8 @@ def curvature(
 ) -> Curvature:
     """Products with ∇²_xx g at ``x``, three ways (one product each costs about two gradients):
 
-    - ``vjp``: the gradient's graph is built once and each product is one backward pass through it. Exact, the fastest for
-      many products; keeps one graph of the gradient in memory.
+    - ``vjp``: the gradient's graph is built once and each product is one backward pass through it. Exact, the fastest for many
+      products; keeps one graph of the gradient in memory.
     - ``jvp``: forward-mode through the gradient, traced anew for each product. Exact, keeps no graph, slower.
     - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. First-order memory and works through kernels without
       second derivatives; relative error about the machine precision to the power 2/3. ``precision`` is the type g is computed
@@ -128,24 +126,15 @@ def curvature(
     return Curvature(central, slope, spec)
 
 
-def _passes(strategy: Strategy) -> int:
-    """How often the rows of a batch go through the loss in one product."""
-    return 2 if strategy == "difference" else 1
-
-
 def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding.
-
-    Where the loss is computed in a coarser ``precision``, ε is that one's, and the step (3ε)^(1/3)/‖v‖, the least of
-    ε/τ + τ²/6 (0.29/‖v‖ for bfloat16), whatever ‖x‖: on adapters of norm 3 to 13 the errors were least at 0.2 to 0.4 alike.
-    """
+    """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding; at a coarser
+    ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, whatever ‖x‖ (on adapters of norm 3 to 13, 0.2 to 0.4 were best)."""
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
     if precision is not None and torch.finfo(precision).eps > torch.finfo(x.dtype).eps:
         step: Tensor = (3 * torch.finfo(precision).eps) ** (1 / 3) / length
-        return step
-    scale = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    step = torch.finfo(x.dtype).eps ** (1 / 3) * scale / length
+    else:
+        step = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)) / length
     return step
 
 
@@ -160,11 +149,11 @@ def cross_product(
 ) -> Tree:
     """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower model.
 
-    It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ alone. For
-    g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents. ``difference`` takes a central difference of
-    ∇_θ g along v instead (two forward passes; needs no forward-mode derivative), ``displacement`` long in x to each side
-    (None: the length that balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is computed
-    in, :attr:`Problem.precision`).
+    It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ alone. For g = Σ w_i(θ)
+    ℓ_i(x) that is one forward pass of the losses with tangents. ``difference`` takes a central difference of ∇_θ g along v
+    instead (two forward passes; needs no forward-mode derivative), ``displacement`` long in x to each side (None: the length
+    that balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is computed in,
+    :attr:`Problem.precision`).
 
     >>> g = lambda theta, x: (theta["t"] * x["x"] ** 2).sum()
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
@@ -207,8 +196,7 @@ class Linearization:
     """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g, flat; ``matvec`` maps a flat v
     to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A batch goes through g ``passes`` times in one product.
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
     upper_loss: Tensor
     direct: Tree
@@ -237,7 +225,8 @@ class Linearization:
         def mixed(v: Tensor) -> Tree:
             return cross_product(g, theta, x, spec.unravel(v), strategy, precision=precision)
 
-        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, _passes(strategy))
+        passes = 2 if strategy == "difference" else 1
+        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, passes)
 
     def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Estimate:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
@@ -312,8 +301,7 @@ def hypergradient(
     >>> hypergradient(f, g, theta, theta.clone(), solver=lambda matvec, b: b).value["theta"]
     tensor([2., 0.])
 
-    Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem.
-    """
+    Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem."""
     upper, lower = _named(theta, "theta"), _named(x, "x")
 
     def bound(loss: Callable[..., Tensor]) -> Callable[[Tree, Tree], Tensor]:

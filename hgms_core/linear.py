@@ -1,8 +1,7 @@
 """What every linear solver needs: a counted operator with the ridge in it, a safe start, and an honest answer.
 
 A solver that goes through :class:`LinearSystem` keeps the promises of :class:`hgms_core.LinearSolver` without effort: inputs
-are not changed, a batch is rows, nothing non-finite is returned, the residual is that of the value before clipping.
-"""
+are not changed, a batch is rows, nothing non-finite is returned, the residual is that of the value before clipping."""
 
 from __future__ import annotations
 
@@ -84,10 +83,8 @@ class LinearSystem:
         return torch.add(product, v, alpha=self.ridge) if self.ridge else product
 
     def start(self, x0: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The first iterate and its residual: ``x0`` (one product), or zero (none).
-
-        A system whose ``x0`` is worse than zero, or not finite, starts from zero.
-        """
+        """The first iterate and its residual: ``x0`` (one product) or zero (none), from which a system also starts whose ``x0``
+        is worse, or not finite."""
         zero = torch.zeros_like(self.rhs)
         if x0 is None:
             return zero, self.rhs
@@ -127,10 +124,8 @@ def as_solver(solver: Any) -> Any:
 
 @frozen
 class CallableSolver:
-    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and wrappers of SciPy.
-
-    Such a callable cannot say how it ended, so its answer is checked with one more product: converged means a relative
-    residual of at most ``rtol``.
+    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and wrappers of SciPy. It cannot say
+    how it ended: one more product checks its answer, and converged means a relative residual of at most ``rtol``.
 
     >>> solver = CallableSolver(lambda matvec, b: b / 2)
     >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label

@@ -21,10 +21,10 @@ from hgms_core.trees import Tree, norm, take
 class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
-    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ.
-    ``keep = "best"`` returns the state with the lowest upper loss on the validation rows of the role ``stop`` (held-out
-    stopping, one more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate as x (the end
-    of a trajectory, where selecting only truncates it). Another problem or another first θ is the business of a wrapper.
+    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``keep =
+    "best"`` returns the state with the lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one
+    more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate as x (the end of a
+    trajectory, where selecting only truncates it). Another problem or another first θ is the business of a wrapper.
 
     Errors: ConfigError in the first step for losses that draw random numbers, and where neither loss depends on θ.
 
@@ -42,8 +42,7 @@ class Pipeline:
     >>> round(float(method.result(state)[0]["t"]), 2)
     2.0
 
-    Source: HG-MS paper, Algorithm 1.
-    """
+    Source: HG-MS paper, Algorithm 1."""
 
     name: ClassVar[str] = "pipeline"
 

@@ -18,12 +18,7 @@ Batch = Tree
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
 
-.. versionadded:: 0.2
-"""
-
-
-def _nothing(_index: Tensor) -> Batch:
-    return {}
+.. versionadded:: 0.2"""
 
 
 @frozen
@@ -48,7 +43,7 @@ class Data:
 
     size: int
     whole: Batch = Factory(dict)
-    rows: Callable[[Tensor], Batch] = field(default=_nothing, eq=False)
+    rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False)
     device: torch.device = torch.device("cpu")
     strata: tuple[tuple[str, int], ...] | None = None
 
@@ -60,8 +55,7 @@ class Data:
     def of(cls, table: Mapping[str, Tensor]) -> Data:
         """Rows of tensors that share their first axis; the batch also holds each row's number as ``index``.
 
-        Errors: ConfigError where they do not share it, where something is no tensor, and where there is none.
-        """
+        Errors: ConfigError where they do not share it, where something is no tensor, and where there is none."""
         for name, leaf in table.items():
             if not isinstance(leaf, Tensor) or leaf.dim() == 0:
                 shown = "a tensor without rows" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
@@ -124,8 +118,7 @@ class Data:
         >>> batch["t"].shape, rows
         (torch.Size([4]), 4)
 
-        .. versionadded:: 0.3
-        """
+        .. versionadded:: 0.3"""
         numbers = self.draw(key, size, 1)
         return self.batch(None if numbers is None else numbers[0]), self.count(size)
 
@@ -152,10 +145,6 @@ def _floating(instance: object, attribute: Attribute[Any], value: object) -> Non
     check_floating(f"'{attribute.name}'", value)
 
 
-def _same(theta: Tree) -> Tree:
-    return theta
-
-
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
 
@@ -166,8 +155,7 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
     whole = Data.of(validation)
     if all(share == 1 for share in shares):
         return dict.fromkeys(ROLES, whole)
@@ -193,12 +181,11 @@ class Sources:
     these weights. ``losses(x, batch)`` are the ℓ_s, ``[S]``, each an unbiased estimate of its source's mean loss whatever the
     batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``pooled(θ, x, batch)``
     is the loss of training on lower rows as they come, whatever their sources: each row counts as it does in its source's mean
-    (by its tokens, where that is a mean over tokens), nothing is random, and θ does not matter. ``parts`` name the
-    validation sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation
-    rows, in ``parts``).
+    (by its tokens, where that is a mean over tokens), nothing is random, and θ does not matter. ``parts`` name the validation
+    sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation rows, in
+    ``parts``).
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
     names: tuple[str, ...]
     weights: Callable[[Tree], Tensor]
@@ -213,17 +200,16 @@ class Sources:
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
 
-    ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss; ``lower_data`` what g is computed
-    on and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use
-    different validation rows; ``project`` maps θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported
-    (outside the budget's clock, and outside every decision). ``fresh(key)`` draws another initial lower state;
-    ``references`` names special upper variables, such as the weights that know which labels are right. ``sources`` is there
-    where θ weights named data sources. ``counters()`` gives numbers that only grow, such as tokens processed: every step
-    records by how much they grew. ``start(theta)`` is there where the lower level's start is learned: the state to start from,
-    as a differentiable function of θ. ``precision`` is the type the losses are computed in where that is coarser than x's
-    (adapters in float32 on a base in bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for
-    what components compute once and keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind.
-    """
+    ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss; ``lower_data`` what g is computed on
+    and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use different
+    validation rows; ``project`` maps θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's
+    clock, and outside every decision). ``fresh(key)`` draws another initial lower state; ``references`` names special upper
+    variables, such as the weights that know which labels are right. ``sources`` is there where θ weights named data sources.
+    ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they grew.
+    ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
+    θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
+    bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for what components compute once and
+    keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind."""
 
     theta0: Tree = field(validator=_floating)
     x0: Tree = field(validator=_floating)
@@ -231,7 +217,7 @@ class Problem:
     f: Loss
     lower_data: Data = Factory(Data.none)
     upper_data: Mapping[str, Data] = Factory(lambda: {role: Data.none() for role in ROLES})
-    project: Callable[[Tree], Tree] = _same
+    project: Callable[[Tree], Tree] = lambda theta: theta
     evaluate: Callable[[Tree, Tree], Mapping[str, float]] = lambda theta, x: {}
     fresh: Callable[[Key], Tree] | None = None
     references: Mapping[str, Tree] = Factory(dict)
@@ -253,10 +239,9 @@ def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x:
         leaves = require_grad(theta)
         with torch.enable_grad():
             value = loss(leaves, detach(x))
-            if value.requires_grad and any(
-                grad is not None for grad in torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            ):
-                return
+            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True) if value.requires_grad else ()
+        if any(grad is not None for grad in grads):
+            return
     raise ConfigError(
         f"neither loss depends on θ ({', '.join(theta)}), so there is nothing to learn\n"
         "  use its leaves in g or f; a copy of θ that was made before (`.detach()`, `.item()`) is no longer θ"

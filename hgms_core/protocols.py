@@ -1,8 +1,8 @@
 """The nouns: what a plugin can be. Start here.
 
 A component is any frozen attrs class with a kebab-case ``name`` and the methods below. Its fields are its hyper-parameters and
-nothing else; data and state go through its methods, and state is a value: nested dictionaries of tensors, numbers and
-strings, so that every run can be written to disk and resumed. Nothing has to inherit from these protocols.
+nothing else; data and state go through its methods, and state is a value: nested dictionaries of tensors, numbers and strings,
+so that every run can be written to disk and resumed. Nothing has to inherit from these protocols.
 
 Any component may have ``lighter() -> list[str]``: what of its settings would take less memory, for the message of a run that
 does not fit (:func:`hgms_fields.lowering` writes it).
@@ -69,8 +69,7 @@ class CandidateGenerator(Protocol):
     >>> Beside().propose(problem, {}, Beside().init(problem, Key(0)), Key(0)).x["x"].shape
     torch.Size([2, 3])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 
@@ -106,8 +105,7 @@ class Selector(Protocol):
     >>> int(Shortest().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [-1.0]])}), Key(0)).index)
     1
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 
@@ -137,8 +135,7 @@ class LinearSolver(Protocol):
     >>> Halves().solve(lambda v: 2 * v, torch.ones(2)).value
     tensor([0.5000, 0.5000])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 
@@ -169,8 +166,7 @@ class HyperGradient(Protocol):
     >>> Direct().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["a"]
     tensor([2., 2.])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 
@@ -199,8 +195,7 @@ class OuterOptimizer(Protocol):
     >>> Signs().step({"a": torch.zeros(2)}, {"a": torch.tensor([3.0, -1.0])}, {}, 0.0)[0]["a"]
     tensor([-0.1000,  0.1000])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 
@@ -237,8 +232,7 @@ class Task(Protocol):
     >>> round(problem.evaluate(problem.theta0, problem.x0)["distance"], 3)
     1.414
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -254,9 +248,8 @@ class Method(Protocol):
     It may also have:
 
     - ``finished(state) -> bool``: it is done before its budget is; the run is evaluated and ends there.
-    - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of ``problem.lower_data``, the higher the better,
-      NaN for a row that must not be taken. Where rows are chosen from the result (``hgms mix``), the best of these are, instead
-      of draws by the mixture.
+    - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of ``problem.lower_data``, the higher the better, NaN
+      for a row that must not be taken: for whoever chooses rows by the result, instead of drawing them by the mixture.
     - ``untrained``, a property: why the x of ``result`` is not one that was trained on the mixture to the end, empty where it
       is. Tables then give no verdict on its losses, which say nothing of the mixture.
 
@@ -283,8 +276,7 @@ class Method(Protocol):
     >>> record["step"], Guess().result(state)[0]["a"].shape
     (1, torch.Size([1]))
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     name: ClassVar[str]
 

@@ -59,14 +59,7 @@ class Cost:
     rows: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            lower_gradients=self.lower_gradients + other.lower_gradients,
-            upper_values=self.upper_values + other.upper_values,
-            upper_gradients=self.upper_gradients + other.upper_gradients,
-            products=self.products + other.products,
-            cross_products=self.cross_products + other.cross_products,
-            rows=self.rows + other.rows,
-        )
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
 
     def numbers(self) -> dict[str, int]:
         """The six counts by name."""
@@ -75,7 +68,7 @@ class Cost:
     @property
     def calls(self) -> int:
         """All oracle calls together: what a budget in oracle calls counts."""
-        return self.lower_gradients + self.upper_values + self.upper_gradients + self.products + self.cross_products
+        return sum(self.numbers().values()) - self.rows
 
 
 _COUNTS = tuple(count.name for count in fields(Cost))
@@ -89,8 +82,7 @@ class LastStep:
     ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many rows that holds, ``cost``
     what it took to compute all this again.
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
     x: Tree
     batch: Tree
@@ -105,17 +97,16 @@ class Branch:
 
     ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
     u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more at a θ, the present
-    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of
-    them), and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward
-    one, without a graph, and costs that alone. ``last_step()`` is the branch's last step, from generators whose last step is
-    linear in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn by ``key``.
+    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of them),
+    and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward one,
+    without a graph, and costs that alone. ``last_step()`` is the branch's last step, from generators whose last step is linear
+    in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn by ``key``.
 
     >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
     tensor([1., 1.])
 
-    .. versionadded:: 0.1
-    """
+    .. versionadded:: 0.1"""
 
     x: Tree
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]] | None = None
@@ -138,8 +129,7 @@ class Candidates:
       batch that ``key`` draws anew. No selection has looked at this batch.
 
     They hold what they need to run a candidate again (problem, θ, start, key), and not the other candidates: a :class:`Branch`
-    would keep these alive.
-    """
+    would keep these alive."""
 
     x: Tree
     aux: Tree = Factory(dict)
@@ -221,9 +211,8 @@ class Solution:
     """What a linear solver returns for (H + ridge·I) v = b, one system ``[d]`` or a batch ``[N, d]``.
 
     ``residual`` is ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 where b = 0), ``curvature`` the
-    smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none), ``iterations`` per system, ``products`` the number
-    of calls of the operator.
-    """
+    smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none), ``iterations`` per system, ``products`` the number of
+    calls of the operator."""
 
     value: Tensor
     codes: Tensor
@@ -252,8 +241,7 @@ class Estimate:
     """An estimate of ∇F(θ), and how good it is.
 
     ``value`` has the shapes of θ. ``solution`` is the linear solve behind it (None for estimators without one),
-    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower solution).
-    """
+    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower solution)."""
 
     value: Tree
     upper_loss: Tensor

@@ -33,7 +33,6 @@ class Kind:
 
     @property
     def with_article(self) -> str:
-        """``a linear solver``, ``an outer optimiser``."""
         return f"{'an' if self.label[0] in 'aeiou' else 'a'} {self.label}"
 
     def methods(self) -> dict[str, inspect.Signature]:
@@ -233,7 +232,7 @@ def _name_faults(name: object) -> list[str]:
 
 
 def _init_faults(target: type) -> list[str]:
-    """A configuration gives the fields by name."""
+    # a configuration gives the fields by name
     parameters = inspect.signature(target).parameters.values()
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         return []
@@ -243,7 +242,7 @@ def _init_faults(target: type) -> list[str]:
 
 
 def _declared_faults(target: type) -> list[str]:
-    """What a task says of itself, where it says it in other types than the protocol's."""
+    # types that differ from the protocol's
     faults = []
     version, metrics, traits = (getattr(target, name, None) for name in ("version", "metrics", "traits"))
     if not isinstance(version, str | None):
@@ -256,7 +255,7 @@ def _declared_faults(target: type) -> list[str]:
 
 
 def _outdated_faults(target: type) -> list[str]:
-    """Methods of plugin API 1, which would never be called: the ways back through a candidate are on the candidates now."""
+    # methods of plugin API 1 would never be called: the ways back through a candidate are on the candidates now
     faults = []
     for name, arguments in (("replay", "index, theta, last"), ("last_step", "index"), ("next_step", "index, x, key")):
         method = getattr(target, name, None)

@@ -44,14 +44,10 @@ class Watch:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
-    """Inside, a plugin's own code runs: its import, or a registering hook.
-
-    What it prints goes to stderr, so that it cannot spoil ``--json``; :func:`settings` are put back. A deprecated hook is
-    noted, since nobody would see a warning.
-    """
-    watch = Watch()
+    """Inside, a plugin's own code runs: its import, or a registering hook. What it prints goes to stderr, so that it cannot
+    spoil ``--json``; :func:`settings` are put back; a deprecated hook is noted, since nobody would see a warning."""
+    watch, started = Watch(), time.perf_counter()
     caught: list[warnings.WarningMessage] = []
-    started = time.perf_counter()
     try:
         with (
             undone() as watch.changed,
@@ -83,7 +79,8 @@ def undone() -> Iterator[list[str]]:
             value, restore = before[name]
             if after != value:
                 restore(value)
-                changed.append(f"{name} from {_shown(value)} to {_shown(after)}")
+                old, new = (getattr(item, "__name__", item) for item in (value, after))
+                changed.append(f"{name} from {old} to {new}")
 
 
 class HookDeprecated(DeprecationWarning):
@@ -120,7 +117,3 @@ def _folder() -> str | None:
     with contextlib.suppress(OSError):  # it may have been removed under us
         return os.getcwd()
     return None
-
-
-def _shown(value: Any) -> str:
-    return str(getattr(value, "__name__", value))

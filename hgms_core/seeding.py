@@ -1,8 +1,7 @@
 """Seeds: every random number comes from a generator derived from (seed, what it is for, step).
 
-The global generators of torch, numpy and random are never touched, so two runs with one seed are equal, a resumed run
-equals an uninterrupted one, and two parts of a program cannot disturb each other's draws.
-"""
+The global generators of torch, numpy and random are never touched, so two runs with one seed are equal, a resumed run equals an
+uninterrupted one, and two parts of a program cannot disturb each other's draws."""
 
 from __future__ import annotations
 
@@ -48,9 +47,8 @@ class Key:
     def indices(self, size: int, batch_size: int, steps: int, device: torch.device | str = "cpu") -> Tensor:
         """``[steps, batch_size]`` row numbers below ``size``: consecutive pieces of reshuffled epochs.
 
-        Within one call no row comes twice before every row has come once. The numbers are drawn on the CPU, so a GPU run
-        sees the batches that a CPU run sees.
-        """
+        Within one call no row comes twice before every row has come once. The numbers are drawn on the CPU, so a GPU run sees
+        the batches that a CPU run sees."""
         generator = self.generator()
         needed = steps * batch_size
         epochs = [torch.randperm(size, generator=generator) for _ in range(-(-needed // size))]

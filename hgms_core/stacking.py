@@ -1,13 +1,9 @@
 """Losses of N stacked candidates: one vmapped computation, or one candidate after the other.
 
-Stacking pays where a single candidate is too small to fill the processor. ``auto`` decides from the sizes (see
-:func:`prefers_stack`), never from a clock, so that a run is the same every time.
-
-A loss may know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is
-then used instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints
-activations, which vmap cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless asked
-otherwise.
-"""
+``auto`` decides from the sizes (:func:`prefers_stack`), never from a clock, so that a run is the same every time. A loss may
+know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is then used
+instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints activations, which
+vmap cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -29,12 +25,8 @@ STACK_BELOW = 5_000_000
 
 
 def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
-    """Whether to evaluate the stacked candidates ``x`` as one computation on batches of ``rows`` examples.
-
-    On a GPU always (each kernel is otherwise too small). On a CPU only for small candidates: a parameter costs about one
-    multiply-add an example, and beyond ``STACK_BELOW`` one candidate keeps the cores busy, while N stacked ones only spill
-    the cache.
-    """
+    """Whether to evaluate the stacked ``x`` at once on batches of ``rows`` examples. On a GPU always (each kernel is otherwise
+    too small); on a CPU up to STACK_BELOW (a parameter costs about one multiply-add an example): beyond, N spill the cache."""
     leaf = next(iter(x.values()))
     if mode != "auto" or leaf.shape[0] == 1:
         return mode == "stacked"
@@ -44,11 +36,8 @@ def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
 
 @frozen(eq=False)
 class Group:
-    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits them.
-
-    ``part`` selects the group's rows from anything with a leading axis N: a slice where the group is stacked, a number where
-    it is a single candidate without the axis.
-    """
+    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits them. ``part`` selects the
+    rows from anything with a leading axis N: a slice of a stacked group, a number of a single candidate without the axis."""
 
     part: slice | int
     x: Tree
@@ -61,12 +50,10 @@ class Group:
 def groups(
     loss: Loss, x: Tree, *, own_batch: bool = False, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
 ) -> list[Group]:
-    """The candidates in the groups in which they are best evaluated.
-
-    ``own_batch`` says that each candidate gets its own batch (a stacked one); otherwise all share it. ``rows`` is the size of
-    one candidate's batch; ``chunk`` bounds how many stacked candidates are in one group, and so the memory of their
-    activations. A group's ``x`` are views: changing them in place changes the candidates.
-    """
+    """The candidates in the groups in which they are best evaluated. ``own_batch`` says that each candidate gets its own batch
+    (a stacked one); otherwise all share it. ``rows`` is the size of one candidate's batch; ``chunk`` bounds how many stacked
+    candidates are in one group, and so the memory of their activations. A group's ``x`` are views: changing them in place
+    changes the candidates."""
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):

@@ -2,8 +2,7 @@
 
 A component may name what it ``needs`` of a problem, a task what its problems have (``traits``); both are sets of the names in
 :data:`TRAITS` (or of names of one's own). A method needs what any of its parts needs. A task without ``traits`` makes no
-promise: nothing is refused there, and the table shows a question mark.
-"""
+promise: nothing is refused there, and the table shows a question mark."""
 
 from __future__ import annotations
 

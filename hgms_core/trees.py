@@ -1,8 +1,7 @@
 """Trees: lower and upper variables are flat dictionaries of named tensors.
 
-A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors file. A *stacked*
-tree carries N candidates: every leaf has the same leading axis N.
-"""
+A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors file. A *stacked* tree
+carries N candidates: every leaf has the same leading axis N."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def trainable(module: nn.Module) -> Tree:
     >>> sorted(trainable(model))
     ['1.bias', '1.weight', '2.bias', '2.weight']
 
-    .. versionadded:: 0.3
-    """
+    .. versionadded:: 0.3"""
     return {name: leaf.detach().clone() for name, leaf in module.named_parameters() if leaf.requires_grad}
 
 
@@ -58,10 +56,8 @@ def repeat(tree: Mapping[str, Tensor], n: int) -> Tree:
 
 
 def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
-    """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the GPU.
-
-    A row of several is copied, so that the others can be freed; a tensor index into a single row gives a view of it.
-    """
+    """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the GPU. A row of several is
+    copied, so that the others can be freed; a tensor index into a single row gives a view of it."""
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):
             return {name: leaf.squeeze(0) for name, leaf in tree.items()}
@@ -73,7 +69,7 @@ def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean norm over all leaves (a 0-dimensional tensor).
+    """Euclidean norm over all leaves, 0-dimensional.
 
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
@@ -91,8 +87,7 @@ def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
     ([tensor([3., 3.])], [tensor([0., 0.])])
 
-    .. versionadded:: 0.3
-    """
+    .. versionadded:: 0.3"""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     return list(torch.autograd.grad(value, list(leaves), materialize_grads=True))
@@ -105,8 +100,6 @@ class Ravel:
     ``batch_dims=1`` keeps a leading axis: N stacked candidates become an ``[N, d]`` matrix.
 
     >>> spec = Ravel.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
-    >>> spec.size
-    9
     >>> spec.unravel(spec.ravel({"w": torch.ones(2, 3), "b": torch.zeros(3)}))["b"]
     tensor([0., 0., 0.])
     """

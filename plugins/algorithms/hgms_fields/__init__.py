@@ -1,14 +1,16 @@
-"""Validators of components' fields, for ``attrs.field(validator=…)``, and the method ``lighter`` made of their names."""
+"""Which settings a component takes: validators for ``attrs.field(validator=…)``, and what its settings mean for memory."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from attrs import validators
 
-from hgms_core import ROLES
+from hgms_core import ROLES, ConfigError
 
 positive: Any = validators.gt(0)
 """A number > 0."""
@@ -42,6 +44,32 @@ def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]
         raise ValueError(
             f"{attribute.name!r} must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
             f"or (1, 1, 1) to share all rows: {value}"
+        )
+
+
+def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
+    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the machine's memory.
+
+    Called before the first number is drawn: just below the machine's memory no allocator refuses, and the system stops
+    whichever process it likes. ``what`` names the settings that make up the shape.
+
+    >>> check_memory("rows × features", 10**12, 20)
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more than this machine can hold
+      make it smaller
+
+    .. versionadded:: 0.3
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return
+    size = bytes_each * math.prod(shape)
+    if 4 * size > memory:  # an array is standardised into a second one, moved into a third, and a fourth is a step's
+        *product, gigabytes = (f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9))
+        raise ConfigError(
+            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can hold\n  make it smaller"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hgms_core import DataError, Key, Tree, check_memory
+from hgms_core import DataError, Key, Tree
+from hgms_fields import check_memory
 from hgms_images import Images
 
 

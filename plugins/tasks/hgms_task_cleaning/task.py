@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree, check_memory, roles
-from hgms_fields import validation_shares
+from hgms_core import Data, Key, Problem, Tree, roles
+from hgms_fields import check_memory, validation_shares
 from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_cleaning.rows import corrupt, draw, standardise
 

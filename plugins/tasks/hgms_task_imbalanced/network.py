@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key, Tree, check_memory
+from hgms_core import Key, Tree
+from hgms_fields import check_memory
 
 KERNEL = 5
 

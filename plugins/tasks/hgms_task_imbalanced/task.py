@@ -9,8 +9,8 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, DataError, Key, Problem, Tree, check_memory, roles
-from hgms_fields import validation_shares
+from hgms_core import Data, DataError, Key, Problem, Tree, roles
+from hgms_fields import check_memory, validation_shares
 from hgms_images import Images, cross_entropy, image_set, load_images
 from hgms_task_imbalanced.network import Network
 from hgms_task_imbalanced.rows import class_weights, split, views

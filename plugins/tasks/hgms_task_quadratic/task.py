@@ -9,8 +9,8 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree, check_memory
-from hgms_fields import not_negative
+from hgms_core import Data, Key, Problem, Tree
+from hgms_fields import check_memory, not_negative
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree, check_memory
+from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
+from hgms_fields import check_memory
 
 TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"})
 METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)

@@ -9,8 +9,8 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Key, Problem, Tree, check_memory
-from hgms_fields import not_negative, positive
+from hgms_core import Key, Problem, Tree
+from hgms_fields import check_memory, not_negative, positive
 
 
 @final
