@@ -155,28 +155,26 @@ def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np
 
 def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) -> dict[str, Any]:
     """The learned weights of a method over time."""
-    traces = [_area(name, colour, mixed.x, values) for name, colour, values in areas(mixed, colours)]
+    patterns = ("", "/", ".", "x", "\\", "", "-", "|")  # areas are told apart by pattern as well as by colour
+    traces = [
+        {
+            "name": _escape(name),
+            "mode": "lines",
+            "x": numbers(mixed.x),
+            "y": numbers(values),
+            "stackgroup": "weights",
+            "fillpattern": {"shape": patterns[colour], "size": 7, "solidity": 0.15, "fillmode": "overlay"},
+            "line": {"width": 1, "shape": "hv"},
+            "meta": {"colour": colour},
+            "hovertemplate": "%{y:.3f}",
+            "showlegend": True,
+        }
+        for name, colour, values in areas(mixed, colours)
+    ]
     text = "weights of the sources, stacked" + (": mean over seeds" if len(mixed.finals) > 1 else "")
     figure = _figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", zoom=[0, 1])
     figure["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
     return figure
-
-
-def _area(name: str, colour: int, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    # areas are told apart by pattern as well as by colour
-    shape = ("", "/", ".", "x", "\\", "", "-", "|")[colour]
-    return {
-        "name": _escape(name),
-        "mode": "lines",
-        "x": numbers(x),
-        "y": numbers(y),
-        "stackgroup": "weights",
-        "fillpattern": {"shape": shape, "size": 7, "solidity": 0.15, "fillmode": "overlay"},
-        "line": {"width": 1, "shape": "hv"},
-        "meta": {"colour": colour},
-        "hovertemplate": "%{y:.3f}",
-        "showlegend": True,
-    }
 
 
 # --- bars --------------------------------------------------------------------------------------------------------------

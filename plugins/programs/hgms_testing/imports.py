@@ -10,7 +10,7 @@ from pathlib import Path
 WATCH = """
 import importlib, importlib.util, contextlib, io, json, os, random, socket, sys, threading, time
 modules, paths, folder = json.loads(sys.argv[1])
-sys.path[:] = sorted(paths, key=lambda each: each == folder)  # last: a random.py there is not the standard library's
+sys.path[:] = sorted(paths, key=lambda path: path == folder)  # last: a random.py there is not the standard library's
 import numpy, torch
 import hgms_core
 from hgms_core.sandbox import watched
@@ -27,7 +27,7 @@ torch.cuda._lazy_init = refuse("CUDA")
 def state():
     return repr((random.getstate(), [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()],
                  torch.get_rng_state().tolist()))
-found = []
+reports = []
 for name, file in modules:
     touched.clear()
     before, out, error, began = state(), io.StringIO(), "", time.perf_counter()
@@ -46,12 +46,11 @@ for name, file in modules:
                 spec.loader.exec_module(module)
         except BaseException as caught:
             error = f"{type(caught).__name__}: {caught}"
-    found.append({
+    reports.append({
         "touched": sorted(set(touched)), "random": state() != before, "printed": out.getvalue()[:200], "error": error,
-        "changed": seen.changed,
-        "seconds": time.perf_counter() - began,
+        "changed": seen.changed, "seconds": time.perf_counter() - began,
     })
-print(json.dumps(found))
+print(json.dumps(reports))
 """
 
 _seen: dict[tuple[str, str], dict[str, object]] = {}
