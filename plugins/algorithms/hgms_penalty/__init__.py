@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hgms_core import Composition, hookimpl
 from hgms_penalty.dynamic_barrier import DynamicBarrier as DynamicBarrier
 from hgms_penalty.gradient_norm import GradientNorm as GradientNorm
@@ -14,44 +17,37 @@ BATCHES = {"batch_size": 256, "upper_batch_size": 100}
 SIZE_ONE = {"outer": {"lr": 0.1}}
 """A rate for the conformance kit's problems, whose losses are not means over thousands."""
 
-V_PBGD = Composition(
-    name="v-pbgd",
-    summary="Penalty on the value gap g(y) − g(ω): y, ω and θ move together, first order.",
-    source="Shen and Chen 2023, V-PBGD.",
-    parts={
-        "generator": {
-            "name": "value-gap", "steps": 1, "lr": 0.3, "inner_lr": 0.3, "gamma": 10.0, "gamma_steps": 1000, **BATCHES,
-        },
-        "selector": {"name": "first"},
-        "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1e4},
-    },
-    testing=SIZE_ONE,
-)  # fmt: skip
 
-G_PBGD = Composition(
-    name="g-pbgd",
-    summary="Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
-    source="Shen and Chen 2023, G-PBGD.",
-    parts={
-        "generator": {"name": "gradient-norm", "lr": 0.5, "gamma": 5.0, "gamma_steps": 1000, **BATCHES},
-        "selector": {"name": "first"},
-        "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1e3},
-    },
+def _single_loop(name: str, summary: str, source: str, generator: Mapping[str, Any], lr: float, **more: Any) -> Composition:
+    """The generator whose pass also moves θ, by SGD."""
+    moves = {"selector": {"name": "first"}, "hypergradient": {"name": "carried"}, "outer": {"name": "sgd", "lr": lr}}
+    parts = {"generator": {**generator, **BATCHES}, **moves}
+    return Composition(name=name, summary=summary, source=source, parts=parts, **{"testing": SIZE_ONE, **more})
+
+
+V_PBGD = _single_loop(
+    "v-pbgd",
+    "Penalty on the value gap g(y) − g(ω): y, ω and θ move together, first order.",
+    "Shen and Chen 2023, V-PBGD.",
+    {"name": "value-gap", "steps": 1, "lr": 0.3, "inner_lr": 0.3, "gamma": 10.0, "gamma_steps": 1000},
+    lr=1e4,
+)
+
+G_PBGD = _single_loop(
+    "g-pbgd",
+    "Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
+    "Shen and Chen 2023, G-PBGD.",
+    {"name": "gradient-norm", "lr": 0.5, "gamma": 5.0, "gamma_steps": 1000},
+    lr=1e3,
     testing={"generator": {"lr": 0.1}, **SIZE_ONE},
 )
 
-SCALEBIO = Composition(
-    name="scalebio",
-    summary="Minimax game of two lower models, min over (θ, w) and max over u of f(w) + α (g(w) − g(u)), first order.",
-    source="Pan et al. 2025, ScaleBiO.",
-    parts={
-        "generator": {"name": "minimax", "lr": 0.03, "alpha": 10.0, **BATCHES},
-        "selector": {"name": "first"},
-        "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1e3},
-    },
+SCALEBIO = _single_loop(
+    "scalebio",
+    "Minimax game of two lower models, min over (θ, w) and max over u of f(w) + α (g(w) − g(u)), first order.",
+    "Pan et al. 2025, ScaleBiO.",
+    {"name": "minimax", "lr": 0.03, "alpha": 10.0},
+    lr=1e3,
     # As its authors run it: AdamW for u, w and the logits, all rates falling to 0 as a cosine. Theirs are 1e-5 and 1e-2 with
     # whole models, where `blocks = 2` is their LISA; 1e-4 is for adapters, with which they do not combine it.
     on={
@@ -63,20 +59,14 @@ SCALEBIO = Composition(
             "outer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.01, "schedule": {"kind": "cosine", "final": 0.0}},
         }
     },
-    testing=SIZE_ONE,
 )  # fmt: skip
 
-BOME = Composition(
-    name="bome",
-    summary="θ and y move along ∇f, bent by a dynamic barrier so that the value gap keeps falling; first order.",
-    source="Liu et al. 2022, BOME.",
-    parts={
-        "generator": {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5, **BATCHES},
-        "selector": {"name": "first"},
-        "hypergradient": {"name": "carried"},
-        "outer": {"name": "sgd", "lr": 1e4},
-    },
-    testing=SIZE_ONE,
+BOME = _single_loop(
+    "bome",
+    "θ and y move along ∇f, bent by a dynamic barrier so that the value gap keeps falling; first order.",
+    "Liu et al. 2022, BOME.",
+    {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5},
+    lr=1e4,
 )
 
 

@@ -26,10 +26,8 @@ class CG:
     is acceptable (use ``minres``).
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
-        atol: absolute residual that is also good enough, ≥ 0, in the units of b.
-        max_steps: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an absolute one, ≥ 0, in the
+            units of b. ``max_steps``: iteration limit.
         clip: R_v, the radius of the ball that the answer is projected onto (None: no clipping); the reported residual is
             that before clipping.
         preconditioner: from Python only, r ↦ M⁻¹r with M positive definite and near H + γI, rows to rows; a configuration
@@ -44,7 +42,6 @@ class CG:
     more for a warm start. A warm start that is worse than zero is dropped. Memory: 5 vectors, one more for the best iterate.
 
     >>> import torch
-    >>> from hgms_solvers import CG
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> solution = CG(ridge=1.0).solve(lambda v: A @ v, torch.tensor([4.0, 5.0]))
     >>> bool(torch.allclose(solution.value, torch.ones(2))), solution.outcome.label, int(solution.iterations)

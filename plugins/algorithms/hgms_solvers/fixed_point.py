@@ -25,9 +25,7 @@ class FixedPoint:
 
     Arguments:
         lr: step size > 0, in the units of 1/H.
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
-        max_steps: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``: iteration limit.
 
     Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the residual grows: lr is too large or H + γI is indefinite) and STAGNATED
     (the residual stays: precision reached, or b is not in the range), both with the best iterate; NONFINITE.
@@ -38,11 +36,8 @@ class FixedPoint:
     >>> solution = FixedPoint(lr=0.4).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
     >>> bool(torch.allclose(solution.value, torch.full((2,), 0.5, dtype=torch.float64))), solution.outcome.label
     (True, 'converged')
-    >>> FixedPoint(lr=2.0).solve(lambda v: 2 * v, torch.ones(2)).outcome.label
-    'diverged'
 
-    Source: Richardson iteration; for hypergradients, Grazzi et al. (2020), "On the iteration complexity of hypergradient
-    computation".
+    Source: Richardson iteration; Grazzi et al. (2020), "On the iteration complexity of hypergradient computation".
     """
 
     name: ClassVar[str] = "fixed-point"

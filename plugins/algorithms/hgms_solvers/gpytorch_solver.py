@@ -27,9 +27,7 @@ class LinearOperatorSolver:
     takes 11 steps before it looks at the tolerance. The method is that of ``cg``.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
-        max_steps: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``: iteration limit.
 
     Outcomes: CONVERGED, by the true residual; ITERATION_LIMIT; NEGATIVE_CURVATURE, with the iterate before it; STAGNATED (no
     further at the precision of the numbers, or b is outside the range of a singular H); NONFINITE. The rows of a batch that
@@ -39,7 +37,6 @@ class LinearOperatorSolver:
 
     Cost: one product an iteration (for the whole batch), one to check, one for a warm start. Memory: 6 vectors.
 
-    >>> from hgms_solvers import LinearOperatorSolver
     >>> H = torch.tensor([2.0, 1.0, 4.0], dtype=torch.float64)
     >>> solution = LinearOperatorSolver(ridge=1.0).solve(lambda v: H * v, torch.ones(3, dtype=torch.float64))
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist()
@@ -87,15 +84,8 @@ class LinearOperatorSolver:
             wanted = float(tolerance[left > 0].min())
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it did not converge is in the outcome
-                value = linear_cg(
-                    product,
-                    r.unsqueeze(-1),
-                    tolerance=wanted,
-                    eps=TINY,
-                    stop_updating_after=wanted,
-                    max_iter=int(left.max()),
-                    max_tridiag_iter=0,
-                )
+                limits = {"tolerance": wanted, "stop_updating_after": wanted, "max_iter": int(left.max())}
+                value = linear_cg(product, r.unsqueeze(-1), eps=TINY, max_tridiag_iter=0, **limits)
             return Correction(value=value.squeeze(-1), steps=steps, codes=codes, curvature=curvature)
 
         return in_rounds(system, x0, self.max_steps, correct)

@@ -34,8 +34,6 @@ class Identity:
     >>> solution = Identity(scale=0.5).solve(lambda v: 2 * v, torch.ones(3))
     >>> solution.value, solution.outcome.label
     (tensor([0.5000, 0.5000, 0.5000]), 'converged')
-    >>> Identity().solve(lambda v: 2 * v, torch.ones(3)).residual
-    tensor(1.)
 
     Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu et al., 2019) is near it.
     """

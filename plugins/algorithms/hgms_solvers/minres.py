@@ -30,10 +30,8 @@ class MINRES:
     before that, may give the safer hypergradient.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
-        atol: absolute residual that is also good enough, ≥ 0, in the units of b.
-        max_steps: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an absolute one, ≥ 0, in the
+            units of b. ``max_steps``: iteration limit.
 
     Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED (‖(H + γI) r‖ vanishes beside ‖H + γI‖·‖r‖: the system is singular and
     inconsistent, and v is a least-squares solution; or the tolerance is below what the numbers can do); NONFINITE.
@@ -41,7 +39,6 @@ class MINRES:
     Cost: one product an iteration, one to check the residual at the end, one more for a warm start. A warm start that is
     worse than zero is dropped. Memory: 9 vectors.
 
-    >>> from hgms_solvers import MINRES
     >>> H = torch.tensor([1.0, 2.0, 0.0, -0.5], dtype=torch.float64)
     >>> solution = MINRES().solve(lambda v: H * v, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist()
@@ -120,11 +117,8 @@ class MINRES:
             known = torch.isfinite(true)
             r, size = torch.where(rows(known), fresh, r), torch.where(known, true, size)
             lost = known & (size > verified)
-            x, r, size = (
-                torch.where(rows(lost), anchor, x),
-                torch.where(rows(lost), origin, r),
-                torch.where(lost, verified, size),
-            )
+            x, r = torch.where(rows(lost), anchor, x), torch.where(rows(lost), origin, r)
+            size = torch.where(lost, verified, size)
             codes = codes.masked_fill(lost & (codes != NONFINITE), STAGNATED)
             missed = (codes == CONVERGED) & (size > system.target)
             codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= self.max_steps), LIMIT)

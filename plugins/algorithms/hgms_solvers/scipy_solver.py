@@ -34,8 +34,7 @@ class ScipySolver:
         method: ``cg`` for positive definite systems; ``minres`` for indefinite ones; ``gmres``, ``lgmres``, ``gcrotmk`` (20, 30
             and 20 vectors a cycle) for any; ``bicg``, ``bicgstab``, ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and
             can break down.
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
+        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0.
         max_steps: the most products that the method may ask for (one a step; two a step for ``bicg``, ``bicgstab``, ``cgs``,
             ``qmr``).
 
@@ -45,7 +44,6 @@ class ScipySolver:
     Cost: the method's products, one to check, one for a warm start. Float32 and float64 stay what they are; shorter numbers are
     float32 inside. Memory: the method's.
 
-    >>> from hgms_solvers import ScipySolver
     >>> H = torch.tensor([2.0, -1.0, 4.0], dtype=torch.float64)
     >>> solution = ScipySolver(method="gmres", rtol=1e-10).solve(lambda v: H * v, torch.ones(3, dtype=torch.float64))
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist(), solution.products

@@ -64,8 +64,7 @@ class CircleDegenerate:
 
     >>> task, cpu, double = CircleDegenerate(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> x = exact.solution(problem.theta0)
-    >>> bool(torch.isclose(problem.f(problem.theta0, x, {}), exact.value(problem.theta0)))
+    >>> bool(torch.isclose(problem.f(problem.theta0, exact.solution(problem.theta0), {}), exact.value(problem.theta0)))
     True
 
     Source: HG-MS paper, example "Uniqueness does not imply local α-Hölder continuity of ∇F".

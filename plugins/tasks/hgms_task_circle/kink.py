@@ -64,8 +64,7 @@ class CircleKink:
 
     >>> task, cpu, double = CircleKink(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> x = exact.solution(problem.theta0)
-    >>> bool(torch.isclose(problem.f(problem.theta0, x, {}), exact.value(problem.theta0)))
+    >>> bool(torch.isclose(problem.f(problem.theta0, exact.solution(problem.theta0), {}), exact.value(problem.theta0)))
     True
 
     Source: HG-MS paper, example "Non-unique minima-selection can create kinks in the hyper-objective".

@@ -120,9 +120,8 @@ class HyperCleaning:
         def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
             # leaf·leaf rather than leaf², whose second derivative is a power again
-            return (weights * losses(x, batch)).mean() + self.omega * torch.stack(
-                [(leaf * leaf).sum() for leaf in x.values()]
-            ).sum()
+            decay = torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+            return (weights * losses(x, batch)).mean() + self.omega * decay
 
         def fresh(key: Key) -> Tree:
             """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""

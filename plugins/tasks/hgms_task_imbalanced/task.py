@@ -52,8 +52,7 @@ class ImbalancedLoss:
             b = 0.3, MNIST then keeps one image of class 7 and none of 8 and 9, and 80 % is the best that can be reached.
         validation_size, test_size: None for 200, 500 on digits and 1000, all of the set's own test split elsewhere. Validation
             images are drawn from the training split, as many of each class; so are test images where ``test_size`` is given.
-        validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
-            parts; (1, 1, 1) lets every role see all of them.
+        validation_split: disjoint shares for the roles differentiate, select and stop; (1, 1, 1): every role sees all images.
         views, shift, rotation: each training image is replaced by ``views`` views (0: as it is), drawn once from the seed:
             shifted by up to ``shift`` pixels (None for 1 on digits, 2 elsewhere) and turned by up to ``rotation`` degrees.
         channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256 (the paper's) elsewhere.

@@ -75,11 +75,9 @@ class Quadratic:
 
     Errors: none beyond the fields' ranges. Cost of ``evaluate``: three d × d solves.
 
-    >>> task = Quadratic(features=5)
-    >>> cpu, double = torch.device("cpu"), torch.float64
+    >>> task, cpu, double = Quadratic(features=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> x = exact.solution(problem.theta0)
-    >>> round(problem.evaluate(problem.theta0, x)["lower_distance"], 12)
+    >>> round(problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12)
     0.0
 
     Source: standard; the closed form is the implicit function theorem applied to the normal equations.

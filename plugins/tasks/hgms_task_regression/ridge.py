@@ -73,8 +73,7 @@ class RidgeCv:
 
     >>> task, cpu, double = RidgeCv(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> x = exact.solution(problem.theta0)
-    >>> round(problem.evaluate(problem.theta0, x)["lower_distance"], 12)
+    >>> round(problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12)
     0.0
 
     Source: standard; Bengio (2000), Pedregosa (2016).
