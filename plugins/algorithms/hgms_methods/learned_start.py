@@ -72,7 +72,6 @@ class LearnedStart:
 def with_learned_start(problem: Problem) -> Problem:
     """The same problem with the lower level's start as further upper variables, which begin at x0."""
     start = {START + name: leaf for name, leaf in problem.x0.items()}
-
     return evolve(
         problem,
         theta0={**problem.theta0, **start},
@@ -81,13 +80,8 @@ def with_learned_start(problem: Problem) -> Problem:
         f=lambda theta, x, batch: problem.f(without_start(theta), x, batch),
         project=lambda theta: {**theta, **problem.project(without_start(theta))},
         evaluate=lambda theta, x: problem.evaluate(without_start(theta), x),
-        start=learned_start,
+        start=lambda theta: {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)},
     )
-
-
-def learned_start(theta: Tree) -> Tree:
-    """The learned start among the upper variables, by the lower level's own names."""
-    return {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)}
 
 
 def without_start(theta: Tree) -> Tree:

@@ -37,18 +37,14 @@ class Split:
     start: OuterOptimizer = field(factory=Sgd)
 
     def init(self, theta: Tree) -> State:
-        return {"upper": self.upper.init(_upper(theta)), "start": self.start.init(_start(theta))}
+        return {"upper": self.upper.init(_part(theta, False)), "start": self.start.init(_part(theta, True))}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        upper, above = self.upper.step(_upper(theta), _upper(gradient), state["upper"], progress)
-        start, below = self.start.step(_start(theta), _start(gradient), state["start"], progress)
+        upper, above = self.upper.step(_part(theta, False), _part(gradient, False), state["upper"], progress)
+        start, below = self.start.step(_part(theta, True), _part(gradient, True), state["start"], progress)
         moved = {**upper, **start}
         return {name: moved[name] for name in theta}, {"upper": above, "start": below}
 
 
-def _start(theta: Tree) -> Tree:
-    return {name: leaf for name, leaf in theta.items() if name.startswith(START)}
-
-
-def _upper(theta: Tree) -> Tree:
-    return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
+def _part(theta: Tree, of_start: bool) -> Tree:
+    return {name: leaf for name, leaf in theta.items() if name.startswith(START) == of_start}

@@ -69,17 +69,12 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
         if stored == 1 and member:
             x = _noisy(x, method.noise, own.fold("noise"))
         ends.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
-    return Candidates(
-        x=_stacked([x for x, _, _ in ends]),
-        aux=_stacked([aux for _, aux, _ in ends]),
-        losses=torch.stack([loss for _, _, loss in ends]),
-        cost=sum((cost for _ in ends), Cost()),
-    )
-
-
-def _stacked(trees: list[Tree]) -> Tree:
-    # One branch, the usual case, is not copied.
-    return {name: leaf.unsqueeze(0) for name, leaf in trees[0].items()} if len(trees) == 1 else stack(trees)
+    if method.count == 1:  # the usual case is not copied
+        x, aux = ({name: leaf.unsqueeze(0) for name, leaf in tree.items()} for tree in ends[0][:2])
+    else:
+        x, aux = stack([x for x, _, _ in ends]), stack([aux for _, aux, _ in ends])
+    losses = torch.stack([loss for _, _, loss in ends])
+    return Candidates(x=x, aux=aux, losses=losses, cost=sum((cost for _ in ends), Cost()))
 
 
 def _noisy(x: Tree, scale: float, key: Key) -> Tree:
@@ -144,6 +139,9 @@ def descended(x: Tree, direction: Tree, rate: float) -> Tree:
     return dict(zip(x, moved, strict=True))
 
 
-def ramp(first: float, last: float, steps: int, step: int) -> float:
-    """From ``first`` at step 0 linearly to ``last`` at ``steps``, and constant from there (constant at once if steps is 0)."""
-    return last if step >= steps else first + (last - first) * step / steps
+def penalty_weights(method: Any, step: int) -> tuple[float, float]:
+    """(γ_k, c_k) at outer step k: γ_k from γ_0 linearly to γ at ``gamma_steps``, and constant from there."""
+    first, gamma, steps = method.gamma_start, method.gamma, method.gamma_steps
+    if step < steps:
+        gamma = first + (gamma - first) * step / steps
+    return gamma, 1 / gamma if method.normalise and gamma > 1 else 1.0

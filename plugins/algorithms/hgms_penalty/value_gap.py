@@ -77,8 +77,7 @@ class ValueGap:
         return shared.begin(self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ())
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        gamma = shared.ramp(self.gamma_start, self.gamma, self.gamma_steps, start["step"])
-        scale = 1 / gamma if self.normalise and gamma > 1 else 1.0
+        gamma, scale = shared.penalty_weights(self, start["step"])
         data = problem.lower_data
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:

@@ -120,8 +120,8 @@ class HyperCleaning:
         def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
             # leaf·leaf rather than leaf², whose second derivative is a power again
-            decay = torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
-            return (weights * losses(x, batch)).mean() + self.omega * decay
+            fit = (weights * losses(x, batch)).mean()  # first: gradients are added up in the reverse order of the terms
+            return fit + self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
 
         def fresh(key: Key) -> Tree:
             """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
