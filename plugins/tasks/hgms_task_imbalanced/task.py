@@ -38,8 +38,7 @@ class ImbalancedLoss:
         g(θ, y) = (1/n) Σ_i ℓ(y; x̃_i, c_i) + (ω/2) ‖y‖²                                                     θ0 = 0
         f(θ, y) = (1/m) Σ_j u_{c_j} ℓ(y; x_j, c_j) + (ω_δ/2) ‖δ‖² + (ω_γ/2) ‖γ − 1‖²        u_c = m / (10 m_c)
 
-    f depends on θ directly and through y. The balanced accuracy is the mean of the ten recalls, of the classifier's own
-    logits h_y; with the suffix ``_adjusted``, of h_y ⊙ γ + δ.
+    The balanced accuracy is the mean of the ten recalls, of the logits h_y, or with the suffix ``_adjusted`` of h_y ⊙ γ + δ.
 
     Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the paper's sizes: a step on 64
     MNIST images is 2 · 10⁹ multiply-adds (set ``channels`` and ``hidden``, or take the digits).

@@ -18,8 +18,7 @@ from hgms_fields import check_memory, not_negative, positive
 class SphereClosedForm:
     """The losses of a :class:`Sphere` problem, and x*(θ), F(θ), ∇F(θ), θ* and F* in closed form.
 
-    ``inside`` is E [d, k+1], the frame of the sphere's subspace; ``outside`` is N [d, d−k−1], that of its complement;
-    ``tilt`` is B, ``slope`` is w, ``best`` is the unit vector e; the numbers are the task's fields.
+    ``inside``: E [d, k+1]. ``outside``: N [d, d−k−1]. ``tilt``: B. ``slope``: w. ``best``: e. ``base``: c₀.
     """
 
     inside: Tensor
