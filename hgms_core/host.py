@@ -177,7 +177,6 @@ class Host:
         LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
 
     def failed(self) -> list[PluginInfo]:
-        """The plugins that are not there, or not whole."""
         return [info for info in self.infos.values() if info.status in ("failed", "incomplete", "missing-extra")]
 
     def note(self, info: PluginInfo, text: str) -> None:

@@ -63,10 +63,8 @@ class Data:
         counts = {name: leaf.shape[0] for name, leaf in table.items()}
         if len(set(counts.values())) != 1:
             known = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
-            raise ConfigError(
-                f"a table's columns must have the same number of rows: {known}"
-                + ("" if counts else "\n  a loss without data takes `Data.none()`")
-            )
+            hint = "" if counts else "\n  a loss without data takes `Data.none()`"
+            raise ConfigError(f"a table's columns must have the same number of rows: {known}{hint}")
         first = next(iter(table.values()))
         size, device = first.shape[0], first.device
         whole = {**table, "index": torch.arange(size, device=device)}
@@ -283,8 +281,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, *, repeat: bo
     if not (repeat or use):
         return
     losses = [on_few_rows(problem.f, problem.upper_data["differentiate"]), on_few_rows(problem.g, problem.lower_data)]
-    if repeat:
-        for loss in losses:
-            check_repeats(loss, theta, x)
+    for loss in losses if repeat else ():
+        check_repeats(loss, theta, x)
     if use:
         check_used(losses, theta, x)

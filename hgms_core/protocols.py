@@ -90,9 +90,7 @@ class CandidateGenerator(Protocol):
 class Selector(Protocol):
     """Picks one of N candidates, by their upper value on one shared batch or otherwise.
 
-    Called: ``select`` in every outer step, after ``propose``.
-
-    The candidate of least norm:
+    Called: ``select`` in every outer step, after ``propose``. The candidate of least norm:
 
     >>> from attrs import frozen
     >>> @frozen
@@ -122,7 +120,6 @@ class LinearSolver(Protocol):
     never raises for non-convergence and never returns NaN: how it ended is in ``Solution.codes``.
 
     Called: by hypergradient estimators that need one, once in an outer step; by a person's own code through ``hypergradient``.
-
     For an H that is 2·I (:class:`LinearSystem` and :class:`CallableSolver` do the rest):
 
     >>> from attrs import frozen
@@ -146,9 +143,8 @@ class LinearSolver(Protocol):
 class HyperGradient(Protocol):
     """Estimates ∇F(θ) at the selected candidate.
 
-    Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``.
-
-    The direct part alone, ∂_θ f, which is right where the lower solution does not depend on θ:
+    Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``. The direct part alone, ∂_θ f, which is
+    right where the lower solution does not depend on θ:
 
     >>> from attrs import frozen
     >>> @frozen

@@ -166,10 +166,8 @@ class Candidates:
     def finite(self) -> Tensor:
         """Which candidates hold only finite numbers, ``[N]``."""
         # A number that is not finite makes its row's sum so: one fast pass; testing every number takes twenty times as long.
-        sums = [
-            leaf.reshape(self.count, -1).sum(1, dtype=torch.promote_types(leaf.dtype, torch.float32))
-            for leaf in self.x.values()
-        ]
+        rows = [leaf.reshape(self.count, -1) for leaf in self.x.values()]
+        sums = [row.sum(1, dtype=torch.promote_types(row.dtype, torch.float32)) for row in rows]
         return torch.isfinite(torch.stack(sums)).all(0)
 
 

@@ -159,7 +159,7 @@ class Registry:
 
 
 def _rank(info: PluginInfo) -> int:
-    """Who is asked first: ours, so that nobody takes a name of theirs; then third parties; then what a person named."""
+    # ours first, so that nobody takes a name of theirs; then third parties; then what a person named
     return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
@@ -204,20 +204,15 @@ def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
 
 
 def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list[str]:
-    """Why ``target`` cannot be registered as a component of this kind; empty if it can. A composition of a pipeline may have
-    the fields of ``wrappers`` too."""
+    """Why ``target`` cannot be registered as this kind; a composition of a pipeline may have the fields of ``wrappers`` too."""
     if kind.name == "method" and isinstance(target, Composition):
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
         return [f"it is {target!r}, not a class; return the class itself, without parentheses"]
-    faults = _name_faults(getattr(target, "name", None))
-    if not attrs.has(target):
-        faults.append("it is not an attrs class; put @attrs.frozen(kw_only=True) above it")
-    else:
-        faults += _init_faults(target)
-    for name in vars(kind.protocol).get("__annotations__", {}):
-        if name != "name" and not hasattr(target, name):
-            faults.append(f"it has no class variable {name!r}")
+    plain = "it is not an attrs class; put @attrs.frozen(kw_only=True) above it"
+    faults = _name_faults(getattr(target, "name", None)) + (_init_faults(target) if attrs.has(target) else [plain])
+    variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
+    faults += [f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)]
     faults += _declared_faults(target) if kind.name == "task" else []
     faults += _outdated_faults(target) if kind.name == "generator" else []
     for name, wanted in kind.methods().items():
