@@ -55,28 +55,26 @@ from hgms_core.protocols import (
 from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.traits import TRAITS, missing_traits, needs
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
 
 __version__ = "0.3.0"
 
 __all__ = [
-    "PLUGIN_API", "ROLES", "TRAITS", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates",
+    "PLUGIN_API", "ROLES", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates",
     "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError",
     "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
-    "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem",
-    "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
-    "UnknownComponent", "as_solver", "check_floating", "choice", "clone", "closest", "cross_product",
-    "curvature", "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "missing_traits",
-    "needs", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
-    "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
+    "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError",
+    "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task",
+    "Tree", "UnknownComponent", "as_solver", "check_floating", "choice", "clone", "closest", "cross_product", "curvature",
+    "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm",
+    "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "slopes", "stack",
+    "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip
 
 _MOVED = {
     "hgms_core": "composition",
     "hgms_core.Estimate": "Hypergradient",
     "hgms_core.host": "plugins",
-    "hgms_core.traits": "compat",
     "hgms_cli": "cli terminal __main__",
     "hgms_compare": "compare grid grid_file resources scale space sweep workers",
     "hgms_demo": "demo plots",
@@ -90,7 +88,7 @@ _MOVED = {
     "hgms_new": "template",
     "hgms_report": "report",
     "hgms_results": "columns results statistics table",
-    "hgms_run": "code config folder launch load_state progress remarks runner save_state structure untrusted",
+    "hgms_run": "code compat config folder launch load_state progress remarks runner save_state structure untrusted",
     "hgms_run, hgms_results, hgms_compare, hgms_cli": "commands running",
     "hgms_solvers": "/hgms_cg /hgms_identity /hgms_minres /hgms_neumann",
     "hgms_testing": "check gradient_check testing",

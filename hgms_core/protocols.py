@@ -206,7 +206,8 @@ class Task(Protocol):
 
     ``version`` changes whenever results are no longer comparable with earlier ones; ``metrics`` names what ``evaluate``
     returns, with ``True`` where higher is better. It may also have ``traits``, a frozenset of what its problems have
-    (:data:`hgms_core.traits.TRAITS`), so that methods that need something else are refused before they run.
+    (``hgms compat`` compares them with what methods need), so that methods that need something else are refused before they
+    run.
 
     Called: ``problem`` once in a run.
 

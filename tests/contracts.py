@@ -41,7 +41,7 @@ CORE = [
     "hookspecs | discovery | sandbox",
     "pipeline",
     "hypergrad",
-    "linear | stacking | traits",
+    "linear | stacking",
     "protocols",
     "problem : records : budget : seeding",
     "trees : errors",

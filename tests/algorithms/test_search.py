@@ -15,10 +15,10 @@ from helpers import F64, assert_same, counted, network_problem
 import hgms_run
 from hgms_branches import Branches
 from hgms_core import Budget, ConfigError, MissingExtra, Problem, State
-from hgms_core import traits as compat
 from hgms_hypergradients import Implicit
 from hgms_outer import Sgd
 from hgms_run import RunConfig
+from hgms_run import traits as compat
 from hgms_search import Search
 from hgms_selectors import BestOfN, First
 from hgms_solvers import CG

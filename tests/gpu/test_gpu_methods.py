@@ -9,10 +9,10 @@ import torch
 from placed import Draws, brought, elsewhere
 
 from hgms_core import Composition, Key, Problem, registry
-from hgms_core import traits as compat
 from hgms_core.errors import ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_run import RunConfig
+from hgms_run import traits as compat
 from hgms_testing import inputs_on, instance_of, methods
 from hgms_testing.kit import difference, snapshot
 

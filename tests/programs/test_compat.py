@@ -14,11 +14,11 @@ from helpers import F64, normal, spd
 
 from hgms_cli import main
 from hgms_core import ConfigError, Problem, Ravel, Tree
-from hgms_core import traits as compat
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
 from hgms_run import RunConfig, run_config
-from hgms_run.advice import ensure_fits
+from hgms_run import traits as compat
+from hgms_run.traits import ensure_fits
 from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins

@@ -41,7 +41,7 @@ from attrs import field, frozen, validators
 from hgms_compare import space
 from hgms_compare.grid import Entry, Grid, SweepSettings, distinct_seeds
 from hgms_compare.scale import scaled
-from hgms_core import Budget, ConfigError, HgmsError, Method, Task, missing_traits, unknown
+from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
 from hgms_core.registry import Registry
 from hgms_results import DEFAULT_REFERENCE
 from hgms_run import (
@@ -52,6 +52,7 @@ from hgms_run import (
     device_called,
     lay,
     misfit,
+    missing_traits,
     show,
     structured,
     tables_of_others,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
-from hgms_run.advice import misfit
 from hgms_run.as_table import plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
@@ -21,16 +20,17 @@ from hgms_run.progress import Progress
 from hgms_run.provenance import environment
 from hgms_run.signals import Interrupted, Interrupts, stoppable
 from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
+from hgms_run.traits import TRAITS, misfit, missing_traits, needs
 
 if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "PROTOCOLS", "ROWS", "SCHEMA", "UNCOMPARED", "DiskError", "FolderInUse", "Interrupted", "Interrupts", "Invalid",
-    "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending", "built", "converter_for",
-    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of", "lay",
-    "lay_options", "load", "load_state", "misfit", "nearness", "opened", "pack", "parse_json", "parse_toml", "plain",
-    "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state", "show",
+    "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "DiskError", "FolderInUse", "Interrupted", "Interrupts",
+    "Invalid", "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending", "built", "converter_for",
+    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of", "lay", "lay_options",
+    "load", "load_state", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml",
+    "plain", "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state", "show",
     "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
 ]  # fmt: skip
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import attrs
 
-from hgms_core import (
-    TRAITS,
-    ConfigError,
-    HgmsError,
-    NumericalError,
-    OutOfMemory,
-    Record,
-    missing_traits,
-    once_differentiable,
-    out_of_memory,
-)
+from hgms_core import ConfigError, HgmsError, NumericalError, OutOfMemory, Record, once_differentiable, out_of_memory
 from hgms_core.registry import inside
 
 
@@ -108,22 +97,3 @@ def _lighter(component: object, place: str) -> Iterator[str]:
         part = getattr(component, field.name)
         if attrs.has(type(part)):
             yield from _lighter(part, place if field.name == inside(cls) else f"{place}.{field.name}")
-
-
-def wanted_traits(lacking: Mapping[str, str]) -> str:
-    """What is needed and lacking, as the end of a sentence."""
-    wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
-    return f"it needs {' and '.join(wants)}"
-
-
-def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
-    """One sentence: who needs what, and that the task lacks it."""
-    return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
-
-
-def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
-    """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
-    lacking = missing_traits(method, task)
-    if lacking:
-        text = misfit(method_name or method.name, task.name, lacking)
-        raise ConfigError(f"{text}\n  `hgms compat` shows which methods fit which tasks")

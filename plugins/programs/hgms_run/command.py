@@ -13,9 +13,8 @@ import click
 import tomlkit
 
 from hgms_cli import component_row, json_option, kind_called, plugin_option, print_json, print_table, track_option, trust_option
-from hgms_core import Budget, Composition, ConfigError, HgmsError, Method, Pipeline, UnknownComponent, missing_traits, unknown
+from hgms_core import Budget, Composition, ConfigError, HgmsError, Method, Pipeline, UnknownComponent, unknown
 from hgms_core.registry import Component, Registry, inside
-from hgms_run.advice import wanted_traits
 from hgms_run.as_table import AT_REST, plain
 from hgms_run.config import RunConfig
 from hgms_run.convert import structured
@@ -23,6 +22,7 @@ from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
 from hgms_run.launch import run_config
 from hgms_run.progress import Progress
 from hgms_run.tables import lay, lay_options, tables_of
+from hgms_run.traits import missing_traits, wanted_traits
 
 FITS = {True: "ok", False: "no", None: "?"}
 

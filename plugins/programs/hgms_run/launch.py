@@ -12,7 +12,6 @@ import torch
 
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
-from hgms_run.advice import ensure_fits
 from hgms_run.as_table import plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.ended import RunResult, summarise
@@ -20,6 +19,7 @@ from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
 from hgms_run.loop import Run, Watcher, ignore
 from hgms_run.tables import difference, parse_toml
+from hgms_run.traits import ensure_fits
 
 if TYPE_CHECKING:
     from hgms_run.progress import Progress

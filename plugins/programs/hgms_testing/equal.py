@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from hgms_core import Problem, Tree, needs
+from hgms_core import Problem, Tree
+from hgms_run import needs
 from hgms_testing import problems
 from hgms_testing.kit import F64, fail, refused, stepped
 

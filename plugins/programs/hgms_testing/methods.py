@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from hgms_core import Budget, HgmsError, Problem, Tree, needs
-from hgms_run import RunFolder, RunResult, RunSettings, run
+from hgms_core import Budget, HgmsError, Problem, Tree
+from hgms_run import RunFolder, RunResult, RunSettings, needs, run
 from hgms_testing import oracle, problems
 from hgms_testing.kit import F64, demand, demand_equal, place, shapes, stepped, unsound
 

@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hgms_core import ROLES, TRAITS, Batch, Data, Mode, Problem, closest, cross_product, curvature, gradient, stack, values
+from hgms_core import ROLES, Batch, Data, Mode, Problem, closest, cross_product, curvature, gradient, stack, values
+from hgms_run import TRAITS
 from hgms_testing import oracle
 from hgms_testing.kit import F64, demand, demand_equal, difference, differences, fail, near, normal, place, snapshot
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import attrs
 
+from hgms_core import ConfigError
+
 TRAITS: Mapping[str, str] = {
     "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
     "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
@@ -52,3 +54,22 @@ def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
         return None
     own = getattr(method, "needs", ())
     return {trait: "" if trait in own else part for trait, part in needs(method).items() if trait not in traits}
+
+
+def wanted_traits(lacking: Mapping[str, str]) -> str:
+    """What is needed and lacking, as the end of a sentence."""
+    wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
+    return f"it needs {' and '.join(wants)}"
+
+
+def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
+    """One sentence: who needs what, and that the task lacks it."""
+    return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
+
+
+def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
+    """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
+    lacking = missing_traits(method, task)
+    if lacking:
+        text = misfit(method_name or method.name, task.name, lacking)
+        raise ConfigError(f"{text}\n  `hgms compat` shows which methods fit which tasks")
