@@ -53,15 +53,6 @@ def installed() -> dict[str, list[Entry]]:
     return entries
 
 
-def first_party() -> frozenset[str]:
-    """The top-level modules of HGMS itself."""
-    try:
-        points = importlib.metadata.distribution(FIRST_PARTY).entry_points
-    except importlib.metadata.PackageNotFoundError:
-        return frozenset({"hgms_core"})
-    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group in (GROUP, PROGRAMS))})
-
-
 def _loaded(entry: importlib.metadata.EntryPoint) -> object:
     module = importlib.import_module(entry.module)
     loaded: object = module
@@ -149,9 +140,5 @@ def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | No
 
 
 def canonical(name: str) -> str:
-    """How names are told apart: case and the kind of separator do not count.
-
-    >>> canonical("Fast_CG")
-    'fast-cg'
-    """
+    """How names are told apart: case and the kind of separator do not count, ``Fast_CG`` is ``fast-cg``."""
     return re.sub(r"[-_.]+", "-", name).lower()

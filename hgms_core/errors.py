@@ -24,11 +24,7 @@ class HgmsError(Exception):
 
 
 def shortened(text: str) -> str:
-    """The text with the middle of its long lines left out, and at most LINES of them.
-
-    >>> len(shortened("a" * 10_000_000)) < LINE
-    True
-    """
+    """The text with the middle of its long lines left out, and at most LINES of them."""
     lines = text.split("\n", LINES)
     if len(lines) > LINES:
         lines[LINES:] = ["  … and more"]
@@ -81,8 +77,6 @@ def out_of_memory(error: BaseException) -> bool:
 
     >>> out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     True
-    >>> out_of_memory(RuntimeError("shapes do not match"))
-    False
 
     .. versionadded:: 0.2"""
     import torch
@@ -96,11 +90,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 def once_differentiable(error: BaseException) -> bool:
     """Whether torch has a first derivative here but no second one, nor one in forward mode: of a fused kernel, or through
-    activations that are computed again.
-
-    >>> once_differentiable(RuntimeError("derivative for aten::_flash_attention_backward is not implemented"))
-    True
-    """
+    activations that are computed again."""
     text = str(error)
     missing = "derivative for aten::" in text and "not implemented" in text
     again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
@@ -153,8 +143,6 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
 
     >>> closest("CGG", ["cg", "minres"])
     'cg'
-    >>> closest("zebra", ["cg", "minres"]) is None
-    True
 
     .. versionadded:: 0.2"""
     if len(word) > 100:

@@ -1,15 +1,7 @@
 """Every hook a plugin may implement.
 
 A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``, and, if it likes, the plugin API it was
-written for::
-
-    from hgms_core import hookimpl
-
-    hgms_plugin_api = 2
-
-    @hookimpl
-    def hgms_register_linear_solvers():
-        return [MySolver]
+written for: ``hgms_plugin_api = 2``.
 
 Registering hooks are called when a component is first looked up by name, and return classes; what they return is checked
 against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the budget's

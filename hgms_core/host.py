@@ -27,7 +27,6 @@ from attrs import frozen
 
 from hgms_core import hookspecs
 from hgms_core.discovery import FIRST_PARTY, GROUP, PROGRAMS, Entry, canonical, import_plugin, install_line, installed
-from hgms_core.discovery import first_party as first_party
 from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
 from hgms_core.sandbox import Watch, watched
 from hgms_core.sandbox import undone as undone

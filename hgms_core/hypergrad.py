@@ -28,6 +28,8 @@ Strategy = Literal["vjp", "jvp", "difference"]
 """How products with the lower Hessian are made; :func:`curvature` says which costs what."""
 Lower = Callable[[Tree], Tensor]
 """A lower loss with θ and the batch already bound: ``g(x)``, or ``[N]`` values for a stacked x."""
+Bound = Callable[[Tree, Tree], Tensor]
+"""A loss with the batch already bound: ``loss(theta, x)``."""
 
 
 @contextlib.contextmanager
@@ -139,7 +141,7 @@ def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
 
 
 def cross_product(
-    g: Callable[[Tree, Tree], Tensor],
+    g: Bound,
     theta: Tree,
     x: Tree,
     v: Tree,
@@ -181,7 +183,7 @@ def cross_product(
         return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
 
 
-def upper_gradients(f: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
+def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
     """(f, ∇_θ f, ∇_x f) in one backward pass; zeros where f does not depend on a variable."""
     upper, lower = require_grad(theta), require_grad(x)
     with torch.enable_grad():
@@ -208,13 +210,7 @@ class Linearization:
 
     @classmethod
     def of(
-        cls,
-        f: Callable[[Tree, Tree], Tensor],
-        g: Callable[[Tree, Tree], Tensor],
-        theta: Tree,
-        x: Tree,
-        strategy: Strategy = "vjp",
-        precision: torch.dtype | None = None,
+        cls, f: Bound, g: Bound, theta: Tree, x: Tree, strategy: Strategy = "vjp", precision: torch.dtype | None = None
     ) -> Linearization:
         """Cost: 1 upper and 1 lower gradient."""
         theta, x = detach(theta), detach(x)
@@ -232,24 +228,16 @@ class Linearization:
         """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
         mixed = self.mixed(solution.value)
-        return Estimate(
-            value={name: self.direct[name] - mixed[name] for name in self.direct},
-            upper_loss=self.upper_loss,
-            lower_gradient_norm=torch.linalg.vector_norm(self.slope),
-            solution=solution,
-            cost=Cost(
-                upper_gradients=1,
-                lower_gradients=1,
-                products=solution.products,
-                cross_products=1,
-                rows=rows[0] + rows[1] * (1 + self.passes * (solution.products + 1)),
-            ),
-        )
+        value = {name: self.direct[name] - mixed[name] for name in self.direct}
+        through = rows[0] + rows[1] * (1 + self.passes * (solution.products + 1))
+        cost = Cost(upper_gradients=1, lower_gradients=1, products=solution.products, cross_products=1, rows=through)
+        size = torch.linalg.vector_norm(self.slope)
+        return Estimate(value=value, upper_loss=self.upper_loss, lower_gradient_norm=size, solution=solution, cost=cost)
 
 
 def implicit(
-    f: Callable[[Tree, Tree], Tensor],
-    g: Callable[[Tree, Tree], Tensor],
+    f: Bound,
+    g: Bound,
     theta: Tree,
     x: Tree,
     solver: Any,
@@ -304,7 +292,7 @@ def hypergradient(
     Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem."""
     upper, lower = _named(theta, "theta"), _named(x, "x")
 
-    def bound(loss: Callable[..., Tensor]) -> Callable[[Tree, Tree], Tensor]:
+    def bound(loss: Callable[..., Tensor]) -> Bound:
         return lambda a, b: loss(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
 
     losses = bound(f), bound(g)

@@ -149,16 +149,7 @@ class CallableSolver:
         value = torch.where(finite[..., None], value, torch.zeros_like(value))
         size = torch.linalg.vector_norm(b, dim=-1)
         residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
-        codes = torch.where(
-            finite,
-            torch.where(residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code),
-            Outcome.NONFINITE.code,
-        )
-        return Solution(
-            value=value,
-            codes=codes,
-            residual=residual,
-            iterations=torch.full_like(codes, products),
-            curvature=torch.full_like(residual, torch.inf),
-            products=products + 1,
-        )
+        codes = torch.where(residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code)
+        codes = torch.where(finite, codes, Outcome.NONFINITE.code)
+        steps, unknown = torch.full_like(codes, products), torch.full_like(residual, torch.inf)
+        return Solution(value=value, codes=codes, residual=residual, iterations=steps, curvature=unknown, products=products + 1)

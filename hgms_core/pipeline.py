@@ -169,8 +169,6 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
     {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
-    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": "minres"})
-    {'solver': {'name': 'minres'}}
     """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in over.items():

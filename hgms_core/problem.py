@@ -37,8 +37,6 @@ class Data:
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
     >>> data.batch(data.draw(Key(0), batch_size=4, steps=3))["t"].shape
     torch.Size([3, 4])
-    >>> data.draw(Key(0), batch_size=None, steps=3) is None
-    True
     """
 
     size: int

@@ -21,14 +21,8 @@ from attrs import define, field
 Settings = dict[str, tuple[Any, Callable[[Any], Any]]]
 """Settings of the whole process by name: the value and how to set it."""
 
-VARIABLES = (
-    "HGMS_DATA",
-    "HGMS_PLUGINS",
-    "HGMS_DISABLE_PLUGINS",
-    "HGMS_STRICT_PLUGINS",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-)
+_OWN = ("HGMS_DATA", "HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS")
+VARIABLES = (*_OWN, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 """The environment variables that HGMS and torch read."""
 
 

@@ -23,9 +23,6 @@ class Key:
 
     >>> Key(0).fold("branch", 1) == Key(0).fold("branch", 1)
     True
-    >>> torch.randn(2, generator=Key(0).fold("noise").generator()).equal(
-    ...     torch.randn(2, generator=Key(0).fold("batch").generator()))
-    False
     """
 
     seed: int = field(validator=validators.instance_of(int))

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,16 @@ import attrs
 import torch
 
 from hgms_core import Task
-from hgms_core.host import Host, first_party
+from hgms_core.host import FIRST_PARTY, Host
+
+
+def _first_party() -> frozenset[str]:
+    """The top-level modules of HGMS itself."""
+    try:
+        points = distribution(FIRST_PARTY).entry_points
+    except PackageNotFoundError:
+        return frozenset({"hgms_core"})
+    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms"))})
 
 
 def digests(value: Any) -> dict[str, str]:
@@ -31,7 +40,7 @@ def digests(value: Any) -> dict[str, str]:
     >>> digests(CG())
     {}
     """
-    ours, known = first_party(), {}
+    ours, known = _first_party(), {}
 
     def walk(item: Any) -> None:
         if isinstance(item, list | tuple):
