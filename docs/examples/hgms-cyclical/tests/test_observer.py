@@ -85,7 +85,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_file(tmp_path):
 
 
 def test_a_run_without_a_folder_is_fine():
-    run = SimpleNamespace(folder=None, config={"method": {"generator": {"name": "cyclical-langevin", "count": 2}}})
+    run = SimpleNamespace(folder=None, state={}, config={"method": {"generator": {"name": "cyclical-langevin", "count": 2}}})
     hgms_run_started(run)
     hgms_step_finished(run, {"step": 1, "selected": 0, "gap": 0.5})
     hgms_run_finished(run)
