@@ -357,7 +357,8 @@ def _paragraph(part: str) -> str:
         return "```{code-block} python\n" + code + "\n```"
     if part.startswith(".. versionadded:: "):
         return f"*Since {part.removeprefix('.. versionadded:: ')}.*"
-    text = re.sub(r" - (?=`)", "\n- ", " ".join(part.split()).replace("``", "`"))
+    text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", " ".join(part.split())).replace("``", "`")
+    text = re.sub(r" - (?=`)", "\n- ", text)
     return re.sub(r"^Called: (.*)", r"**Called** \1", text)
 
 
