@@ -11,8 +11,10 @@ from torch import Tensor
 
 from hgms_core import Branch, Estimate, Key, LinearSolver, Loss, Problem, State, Strategy, Tree, choice, implicit
 from hgms_fields import lowering, optional_whole
+from hgms_gauss_newton import gauss_newton
 from hgms_graphs import recorded
 from hgms_hypergradients.fresh import on_fresh_batches
+from hgms_hypergradients.operator import with_operator
 from hgms_hypergradients.recorded import Recorded
 
 
@@ -30,6 +32,11 @@ class Implicit:
         solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit.
         strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
             ``difference`` (central difference of gradients).
+        operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
+            semidefinite where g's criterion is convex in (x, outputs), so that negative curvature ends no solve, and the
+            Hessian itself where the outputs are linear in x. Elsewhere h is biased by what it leaves out, which vanishes with
+            the residuals of the fit. ∇²_θx g stays exact. For losses that say their outputs
+            (:class:`hgms_gauss_newton.Composite`).
         batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer step (None: all).
         upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
         batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian product and for the mixed term,
@@ -40,6 +47,8 @@ class Implicit:
             then records its iteration too. For losses so small that launching takes longer than computing. The same numbers;
             needs losses that can be recorded (:class:`hgms_graphs.Recording`). No effect on a CPU, nor with a tilt or a learned
             start.
+
+    Errors: ConfigError with ``ggn`` where the lower loss does not say its outputs.
 
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a
     ``vjp`` product builds its batch's gradient anew, so there are as many lower gradients as products.
@@ -57,13 +66,14 @@ class Implicit:
     >>> estimate.value["t"]                                  # x*(θ) = θ, F = θ², F' = 2θ
     tensor([6.])
 
-    Source: HG-MS paper, equation (3) and Algorithm 1.
+    Source: HG-MS paper, equation (3) and Algorithm 1. ``ggn``: Schraudolph (2002).
     """
 
     name: ClassVar[str] = "implicit"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
+    operator: Literal["hessian", "ggn"] = field(default="hessian", validator=choice("hessian", "ggn"))
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
@@ -76,6 +86,11 @@ class Implicit:
     def _recordable(self, attribute: object, value: bool) -> None:
         if value and self.batches == "fresh":
             raise ValueError("cuda_graphs records one batch's graph, so it needs batches = 'one'")
+
+    @operator.validator
+    def _multiplied(self, attribute: object, value: str) -> None:
+        if value == "ggn" and (self.strategy == "difference" or self.batches == "fresh" or self.cuda_graphs):
+            raise ValueError("operator = 'ggn' has products of its own: no 'difference', no fresh batches, no cuda_graphs")
 
     def init(self, problem: Problem) -> State:
         return {"v": None}
@@ -91,8 +106,11 @@ class Implicit:
             estimate = recording.at(theta, x, below, above).hypergradient(self.solver, v0, rows)
         else:
             f = partial(_on, problem.f, upper.batch(above))
-            g = partial(_on, problem.g, lower.batch(below))
-            if self.batches == "fresh" and below is not None:
+            batch = lower.batch(below)
+            g = partial(_on, problem.g, batch)
+            if self.operator == "ggn":
+                estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, self.solver, v0, rows)
+            elif self.batches == "fresh" and below is not None:
                 more = (partial(_on, problem.g, lower.sample(key.fold("lower", i), self.batch_size)[0]) for i in count(1))
                 estimate = on_fresh_batches(f, g, more, theta, x, self.solver, self.strategy, v0, rows, problem.precision)
             else:

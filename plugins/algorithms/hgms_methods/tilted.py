@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from attrs import evolve, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Batch, Cost, Data, Key, Method, Problem, Record, State, Tree
+from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, State, Tree
+from hgms_gauss_newton import Composite, says_outputs
 from hgms_methods.inner import around_a_pipeline
 
 UPPER = "upper."
@@ -76,11 +77,10 @@ def _of_both(before: Cost, after: Cost) -> Cost:
 
 def tilted(problem: Problem, tilt: float) -> Problem:
     """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows along, whose leaves are
-    called ``upper.<name>``."""
+    called ``upper.<name>``. The loss says its outputs where g and f both do."""
 
     def g(theta: Tree, x: Tree, batch: Batch) -> Tensor:
-        below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
-        above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
+        below, above = _parts(batch)
         return problem.g(theta, x, below) + tilt * problem.f(theta, x, above)
 
     def rows(index: Tensor) -> Batch:
@@ -88,7 +88,31 @@ def tilted(problem: Problem, tilt: float) -> Problem:
 
     lower, upper = problem.lower_data, problem.upper_data["differentiate"]
     data = Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
-    return evolve(problem, g=g, lower_data=data)
+    return evolve(problem, g=_composite(problem.g, problem.f, tilt, g), lower_data=data)
+
+
+def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
+    """``value``, which is g + tilt·f, with the outputs of both."""
+    if not (says_outputs(g) and says_outputs(f)):
+        return value
+
+    def outputs(x: Tree, batch: Batch) -> tuple[Any, Any]:
+        below, above = _parts(batch)
+        return g.outputs(x, below), f.outputs(x, above)
+
+    def criterion(theta: Tree, x: Tree, z: tuple[Any, Any], batch: Batch) -> Tensor:
+        below, above = _parts(batch)
+        total: Tensor = g.criterion(theta, x, z[0], below) + tilt * f.criterion(theta, x, z[1], above)
+        return total
+
+    return Composite(outputs=outputs, criterion=criterion, value=value)
+
+
+def _parts(batch: Batch) -> tuple[Batch, Batch]:
+    """The lower rows of a tilted batch, and its validation rows."""
+    below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
+    above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
+    return below, above
 
 
 @frozen(kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree, roles
 from hgms_fields import check_memory, validation_shares
+from hgms_gauss_newton import Composite
 from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_cleaning.rows import corrupt, draw, standardise
 
@@ -26,13 +27,15 @@ def logits(x: Tree, pixels: Tensor) -> Tensor:
     return F.linear(pixels, x["output.weight"], x["output.bias"])
 
 
-def losses(x: Tree, batch: Tree) -> Tensor:
-    """Cross-entropy of every row."""
-    return cross_entropy(logits(x, batch["pixels"]), batch["label"])
+def _outputs(x: Tree, batch: Tree) -> Tensor:
+    return logits(x, batch["pixels"])
 
 
-def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return losses(x, batch).mean()
+def _mean(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
+    return cross_entropy(scores, batch["label"]).mean()
+
+
+UPPER = Composite(outputs=_outputs, criterion=_mean)
 
 
 @final
@@ -117,10 +120,11 @@ class HyperCleaning:
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
         wrong = train["label"] != true_label
 
-        def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        def weighted(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
             # leaf·leaf rather than leaf², whose second derivative is a power again
-            fit = (weights * losses(x, batch)).mean()  # first: gradients are added up in the reverse order of the terms
+            # fit first: gradients are added up in the reverse order of the terms
+            fit = (weights * cross_entropy(scores, batch["label"])).mean()
             return fit + self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
 
         def fresh(key: Key) -> Tree:
@@ -144,7 +148,7 @@ class HyperCleaning:
                 (logits(x, test["pixels"]).argmax(-1) == test["label"]).double().mean(),
                 (answer == true_label).double().mean(),
                 (answer == train["label"])[wrong].double().mean(),
-                _upper(theta, x, validation),
+                UPPER(theta, x, validation),
                 2 * (kept & ~wrong).sum() / (kept.sum() + (~wrong).sum()).clamp_min(1),
                 *_spread(weights[~wrong]),
                 *_spread(weights[wrong]),
@@ -156,8 +160,8 @@ class HyperCleaning:
         return Problem(
             theta0={"logits": uniform_weights},
             x0=fresh(key.fold("x0")),
-            g=lower,
-            f=_upper,
+            g=Composite(outputs=_outputs, criterion=weighted),
+            f=UPPER,
             lower_data=Data.of(train),
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,

@@ -35,6 +35,10 @@ class Network:
             self._act(F.linear(maps.flatten(1), x["hidden.weight"], x["hidden.bias"])), x["output.weight"], x["output.bias"]
         )
 
+    def outputs(self, x: Tree, batch: Tree) -> Tensor:
+        """The logits of a batch."""
+        return self.logits(x, batch["pixels"])
+
     def fresh(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:
         """The layers' own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
         generator = key.generator()

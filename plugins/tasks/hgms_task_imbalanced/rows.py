@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import DataError, Key
+from hgms_core import DataError, Key, Tree
+from hgms_images import Images
 
 
 @frozen
@@ -106,3 +107,20 @@ def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
     # affine_grid works in coordinates from −1 to 1 along each axis, so an oblong image needs its ratio.
     matrix = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1).reshape(-1, 2, 3)
     return F.grid_sample(pixels, F.affine_grid(matrix, list(pixels.shape), align_corners=False), align_corners=False)
+
+
+def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
+    """The rows with ``pixels`` as ``[rows, colours, height, width]``."""
+    part = images.tensors(rows, device, dtype)
+    pixels = part["pixels"]
+    shape = tuple(pixels.shape[1:])
+    if len(shape) == 2:
+        pixels = pixels.unsqueeze(1)
+    elif len(shape) == 3 and shape[-1] in (1, 3, 4):
+        pixels = pixels.movedim(-1, 1).contiguous()
+    if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
+        raise DataError(
+            f"{images.where}: images of shape {shape}, but height × width or height × width × colours is needed, 4 × 4 at least"
+            "\n  save them in that shape and use npz:FILE"
+        )
+    return {**part, "pixels": pixels}

@@ -9,11 +9,12 @@ import torch
 from attrs import Attribute, field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Data, DataError, Key, Problem, Tree, roles
+from hgms_core import Data, Key, Problem, Tree, roles
 from hgms_fields import check_memory, validation_shares
-from hgms_images import Images, cross_entropy, image_set, load_images
+from hgms_gauss_newton import Composite
+from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_imbalanced.network import Network
-from hgms_task_imbalanced.rows import class_weights, split, views
+from hgms_task_imbalanced.rows import class_weights, maps, split, views
 
 CLASSES = 10
 CHUNK = 1000
@@ -106,10 +107,10 @@ class ImbalancedLoss:
         label = torch.from_numpy(images.labels)
         rows = split(label, CLASSES, validation_size, test_size, self.ratio, least, key.fold("split"), images.where)
 
-        train, validation, test = (_maps(images, part, device, dtype) for part in (rows.train, rows.validation, rows.test))
+        train, validation, test = (maps(images, part, device, dtype) for part in (rows.train, rows.validation, rows.test))
         if not test_size:
             own = load_images(self.dataset, "test").check_labels(CLASSES)
-            test = _maps(own, torch.arange(len(own.labels)), device, dtype)
+            test = maps(own, torch.arange(len(own.labels)), device, dtype)
         validation["weight"] = class_weights(validation["label"], CLASSES).to(dtype)
         shift = self.shift if self.shift is not None else (1 if digits else 2)
         colours, height, width = train["pixels"].shape[1:]
@@ -128,20 +129,23 @@ class ImbalancedLoss:
         def adjust(theta: Tree) -> tuple[Tensor, Tensor]:
             return self.bound_delta * theta["delta_raw"].tanh(), self.bound_gamma * theta["gamma_raw"].tanh()
 
-        def losses(delta: Tensor, scale: Tensor, x: Tree, batch: Tree) -> Tensor:
-            return cross_entropy(network.logits(x, batch["pixels"]) * (1 + scale) + delta, batch["label"])
+        def losses(delta: Tensor, scale: Tensor, own: Tensor, batch: Tree) -> Tensor:
+            return cross_entropy(own * (1 + scale) + delta, batch["label"])
 
         def penalty(delta: Tensor, scale: Tensor) -> Tensor:
             return 0.5 * (self.omega_delta * (delta * delta).sum() + self.omega_gamma * (scale * scale).sum())
 
-        def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            decay = torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
-            return losses(*adjust(theta), x, batch).mean() + 0.5 * self.omega * decay
+        def lower(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
+            return losses(*adjust(theta), own, batch).mean() + 0.5 * self.omega * _square(x)
 
-        def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        def in_order(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            decay = 0.5 * self.omega * _square(x)  # first: gradients are added up in the reverse order of the terms
+            return losses(*adjust(theta), network.outputs(x, batch), batch).mean() + decay
+
+        def upper(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             delta, scale = adjust(theta)
             penalised = penalty(delta, scale)  # first: gradients are added up in the reverse order of the terms
-            return (batch["weight"] * losses(delta, scale, x, batch)).mean() + penalised
+            return (batch["weight"] * losses(delta, scale, own, batch)).mean() + penalised
 
         def logits(x: Tree, pixels: Tensor) -> Tensor:
             return torch.cat([network.logits(x, chunk) for chunk in pixels.split(CHUNK)])
@@ -152,7 +156,7 @@ class ImbalancedLoss:
             own = logits(x, test["pixels"])
             recalls = recall(own, test["label"])
             parts = [{name: leaf[i : i + CHUNK] for name, leaf in validation.items()} for i in range(0, validation_size, CHUNK)]
-            fit = torch.cat([part["weight"] * losses(delta, scale, x, part) for part in parts]).mean()
+            fit = torch.cat([part["weight"] * losses(delta, scale, network.outputs(x, part), part) for part in parts]).mean()
             numbers = [
                 recalls.nanmean(),
                 recall(own * (1 + scale) + delta, test["label"]).nanmean(),
@@ -167,8 +171,8 @@ class ImbalancedLoss:
         return Problem(
             theta0={"delta_raw": zero, "gamma_raw": zero.clone()},
             x0=network.fresh(key.fold("x0"), device, dtype),
-            g=lower,
-            f=upper,
+            g=Composite(outputs=network.outputs, criterion=lower, value=in_order),
+            f=Composite(outputs=network.outputs, criterion=upper),
             lower_data=Data.of({"pixels": pixels, "label": labels}),
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
@@ -176,25 +180,13 @@ class ImbalancedLoss:
         )
 
 
+def _square(x: Tree) -> Tensor:
+    """‖x‖²."""
+    return torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+
+
 def recall(logits: Tensor, label: Tensor) -> Tensor:
     """For every class, the share of its images that are recognised; NaN for a class without images."""
     right = (logits.argmax(-1) == label).double()
     hits, counts = (torch.bincount(label, weights=marks, minlength=CLASSES) for marks in (right, torch.ones_like(right)))
     return hits / counts
-
-
-def _maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
-    """The rows with ``pixels`` as ``[rows, colours, height, width]``."""
-    part = images.tensors(rows, device, dtype)
-    pixels = part["pixels"]
-    shape = tuple(pixels.shape[1:])
-    if len(shape) == 2:
-        pixels = pixels.unsqueeze(1)
-    elif len(shape) == 3 and shape[-1] in (1, 3, 4):
-        pixels = pixels.movedim(-1, 1).contiguous()
-    if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
-        raise DataError(
-            f"{images.where}: images of shape {shape}, but height × width or height × width × colours is needed, 4 × 4 at least"
-            "\n  save them in that shape and use npz:FILE"
-        )
-    return {**part, "pixels": pixels}

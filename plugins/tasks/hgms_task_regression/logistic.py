@@ -22,8 +22,12 @@ def scores(x: Tree, a: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(linear), linear], dim=-1) if x["x"].shape[-2] == 1 else linear
 
 
+def criterion(z: Tensor, batch: Tree) -> Tensor:
+    return -z.log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).mean()
+
+
 def fit(x: Tree, batch: Tree) -> Tensor:
-    return -scores(x, batch["a"]).log_softmax(-1).gather(-1, batch["label"].unsqueeze(-1)).mean()
+    return criterion(scores(x, batch["a"]), batch)
 
 
 @final
@@ -190,4 +194,4 @@ class LogisticCv:
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
         x0 = torch.zeros(vectors, train["a"].shape[1], dtype=dtype, device=device)
-        return problem_of(fit, parts, x0, self.bound, evaluate)
+        return problem_of(lambda x, batch: scores(x, batch["a"]), criterion, parts, x0, self.bound, evaluate)

@@ -15,8 +15,16 @@ from hgms_fields import positive
 from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 
 
+def _predictions(x: Tree, batch: Tree) -> Tensor:
+    return batch["a"] @ x["x"]
+
+
+def _half_square(predictions: Tensor, batch: Tree) -> Tensor:
+    return 0.5 * (predictions - batch["b"]).square().mean()
+
+
 def _fit(x: Tree, batch: Tree) -> Tensor:
-    return 0.5 * (batch["a"] @ x["x"] - batch["b"]).square().mean()
+    return _half_square(_predictions(x, batch), batch)
 
 
 @final
@@ -124,4 +132,4 @@ class RidgeCv:
             numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
-        return problem_of(_fit, parts, torch.zeros_like(train["a"][0]), self.bound, evaluate)
+        return problem_of(_predictions, _half_square, parts, torch.zeros_like(train["a"][0]), self.bound, evaluate)

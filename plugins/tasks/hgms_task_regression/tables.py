@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
 from hgms_fields import check_memory
+from hgms_gauss_newton import Composite
 
 TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"})
 METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)
@@ -155,19 +156,21 @@ def penalty(theta: Tree, x: Tree) -> Tensor:
 
 
 def problem_of(
-    fit: Callable[[Tree, Tree], Tensor],
+    outputs: Callable[[Tree, Tree], Tensor],
+    criterion: Callable[[Tensor, Tree], Tensor],
     parts: list[Tree],
     x0: Tensor,
     bound: float,
     evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    """g = fit + penalty on the training rows, f = fit on the validation rows, θ0 = 0, Θ = [−bound, bound]^d."""
+    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the validation rows, θ0 = 0,
+    Θ = [−bound, bound]^d."""
     train, validation, _ = parts
     return Problem(
         theta0={"log_penalty": torch.zeros_like(train["a"][0])},
         x0={"x": x0},
-        g=lambda theta, x, batch: fit(x, batch) + penalty(theta, x),
-        f=lambda theta, x, batch: fit(x, batch),
+        g=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch) + penalty(theta, x)),
+        f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
         lower_data=Data.of(train),
         upper_data=dict.fromkeys(ROLES, Data.of(validation)),  # F is one function of all validation rows: every role sees them
         project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
