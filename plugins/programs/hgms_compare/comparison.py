@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
 from hgms_core import CheckpointError
-from hgms_results import StoredRun, Table, read_run, table
+from hgms_results import StoredRun, Table, execution_notes, read_run, table
 
 ALIKE = "equal candidates"
 """The note of a method whose candidates never differed."""
@@ -38,11 +39,13 @@ class Failure:
 
 @frozen(kw_only=True)
 class Comparison:
-    """The end of a comparison: a table for each task, the cells without a result, and the pilot sweeps."""
+    """The end of a comparison: a table for each task, the cells without a result, the pilot sweeps, and by task how its runs
+    were carried out where that is not as torch does by itself."""
 
     tables: Sequence[Table]
     failures: Sequence[Failure]
     sweeps: Sequence[Mapping[str, Any]]
+    execution: Mapping[str, Sequence[str]] = field(factory=dict)
     grid: Grid = field(repr=False)
 
     @property
@@ -89,6 +92,7 @@ class Comparison:
             lines.append("± 0: the same in every seed, which says nothing about chance")
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
+        lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
         if any("sources" in getattr(config.task, "traits", ()) for config in self.grid.pairs.values()):
             lines.append(
                 "losses are those of the x that each method learned its weights with; "
@@ -150,7 +154,9 @@ def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: 
                 notes=notes,
             )
         )
-    return Comparison(tables=tables, failures=failures, sweeps=[sweep.as_dict() for sweep in sweeps], grid=grid)
+    execution = {task: execution_notes(itertools.chain(*by_method.values())) for task, by_method in runs.items()}
+    swept_as = [sweep.as_dict() for sweep in sweeps]
+    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid)
 
 
 def _alike(gaps: Sequence[np.ndarray]) -> bool:

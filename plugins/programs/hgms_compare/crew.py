@@ -23,7 +23,7 @@ from attrs import define, field
 from hgms_compare.grid import Cell
 from hgms_compare.worker import Ending, Report, carry_out, failed
 from hgms_core import HgmsError
-from hgms_run import RunFolder, ignore
+from hgms_run import Execution, RunFolder, ignore
 
 
 def cores() -> int:
@@ -37,12 +37,14 @@ class Crew:
     """``with Crew(count=2) as crew: for ending in crew.carry_out(cells): …``: workers that stay for the next cells.
 
     ``count`` workers at a time; 0 carries out the cells in this process, one by one. ``plugins`` are files that every worker
-    loads; ``fresh`` gives each cell a process of its own.
+    loads; ``fresh`` gives each cell a process of its own. All runs of a task are carried out alike: the first decides how, and
+    the others wait until it has; ``executions`` holds what was decided, by task.
     """
 
     count: int
     plugins: Sequence[str] = ()
     fresh: bool = False
+    executions: dict[str, Execution] = field(factory=dict, init=False)
     _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
     _idle: list[_Worker] = field(factory=list, init=False)
     _running: dict[_Worker, Cell] = field(factory=dict, init=False)
@@ -63,28 +65,48 @@ class Crew:
 
         Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
         """
+        cells = list(cells)
         try:
             if self.count == 0:
                 for cell in cells:
                     began(cell)
-                    yield carry_out(cell, report)
+                    yield carry_out(cell, report, self.executions.get(cell.task))
+                    self.recall(cell)
             else:
                 yield from self._dispatch(deque(cells), began, report)
         except KeyboardInterrupt:
             self._interrupt()
             raise
 
+    def recall(self, cell: Cell) -> None:
+        """Takes how a run is carried out, if its folder tells, for the other runs of its task."""
+        if cell.task not in self.executions and (known := Execution.recorded(RunFolder(cell.path).read_environment())):
+            self.executions[cell.task] = known
+
+    def _next(self, waiting: deque[Cell]) -> Cell | None:
+        """The first cell that may begin: its task's execution is known, or it is the one to decide it."""
+        deciding = {cell.task for cell in self._running.values()} - self.executions.keys()
+        cell = next((cell for cell in waiting if cell.task not in deciding), None)
+        if cell is not None:
+            waiting.remove(cell)
+        return cell
+
     def _dispatch(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
         while waiting or self._running:
-            while waiting and len(self._running) < self.count:
-                cell = waiting.popleft()
+            while len(self._running) < self.count and (cell := self._next(waiting)) is not None:
                 worker = self._idle.pop() if self._idle else self._start()
                 self._running[worker] = cell
                 began(cell)
-                worker.send(cell)
+                worker.send(cell, self.executions.get(cell.task))
+            if waiting and len(self._running) + len(self._idle) < self.count:
+                self._idle.append(self._start())  # which loads while the first run decides
             worker, event = self._events.get()
-            if worker not in self._running:
-                continue  # one that is closed has ended already
+            if worker not in self._running:  # one that is closed has ended already
+                if event["event"] == "gone" and worker in self._idle:
+                    self._idle.remove(worker)
+                    worker.close()
+                continue
+            self.recall(self._running[worker])
             if event["event"] == "step":
                 report(self._running[worker], event["share"], event["record"])
                 continue
@@ -142,8 +164,9 @@ class _Worker:
     process: subprocess.Popen[str]
     errors: IO[bytes]
 
-    def send(self, cell: Cell) -> None:
-        message = {"config": cell.config.resolved(), "path": str(cell.path)}
+    def send(self, cell: Cell, execution: Execution | None) -> None:
+        how = None if execution is None else execution.as_table()
+        message = {"config": cell.config.resolved(), "path": str(cell.path), "execution": how}
         with contextlib.suppress(OSError):  # it died already: its end is on the queue
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(message) + "\n")

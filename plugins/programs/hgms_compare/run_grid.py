@@ -62,6 +62,8 @@ def run_grid(
         with stoppable(), Crew(count=jobs, plugins=files, fresh=fresh) as crew:
 
             def carry_out(cells: Sequence[Cell]) -> None:
+                for cell in cells:  # those that are finished, too: the others are carried out as they were
+                    crew.recall(cell)
                 waiting = [cell for cell in cells if cell.state()[0] in wanted]
                 with Board(len(waiting), enabled=progress) as board:
                     for ending in crew.carry_out(waiting, began=board.began, report=board.step):

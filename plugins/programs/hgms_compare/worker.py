@@ -31,6 +31,7 @@ from hgms_core import CheckpointError, HgmsError
 from hgms_core.registry import Registry
 from hgms_run import (
     DiskError,
+    Execution,
     FolderInUse,
     Interrupted,
     RunConfig,
@@ -62,8 +63,9 @@ class Ending:
     error: str | None = None
 
 
-def carry_out(cell: Cell, report: Report) -> Ending:
-    """One run, with its use of the machine measured; whatever ends it, but for Ctrl-C, is an ending."""
+def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:
+    """One run, with its use of the machine measured; whatever ends it, but for Ctrl-C, is an ending. ``execution`` is how the
+    task's other runs are carried out (None: this is the first)."""
     reported = 0.0
 
     def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
@@ -80,7 +82,7 @@ def carry_out(cell: Cell, report: Report) -> Ending:
             if summary is not None and summary.get("status") == "failed":
                 folder.summary.unlink()  # asked for again: until it ends it is an unfinished run
         with measured(cell.path, cell.config.run.device):
-            run_config(cell.config, resume=True, watch=watch, path=cell.path, patience=PATIENCE)
+            run_config(cell.config, resume=True, watch=watch, path=cell.path, patience=PATIENCE, execution=execution)
     except (KeyboardInterrupt, Interrupted):
         raise
     except (DiskError, FolderInUse) as error:
@@ -154,7 +156,8 @@ def main(arguments: Sequence[str]) -> None:
             torch.set_num_threads(threads)
             try:
                 config = RunConfig.from_dict(message["config"], registry=registry)
-                ending = carry_out(Cell(config=config, path=Path(message["path"])), report)
+                execution = None if message["execution"] is None else Execution.of(message["execution"])
+                ending = carry_out(Cell(config=config, path=Path(message["path"])), report, execution)
             except KeyboardInterrupt:
                 tell(event="ended", status="interrupted", error=None)
                 continue

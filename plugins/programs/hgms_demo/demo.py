@@ -58,9 +58,12 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
         shutil.rmtree(out / "runs")  # the demo's own folder: a fresh comparison each time
     results: dict[str, list[RunResult]] = {}
     cells = grid(out, seeds, seconds).cells()
+    first: RunResult | None = None
     with Progress(enabled=progress) as view:
         for cell in cells:
-            results.setdefault(cell.method, []).append(run_config(cell.config, view=view))
+            result = run_config(cell.config, view=view, execution=None if first is None else first.execution)
+            first = first or result
+            results.setdefault(cell.method, []).append(result)
     study = build([out / "runs"])
     pictures = [draw_curves(study, out / f"accuracy{suffix}") for suffix in FORMATS]
     pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")

@@ -19,7 +19,7 @@ from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.study import Entry, Section, Study
 from hgms_results import DEFAULT_REFERENCE, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
-from hgms_run import UNCOMPARED
+from hgms_run import UNCOMPARED, Execution
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
@@ -151,8 +151,10 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     """Equal environments once, with their runs; the one with the most runs first."""
 
     def where(environment: Mapping[str, Any]) -> dict[str, Any]:
-        # the task and the digests of components' code are of what was run, not of where
-        return {key: value for key, value in environment.items() if key not in ("task", "code")}
+        # the task and the digests of components' code are of what was run, not of where; no two measurements are the same
+        table = {key: value for key, value in environment.items() if key not in ("task", "code", "execution")}
+        recorded = Execution.recorded(environment)
+        return table if recorded is None else table | recorded.choices()
 
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:

@@ -12,7 +12,7 @@ from hgms_core import Budget
 from hgms_report.compute import carried_out
 from hgms_report.mixture import Mixture, spell_mixture, spell_weight
 from hgms_report.study import Entry, Section, Study
-from hgms_results import Interval, StoredRun, is_share, spell
+from hgms_results import Interval, StoredRun, execution_notes, is_share, spell
 from hgms_run import difference, flatten
 
 MINUS = "\N{MINUS SIGN}"
@@ -404,9 +404,10 @@ def about(section: Section) -> str:
     seeds = {run.seed for run in section.runs}
     version = f"version {section.version}" if section.version is not None else "version not recorded"
     better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
+    how = "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
         f"Task {section.task}, {version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
-        f"{heading(section.metric)}{better}."
+        f"{heading(section.metric)}{better}.{how}"
     )
 
 

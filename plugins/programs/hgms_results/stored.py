@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from hgms_core import Budget, CheckpointError
 from hgms_results.columns import last_seconds, read_columns
-from hgms_run import ROWS, RunFolder, difference, flatten, opened
+from hgms_run import ROWS, Execution, RunFolder, difference, flatten, opened
 
 
 @frozen(eq=False, kw_only=True)
@@ -81,6 +81,12 @@ class StoredRun:
     def settings(self) -> Mapping[str, Any]:
         """The ``[run]`` table: how it was carried out."""
         return self.config.get("run") or {}
+
+    @property
+    def execution(self) -> dict[str, str]:
+        """How its steps were carried out, where that is not as torch does by itself: ``{"matmul": "fast"}``."""
+        recorded = Execution.recorded(self.environment)
+        return {} if recorded is None else recorded.choices()
 
     def _label(self, key: str) -> str:
         label = self.settings.get(key)

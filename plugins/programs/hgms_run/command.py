@@ -132,6 +132,8 @@ def run(
         click.echo(f"  note: {remark}")
     calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
     click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    for remark in result.execution.remarks() if result.execution is not None else []:
+        click.echo(f"  {remark}")
     click.echo(f"  {summary['folder']}")
 
 

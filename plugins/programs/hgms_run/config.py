@@ -52,7 +52,8 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
 
 @frozen(kw_only=True)
 class RunSettings:
-    """How a run is carried out: nothing here changes what is computed, except ``device`` and ``dtype``.
+    """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype`` and, in the last digits,
+    ``matmul``.
 
     ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
     ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
@@ -61,6 +62,8 @@ class RunSettings:
     programs on the machine disturb less (of all its threads together; not for GPUs).
     ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
     that two variants of one method can stand side by side. ``track`` names the trackers that follow the run.
+    ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers: oneDNN on a CPU, TF32 on a
+    GPU), or ``auto``: ``fast`` where it is faster and its error within four times the exact route's, as measured at the start.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -74,6 +77,7 @@ class RunSettings:
     label: str | None = field(default=None, validator=validators.optional(_label))
     task_label: str | None = field(default=None, validator=validators.optional(_label))
     track: tuple[str, ...] = ()
+    matmul: Literal["auto", "exact", "fast"] = field(default="auto", validator=validators.in_(["auto", "exact", "fast"]))
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -128,6 +132,8 @@ class RunConfig:
                 del table["run"][key]
         if not self.run.track:
             del table["run"]["track"]
+        if self.run.matmul == "auto":
+            del table["run"]["matmul"]  # as in configurations of before there was a choice: they keep their hash
         return table
 
     def to_toml(self) -> str:

@@ -12,6 +12,7 @@ from attrs import frozen
 from hgms_cli import finite
 from hgms_core import Data, NumericalError, Problem, Record, RunInfo, Tree, norm
 from hgms_run.advice import broken
+from hgms_run.execution import Execution
 
 UNMOVED = 0.01
 """The share of the validation loss at the start by which it has at least to change for x to count as trained."""
@@ -19,13 +20,15 @@ UNMOVED = 0.01
 
 @frozen(kw_only=True)
 class RunResult:
-    """The end of a run. ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``."""
+    """The end of a run. ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``;
+    ``execution`` says how its steps were carried out (None: its ``env.json`` is lost)."""
 
     info: RunInfo
     theta: Tree
     x: Tree
     summary: dict[str, Any]
     records: list[Record]
+    execution: Execution | None = None
 
     @property
     def seconds(self) -> float:

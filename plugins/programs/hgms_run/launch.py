@@ -15,6 +15,7 @@ from hgms_core.host import LOG, Host
 from hgms_run.as_table import plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.ended import RunResult, summarise
+from hgms_run.execution import Execution
 from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
 from hgms_run.loop import Run, Watcher, ignore
@@ -47,8 +48,9 @@ def run(
     to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
     SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
     uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. ``settings`` say when to evaluate and what the clock counts (device and dtype are the problem's).
-    ``info`` names task, method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
+    folder must hold no run. ``settings`` say when to evaluate, what the clock counts and how matrix products are computed
+    (device and dtype are the problem's). ``info`` names task, method and seed in records and reports; by default they are
+    "problem", the method's name and ``seed``.
 
     Raises:
         NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
@@ -89,7 +91,8 @@ def _described(info: RunInfo, method: Method, device: torch.device, settings: Ru
     return {
         "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
         "budget": plain(info.budget),
-        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")},
+        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
+        | ({"matmul": settings.matmul} if settings.matmul != "auto" else {}),
     }  # fmt: skip
 
 
@@ -102,12 +105,14 @@ def run_config(
     path: Path | None = None,
     patience: float = 0.0,
     ready: Callable[[Problem], None] = ignore,
+    execution: Execution | None = None,
 ) -> RunResult:
     """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
     after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
     seconds.
 
-    A finished run that is resumed is read back, not run again.
+    A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be carried out where the run
+    itself has not recorded it (None: it decides): runs to be compared take that of the first, ``result.execution``.
     """
     ensure_fits(config.method, config.task, config.method_name)
     settings = config.run
@@ -128,6 +133,7 @@ def run_config(
         info=attrs.evolve(config.info, folder=folder.path),
         patience=patience, word="--resume", task=config.task,
         settings=settings, watch=watch or (view.watch if view is not None else ignore), host=config.host or Host.load(),
+        execution=execution,
     ).carry_out()  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -32,6 +33,7 @@ from hgms_run.advice import check_numbers, explained
 from hgms_run.checkpoint import ensure_of, result_of
 from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
+from hgms_run.execution import KEY, Execution
 from hgms_run.folder import RunFolder
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
@@ -68,7 +70,8 @@ class Clock:
 @define(eq=False, kw_only=True)
 class Run:
     """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
-    one."""
+    one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
+    first."""
 
     method: Method
     make: Callable[[], Problem]
@@ -82,6 +85,7 @@ class Run:
     task: Task | None = None
     watch: Watcher = ignore
     host: Host | None = None
+    execution: Execution | None = None
     problem: Problem = field(init=False)
     clock: Clock = field(init=False)
     state: State = field(factory=dict)
@@ -117,12 +121,17 @@ class Run:
             raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
         theta, x = result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
         folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
-        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records())
+        execution = Execution.recorded(folder.read_environment())
+        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records(), execution=execution)
 
     def ended(self, text: str) -> RunResult:
         """Runs until the budget is spent or something ends the run; a summary says how, unless it is to go on."""
+        with contextlib.ExitStack() as in_force:
+            return self._ended(text, in_force)
+
+    def _ended(self, text: str, in_force: contextlib.ExitStack) -> RunResult:
         try:
-            self.begin(text)
+            self.begin(text, in_force)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error) and (failure := self.explained(error)):
                 raise failure from error
@@ -148,7 +157,9 @@ class Run:
         finally:
             self.notify("hgms_run_finished", summary=summary, error=ending)
         theta, x = self.method.result(self.state)
-        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=self.records)
+        return RunResult(
+            info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution
+        )  # fmt: skip
 
     def explained(self, error: BaseException) -> HgmsError | None:
         """The error that a run ends with on record; None for one that it can be resumed after, or that nobody expected."""
@@ -164,9 +175,9 @@ class Run:
 
     # --- its beginning
 
-    def begin(self, text: str) -> None:
+    def begin(self, text: str, in_force: contextlib.ExitStack) -> None:
         """The first state, or the checkpoint's, with the rows and the clock that belong to it. Everything is checked before
-        anything is changed."""
+        anything is changed. How steps are carried out is ``in_force`` from here on."""
         self.clock = Clock(0.0, self.device, self.settings.clock)
         loaded = self.folder.load(self.device) if self.folder is not None and self.resume else None
         self.problem = self.make()
@@ -176,8 +187,14 @@ class Run:
             theta, x = result_of(self.method, self.state, self.folder.checkpoint, self.info.method)
             ensure_of(self.problem, theta, x, self.folder.checkpoint)
             self.info = attrs.evolve(self.info, resumed_from=self.step)
+        before = self.folder.read_environment() if self.folder is not None and self.resume else {}
+        recorded = Execution.recorded(before)
+        self.execution = recorded or self.execution or Execution.decided(self.settings, self.problem)
+        if loaded is not None and recorded is None:
+            LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
+        in_force.enter_context(self.execution.in_force(self.device))
         if self.folder is not None:
-            self.folder.create(text, self.environment(self.folder))
+            self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
                 self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)
                 self.records = self.folder.records()
@@ -186,13 +203,15 @@ class Run:
             self.state = self.method.init(self.problem, self.info.seed)
         self.notify("hgms_run_started")
 
-    def environment(self, folder: RunFolder) -> dict[str, Any]:
+    def environment(self, folder: RunFolder, before: dict[str, Any]) -> dict[str, Any]:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
+        assert self.execution is not None
         about = {} if self.task is None else {"task": about_task(self.task)}
-        now = {**environment(self.device, self.host), "code": digests([self.task, self.method]), **about}
-        table, changes = goes_on(folder.read_environment() if self.resume else {}, now)
+        own = {"code": digests([self.task, self.method]), KEY: self.execution.as_table()}
+        table, changes = goes_on(before, {**environment(self.device, self.host), **own, **about})
         if changes:
-            LOG.warning("%s goes on under other conditions (%s); env.json keeps both", folder.path, ", ".join(changes))
+            kept = "".join(f"; as recorded, {remark}" for remark in self.execution.remarks())
+            LOG.warning("%s goes on under other conditions (%s); env.json keeps both%s", folder.path, ", ".join(changes), kept)
         return table
 
     # --- its steps

@@ -1,0 +1,200 @@
+"""How float32 matrix products are computed: exactly as float32, or on the fastest route the device has.
+
+torch sends float32 products on a CPU to its linear algebra library, which on processors of AMD runs at half the speed of
+oneDNN. Allowed to compute in bfloat16, torch takes oneDNN, and where the processor has no tiles for bfloat16 (AMX) oneDNN
+computes in float32 all the same. On one that has them the products lose half of their digits. So the choice is measured, not
+guessed from names: :func:`calibrated`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import Key, Problem
+
+Route = Literal["exact", "fast"]
+ROUTES: tuple[Route, ...] = ("exact", "fast")
+
+ALLOWED: Mapping[str, str] = {"cpu": "medium", "cuda": "high"}
+"""What ``fast`` is called in ``torch.set_float32_matmul_precision``, by type of device: bfloat16 in oneDNN, TF32 on a GPU."""
+
+BATCH = 128
+"""Rows of a small batch: a route that is faster on the whole data alone does not serve those who sample."""
+
+LEAST = 2**19
+"""Multiply-adds of a product of BATCH rows below which there is nothing to gain: calling another library takes longer."""
+
+MOST = {"cpu": 2**25, "cuda": 2**32}
+"""Multiply-adds of the largest product that is timed: less than a millisecond on a core, about as much on a GPU."""
+
+WIDEST = 1024
+"""Rows and columns of a matrix above which a part of it is timed."""
+
+REPETITIONS = 5
+GAIN = 0.9
+"""The share of the exact route's time that ``fast`` may take at most: what is nearer than this is noise."""
+
+FACTOR = 4.0
+"""How many times as large as the exact route's the largest error of ``fast`` may be."""
+
+
+@frozen(kw_only=True)
+class Product:
+    """A product that was timed: ``[m, k]`` by ``[k, n]`` for ``shape = (m, k, n)``, of a batch of ``rows`` rows. By route: the
+    ``seconds`` of the fastest repetition; the largest of its ``errors`` against float64, over the product's largest entry."""
+
+    rows: int
+    shape: tuple[int, int, int]
+    seconds: Mapping[str, float]
+    errors: Mapping[str, float]
+
+
+@frozen(kw_only=True)
+class RouteChoice:
+    """The ``route`` to take, the ``reason`` as a sentence, and what was measured (nothing, where nothing was to be gained)."""
+
+    route: Route
+    reason: str
+    products: tuple[Product, ...] = ()
+
+
+@contextmanager
+def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[None]:
+    """``with matrix_route("fast"):`` the float32 products inside are computed on this route; after it, as before.
+
+    ``exact`` is float32 arithmetic. ``fast`` allows what the device has: on a CPU bfloat16, which on processors without AMX
+    means oneDNN in float32; on a GPU TF32. Other devices have one route. The setting is torch's, of the whole process, and the
+    older and the newer names for it agree inside; what was set before, by either, is back at the end, also after an exception.
+
+    >>> with matrix_route("fast"):
+    ...     torch.get_float32_matmul_precision()
+    'medium'
+    >>> torch.get_float32_matmul_precision()
+    'highest'
+
+    Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
+
+    .. versionadded:: 0.4
+    """
+    if route not in ROUTES:
+        raise ValueError(f"the route must be one of {', '.join(ROUTES)}, not {route!r}")
+    backends = [getattr(torch.backends, name).matmul for name in ("mkldnn", "cuda")]
+    before = [_own(backend) for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"  # torch refuses to tell the older setting where a newer one disagrees
+    older = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(ALLOWED.get(torch.device(device).type, "highest") if route == "fast" else "highest")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(older)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _own(backend: Any) -> str:
+    """The precision that was set for this backend; "none" where it follows the one for all, which its value does not tell."""
+    values = set()
+    for general in ("ieee", "tf32"):
+        with torch.backends.flags(fp32_precision=general):
+            values.add(backend.fp32_precision)
+    return values.pop() if len(values) == 1 else "none"
+
+
+def calibrated(problem: Problem) -> RouteChoice:
+    """The route for this problem on this machine, chosen by timing a few products of its sizes on both.
+
+    The products are those of the two largest matrices of ``x0`` with a batch of the lower data, forward (X Wᵀ) and backward
+    (δᵀ X), for 128 rows and for all as far as some tens of milliseconds reach. ``fast`` is chosen where it is faster for both
+    and its largest error, against float64, is within four times the exact route's. Where no float32 product of 128 rows has
+    half a million multiply-adds (a matrix of 64 × 64), and in float64, nothing is measured: exact.
+
+    Cost: no oracle call; 20 to 60 ms on a core. The numbers multiplied are of a :class:`Key` of their own.
+
+    >>> small = Problem(theta0={}, x0={"x": torch.ones(2, 2)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> calibrated(small).route
+    'exact'
+
+    .. versionadded:: 0.4
+    """
+    if not (largest := _largest(problem)):
+        return RouteChoice(route="exact", reason=f"no float32 product of a small batch has {LEAST:,} multiply-adds")
+    device = next(iter(problem.x0.values())).device
+    if device.type not in ALLOWED:
+        return RouteChoice(route="exact", reason=f"torch has one route on {device.type}")
+    return choose(measured(largest, problem.lower_data.count(None), device))
+
+
+def _largest(problem: Problem) -> list[tuple[int, int]]:
+    """The shapes of the two largest matrices whose products are worth a choice; of leaves with more axes, the first and the
+    rest."""
+    leaves = [leaf for leaf in problem.x0.values() if leaf.dtype == torch.float32 and leaf.dim() > 1 and leaf.numel()]
+    shapes = {(min(leaf.shape[0], WIDEST), min(leaf[0].numel(), WIDEST)) for leaf in leaves}
+    rows = problem.lower_data.count(BATCH)
+    return sorted((shape for shape in shapes if rows * shape[0] * shape[1] >= LEAST), key=lambda s: -s[0] * s[1])[:2]
+
+
+def measured(shapes: Iterable[tuple[int, int]], size: int, device: torch.device) -> tuple[Product, ...]:
+    """The products of matrices ``[out, in]`` with batches of data of ``size`` rows, timed on both routes in turn."""
+    products = []
+    for out, inner in shapes:
+        whole = min(size, max(BATCH, MOST[device.type] // (out * inner)))
+        for rows in sorted({min(size, BATCH), whole}):
+            generator = Key(0).fold("matrix-route", rows, out, inner).generator()
+            x, w, delta = (
+                torch.randn(*sizes, generator=generator).to(device) for sizes in ((rows, inner), (out, inner), (rows, out))
+            )
+            products += [_timed(rows, x, w.T), _timed(rows, delta.T, x)]
+    return tuple(products)
+
+
+def _timed(rows: int, a: Tensor, b: Tensor) -> Product:
+    reference = a.double() @ b.double()
+    wait = functools.partial(torch.cuda.synchronize, a.device) if a.is_cuda else lambda: None
+    seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
+    errors: dict[str, float] = {}
+    for _ in range(REPETITIONS + 1):
+        for route in ROUTES:  # in turn, so that a machine that slows down slows both
+            with matrix_route(route, a.device):
+                wait()
+                began = time.perf_counter()
+                product = a @ b
+                wait()
+                seconds[route].append(time.perf_counter() - began)
+            if route not in errors:
+                errors[route] = float((product - reference).abs().max() / reference.abs().max())
+    return Product(
+        rows=rows,
+        shape=(a.shape[0], a.shape[1], b.shape[1]),
+        # The first sets libraries up. Not the median: where other processes want the cores, too, that is the length of the
+        # scheduler's turns, whatever was computed.
+        seconds={route: min(times[1:]) for route, times in seconds.items()},
+        errors=errors,
+    )
+
+
+def choose(products: Iterable[Product]) -> RouteChoice:
+    """``fast`` where it is faster for every size of batch and its largest error is within FACTOR of the exact route's."""
+    products = tuple(products)
+
+    def share(rows: int) -> float:
+        exact, fast = (sum(product.seconds[route] for product in products if product.rows == rows) for route in ROUTES)
+        return fast / exact
+
+    slowest = max({product.rows for product in products}, key=share)
+    exact, fast = (max(product.errors[route] for product in products) for route in ROUTES)
+    speed = f"the fast route takes {share(slowest):.2g} times the exact one's time with batches of {slowest:,} rows"
+    error = f"its largest error is {fast:.1e} against {exact:.1e}"
+    if share(slowest) > GAIN:
+        return RouteChoice(route="exact", reason=speed, products=products)
+    if not all(product.errors["fast"] <= FACTOR * exact for product in products):  # not by the maximum, which passes over NaN
+        return RouteChoice(route="exact", reason=f"{error}, more than {FACTOR:g} times as large", products=products)
+    return RouteChoice(route="fast", reason=f"{speed}, and {error}", products=products)
