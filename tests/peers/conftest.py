@@ -6,4 +6,4 @@ import importlib.util
 
 PEERS = ("jax", "jaxopt", "lineax", "torchopt")
 
-collect_ignore = [] if all(importlib.util.find_spec(name) for name in PEERS) else ["test_peers.py"]
+collect_ignore = [] if all(importlib.util.find_spec(name) for name in PEERS) else ["test_peers.py", "test_benchmarks.py"]

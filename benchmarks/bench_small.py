@@ -1,0 +1,203 @@
+"""A whole outer step so small that calls decide, through Pipeline.step and as one jitted JAX program.
+
+    python benchmarks/bench_small.py [--json FILE] [--repetitions 15] [--seconds 0.2] [--processors 1]
+
+20 unknowns, 100 rows with a weight each: N = 4 branches of 20 gradient steps on all rows, the best on validation, the implicit
+hypergradient by 10 steps of CG, a step of SGD on the weights. The branches differ by their rates and not by noise, so that both
+sides have the same numbers; three steps of both must agree to 1e-5 before the clock starts. Every step is awaited. Sides take
+turns in one process on the same processors, in float32; the clock is the processor time of the process.
+
+To add a side: write a function of a :class:`Work` that returns a stepper, and name it in SIDES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.nn import functional
+from turns import clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
+
+from hgms_branches import Branches
+from hgms_core import Data, Pipeline, Problem, Tree
+from hgms_hypergradients import Implicit
+from hgms_outer import Sgd
+from hgms_selectors import BestOfN
+from hgms_solvers import CG
+
+DECAY, RATE, SPREAD, RIDGE = 1e-3, 0.5, (0.5, 2.0), 2e-3
+TOLERANCE = 1e-5
+
+
+@frozen
+class Work:
+    """The sizes of one outer step."""
+
+    rows: int = 100
+    unknowns: int = 20
+    candidates: int = 4
+    lower_steps: int = 20
+    products: int = 10
+
+    @property
+    def outer_lr(self) -> float:
+        return 10.0 * self.rows  # a weight's hypergradient is of the order 1/rows
+
+    @property
+    def factors(self) -> list[float]:
+        """Of the branches' rates, evenly spaced in the logarithm."""
+        low, high = SPREAD
+        count = self.candidates
+        return [1.0] if count == 1 else [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+
+
+Stepper = Callable[[], tuple[Any, Any]]
+"""One outer step after the other; each call gives (θ, x)."""
+
+
+def losses(x: Tree, batch: Tree) -> Tensor:
+    return functional.softplus(-batch["y"] * (batch["a"] @ x["x"]))
+
+
+def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    return (torch.sigmoid(theta["w"]) * losses(x, batch)).mean() + DECAY * (x["x"] * x["x"]).sum()
+
+
+def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    return losses(x, batch).mean()
+
+
+def problem(work: Work) -> Problem:
+    """Two classes that a linear teacher separates; validation has another teacher, so that ∇f is no small difference of large
+    sums. Columns have scales from 1 down to 1/10, so that CG has something to do, and rows a length of about 1."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(0, -1, work.unknowns)
+    scales = scales / scales.norm()
+
+    def data(count: int) -> Tree:
+        teacher = torch.randn(work.unknowns, generator=generator)
+        a = torch.randn(count, work.unknowns, generator=generator) * scales
+        return {"a": a, "y": torch.sign(a @ teacher)}
+
+    train, validation = data(work.rows), data(max(work.rows // 4, 20))
+    roles = dict.fromkeys(("differentiate", "select", "stop"), Data.of(validation))
+    return Problem(
+        theta0={"w": torch.zeros(work.rows)}, x0={"x": torch.zeros(work.unknowns)}, g=lower, f=upper,
+        lower_data=Data.of(train), upper_data=roles,
+    )  # fmt: skip
+
+
+def pipeline(work: Work) -> Pipeline:
+    return Pipeline(
+        generator=Branches(count=work.candidates, steps=work.lower_steps, lr=RATE, lr_spread=SPREAD),
+        selector=BestOfN(),
+        # A tolerance that is not reached: every solve makes all its steps.
+        hypergradient=Implicit(solver=CG(ridge=RIDGE, rtol=1e-12, max_steps=work.products)),
+        outer=Sgd(lr=work.outer_lr),
+    )
+
+
+def ours(work: Work) -> Stepper:
+    method, of_size = pipeline(work), problem(work)
+    state = method.init(of_size, seed=0)
+
+    def step() -> tuple[Tensor, Tensor]:
+        nonlocal state
+        state, record = method.step(of_size, state)
+        if record["iterations"] != work.products:
+            raise SystemExit(f"CG made {int(record['iterations'])} steps and not {work.products}: the sides do not do the same")
+        return state["theta"]["w"], state["x"]["x"]
+
+    return step
+
+
+def in_jax(work: Work) -> Stepper:
+    import jax
+    import jax.numpy as jnp
+    from jax_programs import outer_step
+
+    with_data = problem(work)
+    train, validation = (
+        {name: jnp.asarray(data.whole[name].numpy()) for name in ("a", "y")}
+        for data in (with_data.lower_data, with_data.upper_data["differentiate"])
+    )
+    factors = jnp.asarray(np.array(work.factors, dtype=np.float32))
+    program = outer_step(DECAY, factors, RATE, work.lower_steps, RIDGE, work.products, work.outer_lr)
+    theta, x = jnp.zeros(work.rows), {"x": jnp.zeros(work.unknowns)}
+
+    def step() -> tuple[Any, Any]:
+        nonlocal theta, x
+        theta, x, _record = jax.block_until_ready(program(theta, x, train, validation))
+        return theta, x["x"]
+
+    return step
+
+
+SIDES: dict[str, tuple[Callable[[Work], Stepper], str | None]] = {  # and the library without which a side is left out
+    "ours": (ours, None),
+    "jax, one program": (in_jax, "jax"),
+}
+
+
+def agreeing(work: Work) -> tuple[dict[str, Stepper], dict[str, float]]:
+    """The sides that are installed, after three steps, and by how much the movement of θ and x differs from ours."""
+    steppers = {name: start(work) for name, (start, needs) in SIDES.items() if needs is None or importlib.util.find_spec(needs)}
+    ends = {}
+    for name, step in steppers.items():
+        for _ in range(3):
+            theta, x = step()
+        ends[name] = (theta, x)
+    errors = {name: max(map(difference, end, ends["ours"])) for name, end in ends.items()}
+    for name, error in errors.items():
+        if not error <= TOLERANCE:
+            raise SystemExit(f"{name} computes something else: relative difference {error:.1e} after three steps of {work}")
+    return steppers, errors
+
+
+def measure(work: Work, rounds: int, seconds: float, processors: int) -> dict[str, Any]:
+    steppers, errors = agreeing(work)
+    spent = take_turns(steppers, rounds, seconds, clock_of(processors))
+    reference = spent.get("jax, one program")
+    return {
+        name: {
+            "seconds": quartiles(values),
+            "difference": errors[name],
+            **({} if reference is None else {"/ jax, one program": ratios(values, reference)}),
+        }
+        for name, values in spent.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a block of steps")
+    parser.add_argument("--processors", type=int, default=1)
+    options = parser.parse_args()
+    use_processors(options.processors)
+    sides = measure(Work(), options.repetitions, options.seconds, options.processors)
+    show(
+        "One outer step: 20 unknowns, 100 rows, N = 4, 20 lower steps, 10 CG steps",
+        ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
+        [
+            (name, *(1e3 * value for value in side["seconds"].values()),
+             *side.get("/ jax, one program", {"": ""} ).values(), f"{side['difference']:.1e}")
+            for name, side in sides.items()
+        ],
+    )  # fmt: skip
+    if options.json:
+        figures = {**machine(), "processors": options.processors, "sides": sides}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""How fast, in one table: what is required, what is aimed at, and what is measured (``tox -e bench``; docs/benchmarks.md).
+
+    python benchmarks/speed.py [--json FILE] [--against a87e5bd] [--budget 60] [--only hypergradient small …] [--quick]
+
+Every part is a script of this folder, run by itself with --json; here its figures become one row for each piece of work. Within
+a part the sides take turns. Ratios are medians with quartiles. What cannot be measured here (no JAX, no git) is left empty.
+``--against`` is the commit or the checkout that "before" means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from turns import machine, show
+
+HERE = Path(__file__).resolve().parent
+BEFORE = "a87e5bd"  # the last commit whose steps are not compiled
+SHIPPED = "ours"
+"""The side of bench_hypergradient.py that counts as ours."""
+
+Figures = dict[str, Any]
+
+
+@frozen
+class Row:
+    """A piece of work: which ``part`` measures it, and what of the part's figures is its value: a ratio or seconds with
+    quartiles, and a word on whose they are. A value must be at most (``greater``: at least) ``required``."""
+
+    work: str
+    part: str
+    value: Callable[[Figures], tuple[dict[str, float], str]]
+    required: float
+    aim: float
+    greater: bool = False
+
+    def meets(self, median: float, limit: float) -> bool:
+        return median >= limit if self.greater else median <= limit
+
+
+def _side(side: str, other: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
+    return lambda figures: (figures["sides"][side][f"/ {other}"], side)
+
+
+def _method(name: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
+    return lambda figures: (figures["methods"][name]["ratio"], name)
+
+
+def _worst(figures: Figures) -> tuple[dict[str, float], str]:
+    """The slowest of the methods."""
+    name = max(figures["methods"], key=lambda name: figures["methods"][name]["ratio"]["median"])
+    return figures["methods"][name]["ratio"], f"{name}, the slowest"
+
+
+def _fewest(figures: Figures) -> tuple[dict[str, float], str]:
+    """The solver that needs fewest products, at the ridge where that is most."""
+    best: dict[float, dict[str, Any]] = {}
+    for row in figures["products"]:
+        if row["ratio"] < best.get(row["ridge"], {"ratio": 2.0})["ratio"]:
+            best[row["ridge"]] = row
+    row = max(best.values(), key=lambda row: row["ratio"])
+    return dict.fromkeys(("median", "q25", "q75"), row["ratio"]), f"{row['what']}, ridge {row['ridge']:g}"
+
+
+def _first(kind: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
+    def value(figures: Figures) -> tuple[dict[str, float], str]:
+        seconds = figures["methods"]["hg-ms"][kind]
+        return dict.fromkeys(("median", "q25", "q75"), seconds), "seconds"
+
+    return value
+
+
+ROWS = (
+    Row("CG hypergradient, cleaning network, / jitted jaxopt", "hypergradient", _side(SHIPPED, "jaxopt, jitted"), 1.0, 0.75),
+    Row("the same / TorchOpt as documented", "hypergradient", _side(SHIPPED, "torchopt, as documented"), 0.35, 0.25),
+    Row("small outer step / jitted JAX", "small", _side("ours", "jax, one program"), 10, 3),
+    Row("`hg-ms` on digits, seconds a step / before", "digits", _method("hg-ms"), 0.33, 0.2),
+    Row("`hg-ms` on MNIST, outer steps in a budget / before", "budget", _method("hg-ms"), 2.0, 3.0, True),
+    Row("`hg-ms-tilted` on MNIST, the same", "budget", _method("hg-ms-tilted"), 2.0, 3.0, True),
+    Row("every other method on digits, seconds a step / before", "others", _worst, 1.0, 0.5),
+    Row("products to 1e-6 along a trajectory / plain CG", "solvers", _fewest, 0.4, 0.15),
+    Row("language-model step, N = 4, / before", "language", _method("hg-ms on a language model"), 0.8, 0.6),
+    Row("first step of `hg-ms` on MNIST, cold (s)", "first", _first("cold"), 60, 25),
+    Row("the same, warm cache (s)", "first", _first("warm"), 10, 4),
+)
+
+
+def commands(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Each part's script with its arguments."""
+    against = ["bench_today.py", "--against", options.against]
+    fewer = ["--pairs", "5", "--seconds", "0.1"] if options.quick else []
+    few = ["--repetitions", "5"] if options.quick else []
+    budget = str(min(options.budget, 5) if options.quick else options.budget)
+    others = [
+        "hg-baseline",
+        "v-pbgd",
+        "g-pbgd",
+        "scalebio",
+        "bome",
+        "soba",
+        "iaptt-gm",
+        "amigo",
+        "stocbio",
+        "darts",
+        "fixed-point",
+    ]
+    return {
+        "hypergradient": ["bench_hypergradient.py", *few],
+        "small": ["bench_small.py", *few],
+        "digits": [*against, "--only", "hg-ms", *fewer],
+        "others": [*against, "--only", *others, *fewer],
+        "budget": [*against, "--budget", budget, "--dataset", "mnist", "--only", "hg-ms", "hg-ms-tilted"],
+        "solvers": ["bench_solvers.py", "--threads", "1"],
+        "language": [*against, "--language"],
+        "first": ["bench_today.py", "--first", "--dataset", "mnist", "--only", "hg-ms"],
+    }
+
+
+def run(command: list[str]) -> Figures | None:
+    """The figures of a part; None, with what it said, where it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figures.json"
+        script, *arguments = command
+        done = subprocess.run([sys.executable, HERE / script, *arguments, "--json", path], check=False)
+        if done.returncode or not path.exists():
+            print(f"\n{script} {' '.join(arguments)} failed", file=sys.stderr)
+            return None
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def measured(parts: dict[str, Figures]) -> Iterator[dict[str, Any]]:
+    for row in ROWS:
+        entry: dict[str, Any] = {"work": row.work, "required": row.required, "aim": row.aim, "greater": row.greater}
+        try:
+            value, whose = row.value(parts[row.part])
+            met = {"required met": row.meets(value["median"], row.required), "aim met": row.meets(value["median"], row.aim)}
+            yield {**entry, **value, **met, "of": whose}
+        except KeyError:  # the part failed, or the library is not installed
+            yield entry
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table as the page shows it."""
+    sign = "≥" if row["greater"] else "≤"
+    limits = [f"{sign} {row[name]:g}" for name in ("required", "aim")]
+    if "median" not in row:
+        return (row["work"], "–", "–", *limits, "not measured", "–")
+    reached = "aim" if row["aim met"] else "required" if row["required met"] else "**no**"
+    spread = "" if row["q25"] == row["q75"] else f"{row['q25']:.3g}–{row['q75']:.3g}"
+    return (row["work"], f"{row['median']:.3g}", spread, *limits, reached, row["of"])
+
+
+HEAD = ("work", "measured", "quartiles", "required", "aim", "met", "of")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file; parts that are not run keep theirs")
+    parser.add_argument("--against", default=BEFORE, help="a commit or a folder: what 'before' means")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of processor time that outer steps are counted in")
+    parts_of_table = list(dict.fromkeys(row.part for row in ROWS))
+    parser.add_argument("--only", choices=parts_of_table, nargs="+", default=parts_of_table)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, and a budget of 5 s")
+    options = parser.parse_args()
+    parts: dict[str, Figures] = {}
+    if options.json and options.json.exists():
+        parts = json.loads(options.json.read_text(encoding="utf-8"))["parts"]
+    for name, command in commands(options).items():
+        if name in options.only:
+            print(f"\n--- {name}", flush=True)
+            figures = run(command)
+            if figures is not None:
+                parts[name] = figures
+            if options.json:  # after every part: a later one may be interrupted
+                table = {**machine(), "rows": list(measured(parts)), "parts": parts}
+                options.json.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    show("How fast", HEAD, [cells(row) for row in measured(parts)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What the benchmarks against other sides share: processors, repetitions that take turns, quartiles, the machine's name."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Sides = Mapping[str, Callable[[], Any]]
+
+
+def use_processors(count: int) -> None:
+    """This process, and what it starts, runs on ``count`` processors, torch with as many threads.
+
+    XLA's CPU client makes a thread for each processor that it may use when JAX is imported, so this comes first. An affinity
+    binds all of its pools; the XLA flags that are in use for this (``--xla_cpu_multi_thread_eigen=false``) bind one of them.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    torch.set_num_threads(count)
+
+
+def clock_of(processors: int) -> Callable[[], float]:
+    """The processor time of this process on one processor, which other programs disturb least; on several the time of day."""
+    return time.process_time if processors == 1 else time.perf_counter
+
+
+def take_turns(sides: Sides, rounds: int, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Seconds of one call of each side in each round. In a round every side has one block of calls of about ``seconds``, in
+    random order, so that a slow moment of the machine hits all of them; garbage is collected between blocks only."""
+
+    def block(call: Callable[[], Any], calls: int) -> float:
+        gc.collect()
+        gc.disable()
+        begin = clock()
+        for _ in range(calls):
+            call()
+        spent = clock() - begin
+        gc.enable()
+        return spent / calls
+
+    calls = {}
+    for name, call in sides.items():
+        call()  # compiles, and warms up allocators
+        once = block(call, 1)
+        if once < seconds / 10:  # a single call is too short for the clock
+            once = block(call, 10)
+        calls[name] = max(1, round(seconds / max(once, 1e-6)))
+    order, spent = random.Random(0), {name: [] for name in sides}
+    for _ in range(rounds):
+        for name in order.sample(list(sides), len(sides)):
+            spent[name].append(block(sides[name], calls[name]))
+    return spent
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    """Median and quartiles; of fewer than four values the least and the largest.
+
+    >>> quartiles([1.0, 2.0, 3.0])
+    {'median': 2.0, 'q25': 1.0, 'q75': 3.0}
+    """
+    if len(values) < 4:
+        return {"median": statistics.median(values), "q25": min(values), "q75": max(values)}
+    q25, median, q75 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q25": q25, "q75": q75}
+
+
+def ratios(above: list[float], below: list[float]) -> dict[str, float]:
+    """Quartiles of the rounds' own ratios.
+
+    >>> ratios([2.0, 2.0], [1.0, 4.0])
+    {'median': 1.25, 'q25': 0.5, 'q75': 2.0}
+    """
+    return quartiles([a / b for a, b in zip(above, below, strict=True)])
+
+
+def difference(value: Any, expected: Any) -> float:
+    """‖a − b‖/‖b‖ of two arrays, torch's or JAX's.
+
+    >>> difference(torch.tensor([1.0, 1.0]), np.array([1.0, 0.0]))
+    1.0
+    """
+    mine, other = (
+        leaf.double() if isinstance(leaf, Tensor) else torch.from_numpy(np.array(leaf)).double() for leaf in (value, expected)
+    )
+    return float((mine - other).norm() / other.norm())
+
+
+def machine() -> dict[str, str]:
+    """The processor's name and the versions that decide the figures."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        models = [
+            line.partition(":")[2].strip() for line in information.read_text().splitlines() if line.startswith("model name")
+        ]
+        name = f"{models[0]}, {len(models)} cores" if models else name
+    versions = {}
+    for library in ("torch", "jax", "jaxopt", "torchopt"):
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            versions[library] = "not installed"
+    return {"machine": name, "python": platform.python_version(), **versions}
+
+
+def show(title: str, head: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    """A table in Markdown; numbers with three digits."""
+    print(f"\n{title}\n\n| {' | '.join(head)} |\n|---|" + "---:|" * (len(head) - 1))
+    for row in rows:
+        print("| " + " | ".join(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row) + " |", flush=True)
