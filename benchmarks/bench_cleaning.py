@@ -65,7 +65,8 @@ def main() -> None:
                         *options.sets,
                     ]
                     config = load(SETTINGS, sets, seed=seed, out=options.out)
-                    results.setdefault(variant, []).append(run_config(config, resume=True, view=view))
+                    first = next((runs[0].execution for runs in results.values()), None)  # all are carried out alike
+                    results.setdefault(variant, []).append(run_config(config, resume=True, view=view, execution=first))
         for row in table(results, "test_accuracy"):
             kept = [
                 [seconds["stop_loss"] for seconds in run.records if seconds.get("stop_loss")] for run in results[row.method]

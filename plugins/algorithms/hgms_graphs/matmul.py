@@ -32,8 +32,8 @@ BATCH = 128
 LEAST = 2**19
 """Multiply-adds of a product of BATCH rows below which there is nothing to gain: calling another library takes longer."""
 
-MOST = {"cpu": 2**25, "cuda": 2**32}
-"""Multiply-adds of the largest product that is timed: less than a millisecond on a core, about as much on a GPU."""
+MOST = {"cpu": 2**24, "cuda": 2**32}
+"""Multiply-adds of the largest product of more than BATCH rows that is timed: half a millisecond on a core, or on a GPU."""
 
 WIDEST = 1024
 """Rows and columns of a matrix above which a part of it is timed."""
@@ -113,11 +113,12 @@ def calibrated(problem: Problem) -> RouteChoice:
     """The route for this problem on this machine, chosen by timing a few products of its sizes on both.
 
     The products are those of the two largest matrices of ``x0`` with a batch of the lower data, forward (X Wᵀ) and backward
-    (δᵀ X), for 128 rows and for all as far as some tens of milliseconds reach. ``fast`` is chosen where it is faster for both
+    (δᵀ X), for 128 rows and, where that takes milliseconds only, for more. ``fast`` is chosen where it is faster for both
     and its largest error, against float64, is within four times the exact route's. Where no float32 product of 128 rows has
     half a million multiply-adds (a matrix of 64 × 64), and in float64, nothing is measured: exact.
 
-    Cost: no oracle call; 20 to 60 ms on a core. The numbers multiplied are of a :class:`Key` of their own.
+    Cost: no oracle call; 20 to 60 ms on a core, more where other processes want it. The numbers are of a :class:`Key` of
+    their own.
 
     >>> small = Problem(theta0={}, x0={"x": torch.ones(2, 2)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
     >>> calibrated(small).route
@@ -134,8 +135,7 @@ def calibrated(problem: Problem) -> RouteChoice:
 
 
 def _largest(problem: Problem) -> list[tuple[int, int]]:
-    """The shapes of the two largest matrices whose products are worth a choice; of leaves with more axes, the first and the
-    rest."""
+    """The shapes of the two largest matrices that are worth a choice; of a leaf with more axes, the first and the rest."""
     leaves = [leaf for leaf in problem.x0.values() if leaf.dtype == torch.float32 and leaf.dim() > 1 and leaf.numel()]
     shapes = {(min(leaf.shape[0], WIDEST), min(leaf[0].numel(), WIDEST)) for leaf in leaves}
     rows = problem.lower_data.count(BATCH)
@@ -146,8 +146,8 @@ def measured(shapes: Iterable[tuple[int, int]], size: int, device: torch.device)
     """The products of matrices ``[out, in]`` with batches of data of ``size`` rows, timed on both routes in turn."""
     products = []
     for out, inner in shapes:
-        whole = min(size, max(BATCH, MOST[device.type] // (out * inner)))
-        for rows in sorted({min(size, BATCH), whole}):
+        small, most = min(size, BATCH), min(size, MOST[device.type] // (out * inner))
+        for rows in (small, most) if most >= 2 * small else (small,):  # less than twice as many tell nothing else
             generator = Key(0).fold("matrix-route", rows, out, inner).generator()
             x, w, delta = (
                 torch.randn(*sizes, generator=generator).to(device) for sizes in ((rows, inner), (out, inner), (rows, out))
