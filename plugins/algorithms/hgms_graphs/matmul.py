@@ -59,7 +59,7 @@ class Product:
 
 @frozen(kw_only=True)
 class RouteChoice:
-    """The ``route`` to take, the ``reason`` as a sentence, and what was measured (nothing, where nothing was to be gained)."""
+    """The ``route`` to take, the ``reason`` in words, and what was measured (nothing, where nothing was to be gained)."""
 
     route: Route
     reason: str
@@ -191,10 +191,10 @@ def choose(products: Iterable[Product]) -> RouteChoice:
 
     slowest = max({product.rows for product in products}, key=share)
     exact, fast = (max(product.errors[route] for product in products) for route in ROUTES)
-    speed = f"the fast route takes {share(slowest):.2g} times the exact one's time with batches of {slowest:,} rows"
-    error = f"its largest error is {fast:.1e} against {exact:.1e}"
+    speed = f"{share(slowest):.2g} times the exact route's time with {slowest:,} rows"
+    error = f"largest error {fast:.1e} against {exact:.1e}"
     if share(slowest) > GAIN:
-        return RouteChoice(route="exact", reason=speed, products=products)
+        return RouteChoice(route="exact", reason=f"the fast route takes {speed}", products=products)
     if not all(product.errors["fast"] <= FACTOR * exact for product in products):  # not by the maximum, which passes over NaN
-        return RouteChoice(route="exact", reason=f"{error}, more than {FACTOR:g} times as large", products=products)
-    return RouteChoice(route="fast", reason=f"{speed}, and {error}", products=products)
+        return RouteChoice(route="exact", reason=f"the fast route's {error}, more than {FACTOR:g} times it", products=products)
+    return RouteChoice(route="fast", reason=f"{speed}, {error}", products=products)
