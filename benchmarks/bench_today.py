@@ -121,20 +121,14 @@ def environment(checkout: Path) -> dict[str, str]:
     """The variables with which Python imports a checkout's packages and finds the components that its pyproject.toml names."""
     folders = [checkout, *(checkout / "plugins" / name for name in ("algorithms", "tasks", "language", "programs"))]
     path = [str(_metadata(checkout)), *(str(folder) for folder in folders if folder.exists())]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),
-        "OMP_NUM_THREADS": "1",
-        "HGMS_DATA": os.environ.get("HGMS_DATA", ""),
-    }
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
 
 def _metadata(checkout: Path) -> Path:
     """A folder with the checkout's entry points as an installed distribution has them."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    folder = (
-        Path(METADATA.name) / hashlib.sha256(str(checkout).encode()).hexdigest()[:8] / f"hgms-{project['version']}.dist-info"
-    )
+    number = hashlib.sha256(str(checkout).encode()).hexdigest()[:8]
+    folder = Path(METADATA.name, number, f"hgms-{project['version']}.dist-info")
     folder.mkdir(parents=True, exist_ok=True)
     head = ["Metadata-Version: 2.4", "Name: hgms", f"Version: {project['version']}"]
     head += [f"Requires-Dist: {need}" for need in project["dependencies"]]
@@ -219,8 +213,10 @@ def compare_language(sides: Sides, repetitions: int) -> dict[str, Any]:
         for name in order.sample(list(sides), len(sides)):
             checkout, _settings = sides[name]
             script = [sys.executable, "benchmarks/bench_llm.py", "--chunk", "1", "--clock", "cpu", "--repeats", "3"]
-            printed = subprocess.check_output(script, text=True, env=environment(checkout), cwd=checkout)
-            line = next(line for line in printed.splitlines() if line.startswith("outer step"))
+            done = subprocess.run(script, text=True, capture_output=True, env=environment(checkout), cwd=checkout, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            line = next(line for line in done.stdout.splitlines() if line.startswith("outer step"))
             spent[name].append(float(line.split()[2]))
     return {name: quartiles(values) for name, values in spent.items()} | {"ratio": ratios(spent["this"], spent["other"])}
 
@@ -248,7 +244,8 @@ def main() -> None:
     parser.add_argument("--language", action="store_true", help="a step on a language model instead")
     parser.add_argument("--first", action="store_true", help="time the first step instead")
     options = parser.parse_args()
-    use_processors(1)
+    if not options.first:  # compiling may use all processors
+        use_processors(1)
     figures: dict[str, Any] = {
         **machine(), "dataset": options.dataset, "against": options.against or "this checkout", "set": dict(options.set),
         "against set": dict(options.against_set), "budget": options.budget, "methods": {},

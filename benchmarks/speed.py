@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from tables import SPEED, speed_row
 from turns import machine, show
 
 HERE = Path(__file__).resolve().parent
@@ -146,20 +147,6 @@ def measured(parts: dict[str, Figures]) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table as the page shows it."""
-    sign = "≥" if row["greater"] else "≤"
-    limits = [f"{sign} {row[name]:g}" for name in ("required", "aim")]
-    if "median" not in row:
-        return (row["work"], "–", "–", *limits, "not measured", "–")
-    reached = "aim" if row["aim met"] else "required" if row["required met"] else "**no**"
-    spread = "" if row["q25"] == row["q75"] else f"{row['q25']:.3g}–{row['q75']:.3g}"
-    return (row["work"], f"{row['median']:.3g}", spread, *limits, reached, row["of"])
-
-
-HEAD = ("work", "measured", "quartiles", "required", "aim", "met", "of")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file; parts that are not run keep theirs")
@@ -181,7 +168,7 @@ def main() -> None:
             if options.json:  # after every part: a later one may be interrupted
                 table = {**machine(), "rows": list(measured(parts)), "parts": parts}
                 options.json.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    show("How fast", HEAD, [cells(row) for row in measured(parts)])
+    show("How fast", SPEED, [tuple(speed_row(row)) for row in measured(parts)])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
     python benchmarks/tables.py figures methods methods.json       keep a bench script's --json as results/methods.parquet
 
 A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
-the main metric wherever it was evaluated. A file of figures has a row for each number. On the page, a table stands between
-``<!-- table: NAME -->`` and ``<!-- end of table -->``.
+the main metric wherever it was evaluated. A file of figures has a row for each number. ``speed.json`` and ``scaling.json`` are
+what speed.py and bench_scaling.py write. On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table
+-->``.
 """
 
 from __future__ import annotations
@@ -246,6 +247,63 @@ def memory() -> str:
     return markdown(["N", "as evaluated by default", "bound", "stacked without a chunk"], table)
 
 
+SPEED = ("work", "measured", "quartiles", "required", "aim", "met", "of")
+
+
+def speed_row(row: Mapping[str, Any]) -> list[str]:
+    """A row of speed.py's table: a ratio (or seconds), what it has to be, and which of the two it reaches."""
+    sign = "≥" if row["greater"] else "≤"
+    limits = [f"{sign} {row[name]:g}" for name in ("required", "aim")]
+    if "median" not in row:
+        return [row["work"], "–", "–", *limits, "not measured", "–"]
+    reached = "aim" if row["aim met"] else "required" if row["required met"] else "**no**"
+    return [row["work"], f"{row['median']:.3g}", _range(row), *limits, reached, row["of"]]
+
+
+def _range(quartiles: Mapping[str, float], unit: float = 1.0) -> str:
+    low, high = (unit * quartiles[name] for name in ("q25", "q75"))
+    return f"{low:.3g}–{high:.3g}" if low < high else "–"
+
+
+def figures_of(name: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return figures
+
+
+def speed() -> str:
+    """What is required and aimed at, and what is measured."""
+    return markdown(SPEED, [speed_row(row) for row in figures_of("speed")["rows"]])
+
+
+def speed_hypergradient() -> str:
+    """Every side of the hypergradient, and its share of two others' time."""
+    sides, others = (
+        figures_of("speed")["parts"]["hypergradient"]["sides"],
+        ("by hand", "jaxopt, jitted", "jax, linearize + scan"),
+    )
+    table = []
+    for name, side in sides.items():
+        shares = [f"{side[f'/ {other}']['median']:.2f}" if f"/ {other}" in side else "1" for other in others]
+        table.append([name, f"{side['seconds']['median']:.2f}", _range(side["seconds"]), *shares, f"{side['difference']:.0e}"])
+    return markdown(["side", "seconds", "quartiles", *(f"/ {other}" for other in others), "differs by"], table)
+
+
+def speed_methods() -> str:
+    """An outer step of every method, in this checkout and in the one before."""
+    parts, table = figures_of("speed")["parts"], []
+    for part in ("digits", "others"):
+        for name, row in parts[part]["methods"].items():
+            cells = [f"{1e3 * row[side]['median']:.3g}" for side in ("this", "other")]
+            table.append([f"`{name}`", *cells, f"{row['ratio']['median']:.2f}", _range(row["ratio"])])
+    return markdown(["method", "now (ms)", "before (ms)", "ratio", "quartiles"], table)
+
+
+def speed_machine() -> str:
+    figures = figures_of("speed")
+    keys = ("machine", "torch", "jax", "jaxopt", "torchopt", "python")
+    return markdown(keys, [[figures[key] for key in keys]])
+
+
 def environment() -> str:
     """What the tables of runs were measured on."""
     table = []
@@ -313,6 +371,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "candidates": candidates,
     "imbalanced": imbalanced,
     "memory": memory,
+    "speed": speed,
+    "speed-machine": speed_machine,
+    "speed-hypergradient": speed_hypergradient,
+    "speed-methods": speed_methods,
 }
 
 
@@ -343,12 +405,15 @@ def main() -> int:
         )
         print("\n".join(f"{path} ({path.stat().st_size / 1000:.0f} kB)" for path in kept))
         return 0
+    from bench_scaling import draw as draw_scaling
+
     text = PAGE.read_text(encoding="utf-8")
     if options.check:
         print("\n".join(stale(text)))
         return int(bool(stale(text)))
     PAGE.write_text(page(text), encoding="utf-8")
     draw()
+    draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
     return 0
 
 
