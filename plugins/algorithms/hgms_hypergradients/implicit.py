@@ -16,6 +16,7 @@ from hgms_graphs import recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.operator import with_operator
 from hgms_hypergradients.recorded import Recorded
+from hgms_hypergradients.remembering import remembered, remembering
 
 
 @final
@@ -29,7 +30,8 @@ class Implicit:
     assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
 
     Arguments:
-        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit.
+        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with ``solve_from(matvec, b, x0,
+            memory) -> (solution, memory)`` (``recycled-cg``) remembers from outer step to outer step, in the state.
         strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
             ``difference`` (central difference of gradients).
         operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
@@ -100,23 +102,23 @@ class Implicit:
         below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
         above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
-        x, v0 = branch.x, state["v"] if self.warm_start else None
+        x, v0, solver = branch.x, state["v"] if self.warm_start else None, remembering(self.solver, state)
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
-            estimate = recording.at(theta, x, below, above).hypergradient(self.solver, v0, rows)
+            estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
         else:
             f = partial(_on, problem.f, upper.batch(above))
             batch = lower.batch(below)
             g = partial(_on, problem.g, batch)
             if self.operator == "ggn":
-                estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, self.solver, v0, rows)
+                estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, solver, v0, rows)
             elif self.batches == "fresh" and below is not None:
                 more = (partial(_on, problem.g, lower.sample(key.fold("lower", i), self.batch_size)[0]) for i in count(1))
-                estimate = on_fresh_batches(f, g, more, theta, x, self.solver, self.strategy, v0, rows, problem.precision)
+                estimate = on_fresh_batches(f, g, more, theta, x, solver, self.strategy, v0, rows, problem.precision)
             else:
-                estimate = implicit(f, g, theta, x, self.solver, self.strategy, v0, rows, problem.precision)
+                estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
-        return estimate, {"v": estimate.solution.value if self.warm_start else None}
+        return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(solver)
 
     def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
         data = problem.lower_data, problem.upper_data["differentiate"]

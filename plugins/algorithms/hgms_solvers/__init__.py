@@ -10,9 +10,10 @@ from hgms_solvers.identity import Identity as Identity
 from hgms_solvers.minres import MINRES as MINRES
 from hgms_solvers.neumann import Neumann as Neumann
 from hgms_solvers.nystrom import NystromCG as NystromCG
+from hgms_solvers.recycled import RecycledCG as RecycledCG
 from hgms_solvers.scipy_solver import ScipySolver as ScipySolver
 
 
 @hookimpl
 def hgms_register_linear_solvers() -> list[type[LinearSolver]]:
-    return [CG, NystromCG, Identity, MINRES, FixedPoint, Neumann, ScipySolver, LinearOperatorSolver]
+    return [CG, NystromCG, RecycledCG, Identity, MINRES, FixedPoint, Neumann, ScipySolver, LinearOperatorSolver]
