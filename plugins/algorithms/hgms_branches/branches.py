@@ -9,6 +9,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms_branches.path import Path
+from hgms_branches.program import advance_compiled
 from hgms_branches.steps import Rule, add_noise_, advance, check_spread, factors, of_part, scheduled, slope_of, starts
 from hgms_core import Candidates, Cost, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
 from hgms_fields import (
@@ -22,6 +23,7 @@ from hgms_fields import (
     share,
     whole,
 )
+from hgms_graphs import programs_of
 
 
 @final
@@ -151,12 +153,18 @@ class Branches:
         losses = next(iter(x.values())).new_empty(self.count)
         own = self.batches == "independent" and index is not None
         rates, decays = self._rates(start), [self.weight_decay * f for f in factors(self.decay_spread, self.count)]
-        rows = problem.lower_data.count(self.batch_size)
+        rows, programs = problem.lower_data.count(self.batch_size), programs_of(problem)
         for group in groups(problem.g, x, own_batch=own, rows=rows, mode=self.mode, chunk=self.chunk):
             mine, numbers = {name: leaf[group.part] for name, leaf in moments.items()}, group.rows_of(index) if own else index
-            slope = slope_of(problem, theta, group, numbers, owner=self if self.cuda_graphs else None)
             steps, decay = [of_part(group.part, step, losses) for step in rates], of_part(group.part, decays, losses)
-            losses[group.part] = advance(Rule.of(self, start["optimizer_steps"]), group, mine, slope, steps, decay)
+            rule = Rule.of(self, start["optimizer_steps"])
+            if programs is not None:
+                losses[group.part] = advance_compiled(
+                    programs, self.name, problem, theta, rule, group, mine, numbers, steps, decay, rows
+                )
+                continue
+            slope = slope_of(problem, theta, group, numbers, owner=self if self.cuda_graphs else None)
+            losses[group.part] = advance(rule, group, mine, slope, steps, decay)
         return x, moments, losses
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:

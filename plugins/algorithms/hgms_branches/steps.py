@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_adam import adam_
+from hgms_adam import adam_, corrections
 from hgms_core import ConfigError, Group, Key, Problem, State, Tree, gradient, repeat
 from hgms_graphs import Recording, recorded
 
@@ -144,31 +144,54 @@ def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Te
     return torch.tensor(own, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
+@frozen(eq=False)
+class Coefficients:
+    """The numbers of one step: its rate η, 1 − η·wd (None: no decay), and Adam's two (:func:`hgms_adam.corrections`)."""
+
+    rate: float | Tensor
+    kept: float | Tensor | None
+    scale: float | Tensor
+    correction: float | Tensor
+
+    @classmethod
+    def of(cls, rule: Rule, count: int, rate: float | Tensor, decay: float | Tensor) -> Coefficients:
+        decays = isinstance(decay, Tensor) or bool(decay)
+        return cls(rate, 1 - rate * decay if decays else None, *corrections(rate, count, rule.betas))
+
+
+def move_(
+    rule: Rule, leaves: list[Tensor], moments: list[Tensor], grads: list[Tensor], numbers: Coefficients, stacked: bool
+) -> None:
+    """One step in place."""
+    first, second = moments[: len(leaves)], moments[len(leaves) :]
+    if rule.clip is not None:
+        _clip_(grads, rule.clip, stacked)
+    if numbers.kept is not None:
+        _scale_(leaves, numbers.kept)
+    if rule.optimizer == "adamw":
+        scale, correction = numbers.scale, numbers.correction
+        adam_(leaves, grads, first, second, scale=scale, correction=correction, betas=rule.betas, eps=rule.eps)
+        return
+    if rule.momentum:
+        torch._foreach_mul_(first, rule.momentum)
+        torch._foreach_add_(first, grads)
+        grads = first
+    if isinstance(numbers.rate, Tensor):
+        for leaf, direction in zip(leaves, grads, strict=True):
+            leaf.sub_(_per_member(numbers.rate, leaf) * direction)
+    else:
+        torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
+
+
 def advance(
     rule: Rule, group: Group, moments: Tree, slope: Slope, rates: Sequence[float | Tensor], decay: float | Tensor
 ) -> Tensor:
     """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the last lower losses."""
-    leaves = list(slope.x.values())
-    first, second = list(moments.values())[: len(leaves)], list(moments.values())[len(leaves) :]
-    loss = torch.empty(())
+    leaves, loss = list(slope.x.values()), torch.empty(())
     for step, rate in enumerate(rates):
         grads, loss = slope.at(step)
-        if rule.clip is not None:
-            _clip_(grads, rule.clip, stacked=isinstance(group.part, slice))
-        if not isinstance(decay, float) or decay:
-            _scale_(leaves, 1 - rate * decay)
-        if rule.optimizer == "adamw":
-            adam_(leaves, grads, first, second, count=rule.done + step + 1, rate=rate, betas=rule.betas, eps=rule.eps)
-            continue
-        if rule.momentum:
-            torch._foreach_mul_(first, rule.momentum)
-            torch._foreach_add_(first, grads)
-            grads = first
-        if isinstance(rate, Tensor):
-            for leaf, direction in zip(leaves, grads, strict=True):
-                leaf.sub_(_per_member(rate, leaf) * direction)
-        else:
-            torch._foreach_add_(leaves, grads, alpha=-rate)
+        numbers = Coefficients.of(rule, rule.done + step + 1, rate, decay)
+        move_(rule, leaves, list(moments.values()), grads, numbers, isinstance(group.part, slice))
     if slope.x is not group.x:
         torch._foreach_copy_(list(group.x.values()), leaves)
     return loss
@@ -191,5 +214,5 @@ def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
 
 
 def _per_member(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """One number for each member, ready to multiply a stacked leaf."""
-    return numbers.reshape(-1, *[1] * (leaf.dim() - 1))
+    """One number for each member, ready to multiply a stacked leaf; or one for all, as it is."""
+    return numbers.reshape(-1, *[1] * (leaf.dim() - 1)) if numbers.dim() else numbers

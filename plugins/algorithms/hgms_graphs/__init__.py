@@ -1,10 +1,13 @@
-"""Steps recorded once and replayed (CUDA graphs); the route of float32 matrix products."""
+"""What makes steps faster: compiled programs, CUDA graphs, and the route of float32 matrix products."""
 
 from __future__ import annotations
 
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded
+from hgms_graphs.linearized import CompiledProduct, linearized
 from hgms_graphs.matmul import Product, RouteChoice, calibrated, choose, matrix_route
+from hgms_graphs.programs import Programs, programs_of
 
 __all__ = [
-    "Product", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose", "matrix_route", "recorded",
+    "CompiledProduct", "Product", "Programs", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose", "linearized",
+    "matrix_route", "programs_of", "recorded",
 ]  # fmt: skip

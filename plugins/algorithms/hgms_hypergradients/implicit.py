@@ -9,10 +9,24 @@ from typing import ClassVar, Literal, final
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Branch, Estimate, Key, LinearSolver, Loss, Problem, State, Strategy, Tree, choice, implicit
+from hgms_core import (
+    Branch,
+    Estimate,
+    Key,
+    Linearization,
+    LinearSolver,
+    Loss,
+    Problem,
+    State,
+    Strategy,
+    Tree,
+    choice,
+    detach,
+    implicit,
+)  # fmt: skip
 from hgms_fields import lowering, optional_whole
 from hgms_gauss_newton import gauss_newton
-from hgms_graphs import recorded
+from hgms_graphs import linearized, programs_of, recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.operator import with_operator
 from hgms_hypergradients.recorded import Recorded
@@ -106,6 +120,8 @@ class Implicit:
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
             estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
+        elif (here := self._compiled(problem, theta, x, lower.batch(below), upper.batch(above))) is not None:
+            estimate = here.hypergradient(solver, v0, rows)
         else:
             f = partial(_on, problem.f, upper.batch(above))
             batch = lower.batch(below)
@@ -119,6 +135,14 @@ class Implicit:
                 estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(solver)
+
+    def _compiled(self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree) -> Linearization | None:
+        programs = programs_of(problem) if self.batches == "one" else None
+        if programs is None:
+            return None
+        key, how = (self.name, problem.f, problem.g), (self.strategy, problem.precision)
+        product = gauss_newton(problem.g) if self.operator == "ggn" else None
+        return linearized(programs, key, problem.f, problem.g, *how, product, detach(theta), detach(x), below, above)
 
     def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
         data = problem.lower_data, problem.upper_data["differentiate"]

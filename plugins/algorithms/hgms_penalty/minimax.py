@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_adam import adam_
+from hgms_adam import adam_, corrections
 from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, choice, clone, norm
 from hgms_fields import decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
 from hgms_penalty import shared
@@ -168,5 +168,6 @@ class Minimax:
             for kind in "mv"
         }
         trees = (x, slope, moments["m"], moments["v"])
-        adam_(*(list(tree.values()) for tree in trees), count=count, rate=rate, betas=self.betas, eps=self.eps)
+        scale, correction = corrections(rate, count, self.betas)
+        adam_(*(list(tree.values()) for tree in trees), scale=scale, correction=correction, betas=self.betas, eps=self.eps)
         return x, moments

@@ -9,8 +9,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
 from hgms_fields import lowering, optional_whole
+from hgms_graphs import programs_of
 
 
 def _score(
@@ -18,10 +19,15 @@ def _score(
 ) -> tuple[Tensor, Cost]:
     """f of all candidates on one shared batch of the validation rows set apart for selecting."""
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
-    scores = values(problem.f, theta, candidates.x, batch, rows=rows, mode=mode, chunk=chunk)
-    # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
-    sound = candidates.finite
-    scores = torch.where(sound, scores, torch.full_like(scores, torch.nan))
+
+    def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
+        # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
+        return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+
+    f, programs = problem.f, programs_of(problem)
+    score = scored if programs is None else programs(("scores", f, mode, chunk), scored)
+    scores = score(detach(theta), detach(candidates.x), batch)
     return scores, Cost(upper_values=candidates.count, rows=candidates.count * rows)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome, Solution, Tree, clone
-from hgms_graphs import RecordedProduct
+from hgms_graphs import CompiledProduct, RecordedProduct
 
 dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
@@ -34,7 +34,8 @@ def pcg(
 
     The recursion's residual is checked with one product at the end, except where a short solve was cut off. Where it was too
     optimistic the iteration goes on from the true residual, as long as that still falls; else the numbers can do no better, and
-    the outcome is STAGNATED. Of a :class:`hgms_graphs.RecordedProduct` an iteration is one launch.
+    the outcome is STAGNATED. Of a :class:`hgms_graphs.RecordedProduct` an iteration is one launch, of a
+    :class:`hgms_graphs.CompiledProduct` one or several are a program.
     """
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
@@ -56,6 +57,8 @@ def pcg(
         }  # fmt: skip
         if isinstance(system.matvec, RecordedProduct) and precondition is None:
             state = _recorded(system.matvec, system, state, max_steps)
+        elif isinstance(system.matvec, CompiledProduct) and precondition is None:
+            state = _launched(system.matvec, system, state, max_steps)
         else:
             while state["active"].any():
                 state = iteration(system, state, max_steps, precondition)
@@ -138,3 +141,12 @@ def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_s
         going = bool(recording.run())
         system.products += 1
     return clone(recording.arguments[0])
+
+
+def _launched(product: CompiledProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
+    """The iterations of a system whose operator is compiled."""
+    advance = product.loop("cg", (max_steps,), system.ridge, lambda inside, state: iteration(inside, state, max_steps))
+    while state["active"].any():
+        state, needed = advance(state)
+        system.products += int(needed)
+    return state

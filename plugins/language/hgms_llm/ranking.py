@@ -10,7 +10,7 @@ import torch
 from attrs import validators
 from torch import Tensor
 
-from hgms_adam import adam_
+from hgms_adam import adam_, corrections
 from hgms_core import Batch, ConfigError, Cost, Data, Key, Loss, NumericalError, Problem, Record, Sources, State, Tree, gradient
 
 some_share: Any = [validators.gt(0), validators.le(1)]
@@ -122,7 +122,8 @@ def adamw(
         raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
     moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
     first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
-    adam_(moved, grads, first, second, count=count, rate=lr, betas=moments.betas, eps=moments.eps)
+    scale, correction = corrections(lr, count, moments.betas)
+    adam_(moved, grads, first, second, scale=scale, correction=correction, betas=moments.betas, eps=moments.eps)
     return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), value
 
 

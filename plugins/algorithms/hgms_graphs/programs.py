@@ -1,0 +1,228 @@
+"""Pure functions of trees as compiled programs: one object for a run, that makes each program once and says what it made."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, final
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.fx import GraphModule
+
+from hgms_core import ConfigError, Problem
+from hgms_graphs.graphs import RECORDING, Recording
+from hgms_graphs.trace import Trace, flatten, trace, unflatten
+
+LOG = logging.getLogger("hgms.programs")
+SHAPES = 8
+"""For how many shapes of its arguments a function is compiled; beyond, it runs as it is written."""
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""How far a program may be from the function, of the largest number of a leaf, beyond what rounding the arguments does."""
+
+Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@final
+@define(eq=False)
+class Programs:
+    """What makes programs of the pure functions that components run often: ``problem.compiler`` of a run that compiles.
+
+    ``programs(key, function)`` is the function in its fastest form, made at its first call for the shapes of its arguments and
+    kept for the key, which must hold all that the function reads beside them. Arguments and results are tensors, None,
+    dictionaries, lists and tuples of such (a tuple comes back as a list). On a CPU the form is a program of torch's inductor,
+    on a GPU that program recorded as a CUDA graph.
+
+    A program is checked once against the function, on its first arguments. Where it differs, or cannot be made (the function
+    chooses by the value of a tensor, there is no C++ compiler), the function runs as it is written, and one warning says so.
+
+    Arguments:
+        clock: what ``seconds`` counts in.
+
+    ``seconds`` is what making programs took so far; ``outcomes`` says by the name of each function, the first word of its key,
+    how it runs.
+
+    Cost: two calls of the function for the check. torch keeps compiled code on disk (``TORCHINDUCTOR_CACHE_DIR``), so the next
+    process that asks for the same takes seconds.
+
+    >>> programs = Programs()
+    >>> double = programs(("double",), lambda tree: {"x": 2 * tree["x"]})
+    >>> double({"x": torch.tensor([1.0, 3.0])})
+    {'x': tensor([2., 6.])}
+    >>> programs.outcomes
+    {'double': 'compiled'}
+
+    Source: torch.fx and torch.compile's inductor.
+
+    .. versionadded:: 0.4"""
+
+    clock: Callable[[], float] = time.perf_counter
+    seconds: float = field(default=0.0, init=False)
+    outcomes: dict[str, str] = field(factory=dict, init=False)
+    _kept: dict[Hashable, Any] = field(factory=dict, init=False)
+    _making: bool = field(default=False, init=False)
+
+    def __call__(self, key: tuple[Hashable, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.keep(("program", *key), lambda: _Shapes(self, str(key[0]), function))
+
+    def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make()`` returned for the key when it was first asked for."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Inside, time is spent on making programs: it is counted apart."""
+        if self._making:
+            yield
+            return
+        self._making, begin = True, self.clock()
+        try:
+            yield
+        finally:
+            self._making = False
+            self.seconds += self.clock() - begin
+
+    def traced(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Trace | None:
+        """The function as a graph; None where it cannot be traced, or the graph is another function."""
+        leaves: list[Tensor] = []
+        expected: list[Tensor] = []
+        arranged = flatten(arguments, leaves)
+        try:
+            with self.making():
+                result = trace(function, arguments)
+                # Elsewhere than where it was traced, so that nothing of that place can have become part of the graph.
+                leaves = _moved(leaves, 0.01)
+                flatten(function(*unflatten(arranged, leaves)), expected)
+                difference = _difference(expected, result.graph, result.graph, [*leaves, *result.constants])
+        except (torch.OutOfMemoryError, ConfigError):
+            raise
+        except Exception as error:  # whatever a function under trace raises
+            return self._refused(name, f"cannot be traced: {_first_line(error)}")
+        return self._refused(name, f"differs when it is traced: {difference}") if difference else result
+
+    def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
+        """A program of the graph for inputs of these shapes; None where it cannot be made, or differs."""
+        try:
+            with self.making():
+                program = _inductor(graph, leaves)
+                difference = _difference(graph(*leaves), lambda *inputs: program(inputs), graph, leaves)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a compiler raises
+            return self._refused(name, f"cannot be compiled: {_first_line(error)}")
+        if difference:
+            return self._refused(name, f"differs when it is compiled: {difference}")
+        self.outcomes.setdefault(name, "compiled")
+        return program
+
+    def _refused(self, name: str, why: str) -> None:
+        self.outcomes[name] = f"as written: it {why}"
+        LOG.warning("%s %s\n  it runs as it is written, which is slower; `run.compile = false` compiles nothing", name, why)
+
+
+def programs_of(problem: Problem) -> Programs | None:
+    """What compiles the steps of this problem; None where they run as they are written: the run compiles nothing, or the losses
+    count what they do (:attr:`Problem.counters`), which a program would not.
+
+    .. versionadded:: 0.4"""
+    compiler = problem.compiler if problem.counters is None else None
+    return compiler if isinstance(compiler, Programs) else None
+
+
+class _Shapes:
+    """The programs of one function, by the shapes of its arguments."""
+
+    def __init__(self, programs: Programs, name: str, function: Callable[..., Any]) -> None:
+        self._programs, self._name, self._function = programs, name, function
+        self._runners: dict[Hashable, tuple[Runner | None, tuple[Tensor, ...], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        leaves: list[Tensor] = []
+        flatten(arguments, leaves)
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        known = self._runners.get(shapes)
+        if known is None:
+            known = self._runners[shapes] = self._make(arguments, leaves)
+        runner, constants, structure = known
+        if runner is None:
+            return self._function(*arguments)
+        return unflatten(structure, runner([*leaves, *constants]))
+
+    def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> tuple[Runner | None, tuple[Tensor, ...], Any]:
+        if len(self._runners) >= SHAPES:
+            return None, (), None
+        traced = self._programs.traced(self._name, self._function, arguments)
+        if traced is None:
+            return None, (), None
+        runner = self._programs.compiled(self._name, traced.graph, [*leaves, *traced.constants])
+        return runner, traced.constants, traced.structure
+
+
+def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
+    """The graph compiled for contiguous inputs of these shapes; on a GPU recorded as a CUDA graph."""
+    from torch._inductor import standalone_compile
+
+    examples = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+    # One graph has few kernels: a pool of processes that compile would take longer to start.
+    with torch._inductor.config.patch(compile_threads=1):
+        module = GraphModule(torch.nn.Module(), graph.graph)
+        program = standalone_compile(module, examples, dynamic_shapes="from_example_inputs", options={})
+    device = next((leaf.device for leaf in leaves if leaf.device.type in RECORDING), None)
+    if device is None:
+
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return program(*[leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in inputs])
+
+        return run
+    recording = Recording(lambda *inputs: list(program(*inputs)), *examples)
+    return lambda inputs: [output.clone() for output in recording(*inputs)]
+
+
+def _difference(
+    expected: Sequence[Tensor], program: Callable[..., Sequence[Tensor]], graph: GraphModule, leaves: Sequence[Tensor]
+) -> str:
+    """What is wrong with the program on these inputs; empty where it gives what is expected.
+
+    Two ways to compute the same round differently, and a step may blow that up (a residual that is nearly zero). How much, the
+    graph itself says: from inputs that are off by their last digit.
+    """
+    actual = program(*leaves)
+    nearby = graph(*_moved(leaves, None))
+    for want, have, near in zip(expected, actual, nearby, strict=True):
+        if not want.is_floating_point():
+            if not torch.equal(want, have) and torch.equal(want, near):
+                return "another whole number"
+            continue
+        size, rounding = _largest(want), _largest(want - near)
+        allowed = CLOSE[want.dtype] * size + 16 * rounding
+        if not torch.allclose(have, want, rtol=0.0, atol=allowed, equal_nan=True):
+            return f"by {_largest(have - want):.1e} where the largest number is {size:.1e}"
+    return ""
+
+
+def _moved(leaves: Sequence[Tensor], share: float | None) -> list[Tensor]:
+    """Every floating-point number a share of itself larger or smaller (None: by its last digit), as a seeded coin says."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        signs = 2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype) - 1
+        return leaf * (1 + (torch.finfo(leaf.dtype).eps if share is None else share) * signs)
+
+    return [moved(leaf.detach()) for leaf in leaves]
+
+
+def _largest(leaf: Tensor) -> float:
+    finite = leaf[torch.isfinite(leaf)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
