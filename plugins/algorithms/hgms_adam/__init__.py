@@ -7,18 +7,17 @@ Both corrections are moved into two scalars. Weight decay is the caller's: it is
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hgms_core import Tree
 
-Rate = TypeVar("Rate", float, Tensor)
 
-
-def corrections(rate: Rate, count: int, betas: tuple[float, float]) -> tuple[Rate, float]:
-    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by.
+def corrections(rate: Any, count: int, betas: tuple[float, float]) -> tuple[Any, float]:
+    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by. η is a number, or
+    a tensor of them.
 
     >>> corrections(0.5, 1, (0.5, 0.75))
     (1.0, 0.5)

@@ -56,7 +56,7 @@ class Branches:
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not run it again: saves K lower
             gradients an outer step. Of several branches the selected one is run again all the same, so memory is that of one.
         cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
-            losses so small that launching takes longer than computing. No effect with a tilt or a learned start.
+            losses so small that launching takes longer than computing.
 
     Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
 

@@ -73,8 +73,8 @@ def _table(rule: Rule, rates: Sequence[float | Tensor], decay: float | Tensor, l
     rows = [(step.rate, 1.0 if step.kept is None else step.kept, step.scale, step.correction) for step in steps]
     if any(isinstance(number, Tensor) for row in rows for number in row):
         members = like.shape[0]
-        rows = [torch.stack([torch.as_tensor(number, dtype=like.dtype).expand(members) for number in row]) for row in rows]
-        return torch.stack(rows).to(like.device, non_blocking=True)
+        wide = [[torch.as_tensor(number, dtype=like.dtype).expand(members) for number in row] for row in rows]
+        return torch.stack([torch.stack(row) for row in wide]).to(like.device, non_blocking=True)
     return torch.tensor(rows, dtype=like.dtype).to(like.device, non_blocking=True)
 
 

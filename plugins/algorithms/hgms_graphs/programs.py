@@ -102,8 +102,11 @@ class Programs:
         except (torch.OutOfMemoryError, ConfigError):
             raise
         except Exception as error:  # whatever a function under trace raises
-            return self._refused(name, f"cannot be traced: {_first_line(error)}")
-        return self._refused(name, f"differs when it is traced: {difference}") if difference else result
+            self.refuse(name, f"cannot be traced: {_first_line(error)}")
+            return None
+        if difference:
+            self.refuse(name, f"differs when it is traced: {difference}")
+        return None if difference else result
 
     def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
         """A program of the graph for inputs of these shapes; None where it cannot be made, or differs."""
@@ -114,13 +117,16 @@ class Programs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler raises
-            return self._refused(name, f"cannot be compiled: {_first_line(error)}")
+            self.refuse(name, f"cannot be compiled: {_first_line(error)}")
+            return None
         if difference:
-            return self._refused(name, f"differs when it is compiled: {difference}")
+            self.refuse(name, f"differs when it is compiled: {difference}")
+            return None
         self.outcomes.setdefault(name, "compiled")
         return program
 
-    def _refused(self, name: str, why: str) -> None:
+    def refuse(self, name: str, why: str) -> None:
+        """From now on the function of that name runs as it is written."""
         self.outcomes[name] = f"as written: it {why}"
         LOG.warning("%s %s\n  it runs as it is written, which is slower; `run.compile = false` compiles nothing", name, why)
 
@@ -167,12 +173,13 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
     """The graph compiled for contiguous inputs of these shapes; on a GPU recorded as a CUDA graph."""
     from torch._inductor import standalone_compile
 
-    examples = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
-    # One graph has few kernels: a pool of processes that compile would take longer to start.
-    with torch._inductor.config.patch(compile_threads=1):
+    examples: list[Any] = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+    device = next((leaf.device for leaf in leaves if leaf.device.type in RECORDING), None)
+    # On a CPU all kernels of a program are one C++ file, compiled in this process: a file for each takes twice as long, and a
+    # pool of processes longer to start.
+    with torch._inductor.config.patch(compile_threads=1, cpp_wrapper=device is None):
         module = GraphModule(torch.nn.Module(), graph.graph)
         program = standalone_compile(module, examples, dynamic_shapes="from_example_inputs", options={})
-    device = next((leaf.device for leaf in leaves if leaf.device.type in RECORDING), None)
     if device is None:
 
         def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -191,14 +198,13 @@ def _difference(
     Two ways to compute the same round differently, and a step may blow that up (a residual that is nearly zero). How much, the
     graph itself says: from inputs that are off by their last digit.
     """
-    actual = program(*leaves)
-    nearby = graph(*_moved(leaves, None))
-    for want, have, near in zip(expected, actual, nearby, strict=True):
+    actual, reference, nearby = program(*leaves), graph(*leaves), graph(*_moved(leaves, None))
+    for want, have, here, near in zip(expected, actual, reference, nearby, strict=True):
         if not want.is_floating_point():
-            if not torch.equal(want, have) and torch.equal(want, near):
+            if not torch.equal(want, have) and torch.equal(here, near):
                 return "another whole number"
             continue
-        size, rounding = _largest(want), _largest(want - near)
+        size, rounding = _largest(want), _largest(here - near)
         allowed = CLOSE[want.dtype] * size + 16 * rounding
         if not torch.allclose(have, want, rtol=0.0, atol=allowed, equal_nan=True):
             return f"by {_largest(have - want):.1e} where the largest number is {size:.1e}"

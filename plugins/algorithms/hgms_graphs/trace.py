@@ -103,7 +103,8 @@ def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 def _lifted(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
     """The graph with the tensors it holds as further inputs, and these tensors."""
-    graph, constants = traced.graph, {}
+    graph = traced.graph
+    constants: dict[Any, tuple[Node, Tensor]] = {}
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in list(graph.nodes):
         if node.op != "get_attr":
@@ -119,7 +120,9 @@ def _lifted(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
 
 def _without_repetitions(graph: Graph) -> Graph:
     """The same graph in which every operation on the same inputs is there once. Operations are pure, but for random draws."""
-    fresh, copies, known = Graph(), {}, {}
+    fresh = Graph()
+    copies: dict[Node, Node] = {}
+    known: dict[Any, Node] = {}
     for node in graph.nodes:
         if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             copies[node] = fresh.node_copy(node, copies.__getitem__)
@@ -161,7 +164,8 @@ def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
             depends.add(node)
 
     first = len(outputs) - sum(groups)
-    place, values = {node: i for i, node in enumerate(early)}, []
+    place = {node: i for i, node in enumerate(early)}
+    values: list[Node] = []
     after, kept = [], []
     for size in groups:
         wanted, first = outputs[first : first + size], first + size

@@ -61,8 +61,7 @@ class Implicit:
         warm_start: start the solver from the last outer step's v.
         cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as a whole afterwards; ``cg``
             then records its iteration too. For losses so small that launching takes longer than computing. The same numbers;
-            needs losses that can be recorded (:class:`hgms_graphs.Recording`). No effect on a CPU, nor with a tilt or a learned
-            start.
+            needs losses that can be recorded (:class:`hgms_graphs.Recording`). No effect on a CPU.
 
     Errors: ConfigError with ``ggn`` where the lower loss does not say its outputs.
 

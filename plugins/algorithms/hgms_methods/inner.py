@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from attrs import Attribute
 
-from hgms_core import Pipeline
+from hgms_core import Pipeline, Problem
 
 
 def innermost(method: Any) -> Any:
@@ -14,6 +15,16 @@ def innermost(method: Any) -> Any:
     while hasattr(method, "method"):
         method = method.method
     return method
+
+
+def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:
+    """The problem that a wrapper makes of this one, the same at every step: what is compiled or recorded is kept by its losses.
+
+    It must not refer to this one, by which it is kept."""
+    if key not in problem.kept:
+        problem.kept[key] = make()
+    other: Problem = problem.kept[key]
+    return other
 
 
 def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:

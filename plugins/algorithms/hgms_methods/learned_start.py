@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
 
 from attrs import Attribute, evolve, field, frozen, validators
 
-from hgms_core import Method, Problem, Record, State, Tree
-from hgms_methods.inner import around_a_pipeline, innermost
+from hgms_core import Loss, Method, Problem, Record, State, Tree
+from hgms_methods.inner import another, around_a_pipeline, innermost
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
@@ -71,15 +72,22 @@ class LearnedStart:
 
 def with_learned_start(problem: Problem) -> Problem:
     """The same problem with the lower level's start as further upper variables, which begin at x0."""
+    losses = problem.g, problem.f, problem.project, problem.evaluate
+    return another(problem, "learned-start", lambda: _with_start(problem, *losses))
+
+
+def _with_start(
+    problem: Problem, g: Loss, f: Loss, project: Callable[[Tree], Tree], evaluate: Callable[[Tree, Tree], Mapping[str, float]]
+) -> Problem:
     start = {START + name: leaf for name, leaf in problem.x0.items()}
     return evolve(
         problem,
         theta0={**problem.theta0, **start},
         references={name: {**theta, **start} for name, theta in problem.references.items()},
-        g=lambda theta, x, batch: problem.g(without_start(theta), x, batch),
-        f=lambda theta, x, batch: problem.f(without_start(theta), x, batch),
-        project=lambda theta: {**theta, **problem.project(without_start(theta))},
-        evaluate=lambda theta, x: problem.evaluate(without_start(theta), x),
+        g=lambda theta, x, batch: g(without_start(theta), x, batch),
+        f=lambda theta, x, batch: f(without_start(theta), x, batch),
+        project=lambda theta: {**theta, **project(without_start(theta))},
+        evaluate=lambda theta, x: evaluate(without_start(theta), x),
         start=lambda theta: {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)},
     )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, State, Tree
 from hgms_gauss_newton import Composite, says_outputs
-from hgms_methods.inner import around_a_pipeline
+from hgms_methods.inner import another, around_a_pipeline
 
 UPPER = "upper."
 """What the names of validation leaves in a tilted lower batch begin with."""
@@ -78,17 +78,20 @@ def _of_both(before: Cost, after: Cost) -> Cost:
 def tilted(problem: Problem, tilt: float) -> Problem:
     """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows along, whose leaves are
     called ``upper.<name>``. The loss says its outputs where g and f both do."""
+    return another(problem, ("tilted", tilt), lambda: _tilted(problem, tilt, problem.g, problem.f))
 
-    def g(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+
+def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss) -> Problem:
+    def both(theta: Tree, x: Tree, batch: Batch) -> Tensor:
         below, above = _parts(batch)
-        return problem.g(theta, x, below) + tilt * problem.f(theta, x, above)
+        return g(theta, x, below) + tilt * f(theta, x, above)
 
     def rows(index: Tensor) -> Batch:
         return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
 
     lower, upper = problem.lower_data, problem.upper_data["differentiate"]
     data = Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
-    return evolve(problem, g=_composite(problem.g, problem.f, tilt, g), lower_data=data)
+    return evolve(problem, g=_composite(g, f, tilt, both), lower_data=data)
 
 
 def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:

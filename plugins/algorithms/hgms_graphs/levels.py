@@ -91,7 +91,8 @@ class Linearized:
 
         spec = Ravel.of(x)
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})
-        arguments, leaves = (theta, x, below, above, along), []
+        arguments = (theta, x, below, above, along)
+        leaves: list[Tensor] = []
         traced = programs.traced("linearization", levels, arguments)
         if traced is None:
             return None
