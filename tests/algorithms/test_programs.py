@@ -403,15 +403,15 @@ def test_compiled_scores_select_the_same(selector: Any) -> None:
 # --- whole runs
 
 
-def pipeline() -> Pipeline:
+def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
     return Pipeline(
-        generator=Branches(count=2, steps=5, optimizer="adamw", lr=0.02, batch_size=5), selector=BestOfN(),
-        hypergradient=Implicit(solver=CG(ridge=0.05, max_steps=8), batch_size=8), outer=Adam(lr=0.1),
+        generator=Branches(count=2, steps=steps, optimizer="adamw", lr=0.02, batch_size=5), selector=BestOfN(),
+        hypergradient=Implicit(solver=CG(ridge=0.05, max_steps=products), batch_size=8), outer=Adam(lr=0.1),
     )  # fmt: skip
 
 
 def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
-    method, problem = pipeline(), network_problem(compiler=Programs())
+    method, problem = pipeline(steps=2, products=3), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)
     state, expected = method.init(problem, 0), method.init(plain, 0)
     middle: State = {}

@@ -43,13 +43,16 @@ class CompiledProduct:
         outputs: Sequence[Tensor] = self.graph(*inputs) if launch is None else launch(inputs)
         return outputs[0]
 
-    def loop(self, name: str, settings: tuple[Hashable, ...], ridge: float, iteration: Iteration) -> Callable[[Tree], Any]:
-        """``advance(state)``: the state after some iterations of a solver in one program, and how many of them were needed.
+    def loop(
+        self, name: str, settings: tuple[Hashable, ...], ridge: float, iteration: Iteration, most: int
+    ) -> Callable[[Tree], Any]:
+        """``advance(state)``: the state after some iterations of a solver, ``most`` at most, in one program, and how many were
+        needed.
 
         ``iteration(system, state)`` is a function of tensors alone that multiplies once; where ``state["active"]`` is false it
         changes nothing. ``state["r"]`` is a vector of the system's, ``settings`` are all that it reads beside the state."""
         residuals, graph = list(self.residuals), self.graph
-        count = ITERATIONS if sum(leaf.numel() for leaf in residuals) <= SMALL else 1
+        count = min(most, ITERATIONS) if sum(leaf.numel() for leaf in residuals) <= SMALL else 1
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
             system = LinearSystem.of(lambda v: graph(*residuals, v)[0], state["r"], ridge=ridge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -145,7 +146,7 @@ def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_s
 
 def _launched(product: CompiledProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
     """The iterations of a system whose operator is compiled."""
-    advance = product.loop("cg", (max_steps,), system.ridge, lambda inside, state: iteration(inside, state, max_steps))
+    advance = product.loop("cg", (max_steps,), system.ridge, partial(iteration, max_steps=max_steps), max_steps)
     while state["active"].any():
         state, needed = advance(state)
         system.products += int(needed)
