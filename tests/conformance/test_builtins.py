@@ -27,7 +27,18 @@ METHODS = [name for name in COMPOSITIONS if name != "fixed"]
 EXPECTED = {
     "generator": {"branches", "trajectory", "ula", "soba", "value-gap", "gradient-norm", "minimax", "dynamic-barrier"},
     "selector": {"best-of-n", "worst", "first"},
-    "solver": {"cg", "minres", "neumann", "fixed-point", "nystrom", "recycled-cg", "identity", "scipy", "linear-operator"},
+    "solver": {
+        "cg",
+        "minres",
+        "neumann",
+        "fixed-point",
+        "nystrom",
+        "recycled-cg",
+        "kfac",
+        "identity",
+        "scipy",
+        "linear-operator",
+    },
     "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "carried", "fixed"},
     "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split", "torch"},
     "task": {

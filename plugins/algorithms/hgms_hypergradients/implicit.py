@@ -30,7 +30,7 @@ from hgms_graphs import linearized, programs_of, recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.operator import with_operator
 from hgms_hypergradients.recorded import Recorded
-from hgms_hypergradients.remembering import remembered, remembering
+from hgms_hypergradients.remembering import prepared, remembered
 
 
 @final
@@ -45,7 +45,8 @@ class Implicit:
 
     Arguments:
         solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with ``solve_from(matvec, b, x0,
-            memory) -> (solution, memory)`` (``recycled-cg``) remembers from outer step to outer step, in the state.
+            memory) -> (solution, memory)`` (``recycled-cg``) remembers from outer step to outer step, in the state; one with
+            ``at(loss, theta, x, batch) -> LinearSolver`` (``kfac``) is told of g at x̂.
         strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
             ``difference`` (central difference of gradients).
         operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
@@ -115,7 +116,8 @@ class Implicit:
         below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
         above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
-        x, v0, solver = branch.x, state["v"] if self.warm_start else None, remembering(self.solver, state)
+        x, v0 = branch.x, state["v"] if self.warm_start else None
+        solver = prepared(self.solver, problem, theta, x, below, state)
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
             estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)

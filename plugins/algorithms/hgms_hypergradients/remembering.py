@@ -1,4 +1,4 @@
-"""A solver that remembers, for one solve."""
+"""A solver as it is for one solve: told of the loss where it wants to know, with its memory where it remembers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from attrs import define
 from torch import Tensor
 
-from hgms_core import LinearSolver, MatVec, Solution, State
+from hgms_core import Data, LinearSolver, MatVec, Problem, Solution, State, Tree
 
 
 @define
@@ -27,8 +27,12 @@ class Remembering:
         return solution
 
 
-def remembering(solver: LinearSolver, state: State) -> LinearSolver:
-    """The solver itself, or with what it remembers in ``state`` where it does."""
+def prepared(solver: LinearSolver, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, state: State) -> LinearSolver:
+    """The solver itself; of one that has it ``at(loss, theta, x, batch)``, on the lower rows ``below``; of one with
+    ``solve_from`` with what it remembers in ``state``."""
+    if hasattr(solver, "at"):
+        data: Data = problem.lower_data
+        solver = solver.at(problem.g, theta, x, data.batch(below))
     return Remembering(solver, state.get("memory", {})) if hasattr(solver, "solve_from") else solver
 
 
