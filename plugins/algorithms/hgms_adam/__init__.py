@@ -15,9 +15,9 @@ from torch import Tensor
 from hgms_core import Tree
 
 
-def corrections(rate: Any, count: int, betas: tuple[float, float]) -> tuple[Any, float]:
-    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by. η is a number, or
-    a tensor of them.
+def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any, Any]:
+    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by. Both may be
+    tensors.
 
     >>> corrections(0.5, 1, (0.5, 0.75))
     (1.0, 0.5)

@@ -156,15 +156,17 @@ class Branches:
         rows, programs = problem.lower_data.count(self.batch_size), programs_of(problem)
         for group in groups(problem.g, x, own_batch=own, rows=rows, mode=self.mode, chunk=self.chunk):
             mine, numbers = {name: leaf[group.part] for name, leaf in moments.items()}, group.rows_of(index) if own else index
-            steps, decay = [of_part(group.part, step, losses) for step in rates], of_part(group.part, decays, losses)
-            rule = Rule.of(self, start["optimizer_steps"])
+            rule, part = Rule.of(self, start["optimizer_steps"]), group.part
             if programs is not None:
-                losses[group.part] = advance_compiled(
+                members = part if isinstance(part, slice) else slice(part, part + 1)
+                steps, decay = [step[members] for step in rates], decays[members]
+                losses[part] = advance_compiled(
                     programs, self.name, problem, theta, rule, group, mine, numbers, steps, decay, rows
                 )
                 continue
             slope = slope_of(problem, theta, group, numbers, owner=self if self.cuda_graphs else None)
-            losses[group.part] = advance(rule, group, mine, slope, steps, decay)
+            rates_of = [of_part(part, step, losses) for step in rates]
+            losses[part] = advance(rule, group, mine, slope, rates_of, of_part(part, decays, losses))
         return x, moments, losses
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:

@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from hgms_adam import corrections
 from hgms_branches.steps import Coefficients, Rule, move_
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
 from hgms_graphs import Programs
@@ -28,18 +29,18 @@ def advance_compiled(
     group: Group,
     moments: Tree,
     index: Tensor | None,
-    rates: Sequence[float | Tensor],
-    decay: float | Tensor,
+    rates: Sequence[Sequence[float]],
+    decays: Sequence[float],
     rows: int,
 ) -> Tensor:
     """What :func:`advance` does, by programs that the generator ``name`` asks for. ``index`` numbers the ``rows`` of every
     step, ``[steps, rows]`` (after an axis of members where each has its own; None: all)."""
     stacked, like = isinstance(group.part, slice), next(iter(group.x.values()))
-    numbers = _table(rule, rates, decay, like)
-    decays, axis = isinstance(decay, Tensor) or bool(decay), None if index is None else index.dim() - 2
+    numbers = _table(rule, rates, decays, like)
+    decayed, axis = any(decays), None if index is None else index.dim() - 2
     # Of the problem's loss, since the group's may be a new form of it at every call.
-    key = (name, problem.g, evolve(rule, done=0), stacked, decays, axis)
-    block = programs(key, partial(_block, group.loss, rule, stacked, decays, axis))
+    key = (name, problem.g, evolve(rule, done=0), stacked, decayed, axis)
+    block = programs(key, partial(_block, group.loss, rule, stacked, decayed, axis))
     length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * rows)
     x, last, value = group.x, moments, torch.empty(())
     data = problem.lower_data
@@ -52,7 +53,7 @@ def advance_compiled(
 
 
 def _block(
-    loss: Loss, rule: Rule, stacked: bool, decays: bool, axis: int | None, theta: Tree, x: Tree, moments: Tree, batches: Tree,
+    loss: Loss, rule: Rule, stacked: bool, decayed: bool, axis: int | None, theta: Tree, x: Tree, moments: Tree, batches: Tree,
     numbers: Tensor,
 ) -> tuple[Tree, Tree, Tensor]:  # fmt: skip
     """(x, moments, the lower losses before the last step) after a step for each row of ``numbers``; ``batches`` has the steps'
@@ -62,20 +63,22 @@ def _block(
     for step, row in enumerate(numbers.unbind()):
         batch = batches if axis is None else {name: leaf.select(axis, step) for name, leaf in batches.items()}
         grads, value = gradient(loss, theta, x, batch)
-        coefficients = Coefficients(row[0], row[1] if decays else None, row[2], row[3].reshape(-1)[0])
+        coefficients = Coefficients(row[0], row[1] if decayed else None, row[2], row[3].reshape(-1)[0])
         move_(rule, list(x.values()), list(moments.values()), grads, coefficients, stacked)
     return x, moments, value
 
 
-def _table(rule: Rule, rates: Sequence[float | Tensor], decay: float | Tensor, like: Tensor) -> Tensor:
-    """Rate, decay and Adam's two of every step, ``[steps, 4]``; ``[steps, 4, members]`` where members differ."""
-    steps = [Coefficients.of(rule, rule.done + count, rate, decay) for count, rate in enumerate(rates, start=1)]
-    rows = [(step.rate, 1.0 if step.kept is None else step.kept, step.scale, step.correction) for step in steps]
-    if any(isinstance(number, Tensor) for row in rows for number in row):
-        members = like.shape[0]
-        wide = [[torch.as_tensor(number, dtype=like.dtype).expand(members) for number in row] for row in rows]
-        return torch.stack([torch.stack(row) for row in wide]).to(like.device, non_blocking=True)
-    return torch.tensor(rows, dtype=like.dtype).to(like.device, non_blocking=True)
+def _table(rule: Rule, rates: Sequence[Sequence[float]], decays: Sequence[float], like: Tensor) -> Tensor:
+    """The :class:`Coefficients` of every step, ``[steps, 4]``; ``[steps, 4, members]`` where members differ. In float64, as a
+    step that is not compiled has them."""
+    alike = all(len(set(numbers)) == 1 for numbers in (*rates, decays))
+    members = slice(0, 1) if alike else slice(None)
+    rate = torch.tensor([step[members] for step in rates], dtype=torch.float64)
+    decay = torch.tensor(decays[members], dtype=torch.float64)
+    count = torch.arange(rule.done + 1, rule.done + len(rates) + 1, dtype=torch.float64).unsqueeze(1)
+    scale, correction = corrections(rate, count, rule.betas)
+    table = torch.stack([rate, 1 - rate * decay, scale, correction.expand_as(rate)], 1)
+    return (table.squeeze(2) if alike else table).to(like.device, like.dtype, non_blocking=True)
 
 
 def _length(steps: int, work: int) -> int:

@@ -10,7 +10,7 @@ from attrs import define, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Strategy, Tree
+from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Solution, Strategy, Tree
 from hgms_graphs.programs import Programs, Runner
 from hgms_graphs.trace import flatten, split, unflatten, without_mutations
 
@@ -43,6 +43,34 @@ class CompiledProduct:
         outputs: Sequence[Tensor] = self.graph(*inputs) if launch is None else launch(inputs)
         return outputs[0]
 
+    @property
+    def small(self) -> bool:
+        """Whether launching a program costs about as much as a product."""
+        return sum(leaf.numel() for leaf in self.residuals) <= SMALL
+
+    def whole(
+        self, name: str, settings: tuple[Any, ...], solve: Callable[..., Any], b: Tensor, x0: Tensor | None, most: int
+    ) -> Solution | None:
+        """A small system from b to the answer as one program; None where it is large, or would take more iterations than
+        a program holds.
+
+        ``solve(matvec, b, x0, *settings, count)`` makes ``count`` iterations, of ``most`` at most: a function of tensors alone
+        that gives the fields of a solution, the products it took, and whether it has not finished."""
+        if not self.small or self.programs.keep(("long", name, *self.key, *settings), list):
+            return None
+        graph, count = self.graph, min(most, ITERATIONS)
+
+        def solved(residuals: list[Tensor], b: Tensor, x0: Tensor | None) -> Any:
+            return solve(lambda v: graph(*residuals, v)[0], b, x0, *settings, count)
+
+        program = self.programs((name, *self.key, *settings, x0 is None), solved)
+        numbers, products, unfinished = program(list(self.residuals), b.detach(), None if x0 is None else x0.detach())
+        if unfinished:
+            # Next time it is not tried, since these systems take longer.
+            self.programs.keep(("long", name, *self.key, *settings), list).append(True)
+            return None
+        return Solution(**numbers, products=int(products))
+
     def loop(
         self, name: str, settings: tuple[Hashable, ...], ridge: float, iteration: Iteration, most: int
     ) -> Callable[[Tree], Any]:
@@ -52,7 +80,7 @@ class CompiledProduct:
         ``iteration(system, state)`` is a function of tensors alone that multiplies once; where ``state["active"]`` is false it
         changes nothing. ``state["r"]`` is a vector of the system's, ``settings`` are all that it reads beside the state."""
         residuals, graph = list(self.residuals), self.graph
-        count = min(most, ITERATIONS) if sum(leaf.numel() for leaf in residuals) <= SMALL else 1
+        count = min(most, ITERATIONS) if self.small else 1
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
             system = LinearSystem.of(lambda v: graph(*residuals, v)[0], state["r"], ridge=ridge)

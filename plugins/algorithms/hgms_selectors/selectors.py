@@ -7,28 +7,30 @@ from typing import ClassVar, final
 
 import torch
 from attrs import field, frozen
-from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
 from hgms_fields import lowering, optional_whole
 from hgms_graphs import programs_of
 
 
-def _score(
-    problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None
-) -> tuple[Tensor, Cost]:
-    """f of all candidates on one shared batch of the validation rows set apart for selecting."""
+def _selection(
+    problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None,
+    highest: bool = False,
+) -> Selection:  # fmt: skip
+    """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
 
-    def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    def chosen(theta: Tree, x: Tree, batch: Tree) -> Tree:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
         # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
-        return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+        scores = torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+        selection = Selection.of(scores, highest=highest)
+        return {"index": selection.index, "scores": scores, "gap": selection.gap, "finite": selection.finite}
 
     f, programs = problem.f, programs_of(problem)
-    score = scored if programs is None else programs(("scores", f, mode, chunk), scored)
-    scores = score(detach(theta), detach(candidates.x), batch)
-    return scores, Cost(upper_values=candidates.count, rows=candidates.count * rows)
+    choose = chosen if programs is None else programs(("selection", f, mode, chunk, highest), chosen)
+    cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
+    return Selection(**choose(detach(theta), detach(candidates.x), batch), cost=cost)
 
 
 @final
@@ -61,8 +63,7 @@ class BestOfN:
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
-        return Selection.of(scores, cost=cost)
+        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
 
 
 @final
@@ -87,8 +88,7 @@ class Worst:
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        scores, cost = _score(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
-        return Selection.of(scores, highest=True, cost=cost)
+        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk, highest=True)
 
 
 @final

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, Solution
 from hgms_fields import not_negative, optional_positive, positive
-from hgms_solvers.pcg import Precondition, pcg
+from hgms_graphs import CompiledProduct
+from hgms_solvers.pcg import Precondition, pcg, whole
 
 
 @final
@@ -60,5 +61,10 @@ class CG:
     preconditioner: Precondition | None = field(default=None, validator=validators.optional(validators.is_callable()))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        if isinstance(matvec, CompiledProduct) and self.preconditioner is None:
+            settings = (self.ridge, self.rtol, self.atol, self.max_steps, self.clip)
+            solution = matvec.whole("cg", settings, whole, b, x0, self.max_steps)
+            if solution is not None:
+                return solution
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
         return pcg(system, x0, self.max_steps, self.clip, self.preconditioner)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hgms_core import LinearSystem, Outcome, Solution, Tree, clone
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, clone
 from hgms_graphs import CompiledProduct, RecordedProduct
 
 dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
@@ -38,6 +38,30 @@ def pcg(
     the outcome is STAGNATED. Of a :class:`hgms_graphs.RecordedProduct` an iteration is one launch, of a
     :class:`hgms_graphs.CompiledProduct` one or several are a program.
     """
+    product = system.matvec
+    state = begun(system, x0, max_steps, precondition, largest)
+    verified = state["size"]
+    while state["active"].any():
+        if isinstance(product, RecordedProduct) and precondition is None:
+            state = _recorded(product, system, state, max_steps)
+        elif isinstance(product, CompiledProduct) and precondition is None:
+            state = _launched(product, system, state, max_steps)
+        else:
+            while state["active"].any():
+                state = iteration(system, state, max_steps, precondition)
+        state = settled(system, state)
+        if not claims(state).any():
+            break
+        fresh = system.rhs - system.apply(state["x"])
+        state = checked(system, state, fresh, verified, max_steps, precondition)
+        verified = state["size"]
+    return system.solution(state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip)
+
+
+def begun(
+    system: LinearSystem, x0: Tensor | None, max_steps: int, precondition: Precondition | None, largest: Tensor | None
+) -> Tree:
+    """Before the first iteration."""
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
     size = norm(r)
@@ -45,46 +69,44 @@ def pcg(
     # ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
     floor, ceiling = torch.maximum(system.target, eps * system.size), system.size / eps**0.5
     codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-    active = (codes == LIMIT) & (max_steps > 0)
-    steps, verified = torch.zeros_like(codes), size
-    curvature, largest = torch.full_like(size, torch.inf), torch.zeros_like(size) if largest is None else largest
-    best, smallest = x, size
+    z = r if precondition is None else precondition(r)
+    return {
+        "x": x, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes, "active": (codes == LIMIT) & (max_steps > 0),
+        "steps": torch.zeros_like(codes), "best": x, "smallest": size, "curvature": torch.full_like(size, torch.inf),
+        "largest": torch.zeros_like(size) if largest is None else largest, "floor": floor, "ceiling": ceiling,
+    }  # fmt: skip
 
-    while active.any():
-        z = r if precondition is None else precondition(r)
-        state = {
-            "x": x, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes, "active": active, "steps": steps,
-            "best": best, "smallest": smallest, "curvature": curvature, "largest": largest, "floor": floor, "ceiling": ceiling,
-        }  # fmt: skip
-        if isinstance(system.matvec, RecordedProduct) and precondition is None:
-            state = _recorded(system.matvec, system, state, max_steps)
-        elif isinstance(system.matvec, CompiledProduct) and precondition is None:
-            state = _launched(system.matvec, system, state, max_steps)
-        else:
-            while state["active"].any():
-                state = iteration(system, state, max_steps, precondition)
-        x, r, size, codes, active, steps = (state[name] for name in ("x", "r", "size", "codes", "active", "steps"))
-        best, smallest, curvature, largest = (state[name] for name in ("best", "smallest", "curvature", "largest"))
 
-        # Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best iterate is the answer.
-        stuck = (codes == STAGNATED) | ((codes == LIMIT) & (size > system.size))
-        x, size = pick(stuck, best, x), torch.where(stuck, smallest, size)
-        # A truncated solve makes no claim that needs proof: over few steps the recursion's residual is the residual.
-        if not ((codes == CONVERGED) | (codes == STAGNATED) | (steps > TRUSTED)).any():
-            break
-        # Otherwise the residual is computed afresh.
-        fresh = system.rhs - system.apply(x)
-        true = norm(fresh)
-        known = torch.isfinite(true)
-        r, size = pick(known, fresh, r), torch.where(known, true, size)
-        missed = (codes == CONVERGED) & (size > system.target)
-        codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= max_steps), LIMIT)
-        codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
-        active = missed & (size < 0.9 * verified) & (steps < max_steps)
-        codes, verified = codes.masked_fill(active, LIMIT), size
-        best, smallest = x, size
+def settled(system: LinearSystem, state: Tree) -> Tree:
+    """Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best iterate is the answer."""
+    stuck = (state["codes"] == STAGNATED) | ((state["codes"] == LIMIT) & (state["size"] > system.size))
+    x, size = pick(stuck, state["best"], state["x"]), torch.where(stuck, state["smallest"], state["size"])
+    return {**state, "x": x, "size": size}
 
-    return system.solution(x, size, codes, steps, curvature, clip)
+
+def claims(state: Tree) -> Tensor:
+    """Which systems claim something that needs proof: over few steps the recursion's residual is the residual."""
+    return (state["codes"] == CONVERGED) | (state["codes"] == STAGNATED) | (state["steps"] > TRUSTED)
+
+
+def checked(
+    system: LinearSystem, state: Tree, fresh: Tensor, verified: Tensor, max_steps: int, precondition: Precondition | None = None
+) -> Tree:
+    """With the residual computed afresh: what claimed too much is STAGNATED, or goes on where that residual is smaller than the
+    one verified before."""
+    true = norm(fresh)
+    known = torch.isfinite(true)
+    r, size = pick(known, fresh, state["r"]), torch.where(known, true, state["size"])
+    codes, steps = state["codes"], state["steps"]
+    missed = (codes == CONVERGED) & (size > system.target)
+    codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= max_steps), LIMIT)
+    codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
+    active = missed & (size < 0.9 * verified) & (steps < max_steps)
+    z = r if precondition is None else precondition(r)
+    return {
+        **state, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes.masked_fill(active, LIMIT), "active": active,
+        "best": state["x"], "smallest": size,
+    }  # fmt: skip
 
 
 def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None) -> Tree:
@@ -151,3 +173,26 @@ def _launched(product: CompiledProduct, system: LinearSystem, state: Tree, max_s
         state, needed = advance(state)
         system.products += int(needed)
     return state
+
+
+def whole(
+    matvec: MatVec, b: Tensor, x0: Tensor | None, ridge: float, rtol: float, atol: float, max_steps: int, clip: float | None,
+    count: int,
+) -> tuple[Tree, Tensor, Tensor]:  # fmt: skip
+    """:func:`pcg` with ``count`` iterations and one check, as a function of tensors alone: the fields of its solution, the
+    products that it needed, and whether it takes more than that."""
+    system = LinearSystem.of(matvec, b, ridge=ridge, rtol=rtol, atol=atol)
+    state = begun(system, x0, max_steps, None, None)
+    verified, products = state["size"], torch.zeros_like(state["steps"].sum()) + (x0 is not None)
+    for _ in range(count):
+        products = products + state["active"].any()
+        state = iteration(system, state, max_steps)
+    unfinished = state["active"].any()
+    state = settled(system, state)
+    claimed = claims(state).any()
+    proven = checked(system, state, system.rhs - system.apply(state["x"]), verified, max_steps)
+    state = {name: torch.where(claimed, proven[name], leaf) for name, leaf in state.items()}
+    unfinished = unfinished | (claimed & state["active"].any())
+    solution = system.solution(state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip)
+    numbers = {name: getattr(solution, name) for name in ("value", "codes", "residual", "iterations", "curvature")}
+    return numbers, products + claimed, unfinished
