@@ -14,6 +14,8 @@ from hgms_solvers.pcg import Precondition, pcg
 
 SMALL = 1e-6
 """Below this share of the largest, an eigenvalue of a small matrix of inner products is rounding."""
+USEFUL = 2.0
+"""A model is forgotten whose own solution B⁻¹b meets this many times the curvature that it says."""
 
 
 @final
@@ -27,11 +29,11 @@ class RecycledCG:
 
         B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ
 
-    B⁺P = Y holds until it is cut, B⁺ is positive definite, and what an old product said is kept where no new one was made.
+    B⁺P = Y holds until it is cut, B⁺ is positive definite, and what an old product said is kept where no new one was made. The
+    start is s = B⁻¹b. Where sᵀ(H + γI)s > 2 sᵀBs (x was restarted), the model is forgotten, and the solve is ``cg``'s.
 
-    Use along an outer trajectory (``implicit`` hands the memory from step to step), best with ``warm_start``, where H changes
-    slowly beside its spectrum. Avoid for a single system, where it is ``cg``, and where H is another one every time (a small
-    new batch a step).
+    Use along an outer trajectory (``implicit`` hands the memory from step to step), where H changes slowly beside its spectrum.
+    Avoid for a single system, where it is ``cg``, and where H is another one every time (a small new batch a step).
 
     Arguments:
         rank: vectors that are remembered, ≥ 1.
@@ -39,9 +41,9 @@ class RecycledCG:
 
     Outcomes: as ``cg``. Directions without positive curvature are not learned from.
 
-    Cost: products as ``cg``, fewer from the second system on. Memory: ``rank`` vectors between systems, and two vectors a
-    product within one. Beside the products 4·``rank``·d multiply-adds an iteration, and (rank + k)(rank + 2k)·d once after a
-    solve of k. N systems at once are solved without memory.
+    Cost: products as ``cg``, fewer from the second system on. A start ``x0`` is used for the first alone. Memory: ``rank``
+    vectors between systems, and two vectors a product within one. Beside the products 4·``rank``·d multiply-adds an iteration,
+    and (rank + k)(rank + 2k)·d once after a solve of k. N systems at once are solved without memory.
 
     >>> H = torch.cat([torch.logspace(0, 3, 20), torch.linspace(0.5, 1, 180)]).double()
     >>> b, solver, memory = torch.ones(200, dtype=torch.float64), RecycledCG(ridge=1e-3, rank=30), {}
@@ -81,8 +83,21 @@ class RecycledCG:
             return image
 
         system = LinearSystem.of(watched, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        solution = pcg(system, x0, self.max_steps, self.clip, inverse(memory) if memory else None)
-        return solution, updated(memory, pairs, self.ridge, self.rank)
+        if not memory:
+            return pcg(system, x0, self.max_steps, self.clip), updated({}, pairs, self.ridge, self.rank)
+        solve, kept = inverse(memory), memory
+
+        def precondition(r: Tensor) -> Tensor:
+            nonlocal kept
+            if system.products == 1:  # of the start s = B⁻¹b: where sᵀ(H + γI)s is not near sᵀBs = sᵀb, the model is of no use
+                start, image = pairs[0]
+                curvature = system.dot(start, torch.add(image, start, alpha=self.ridge))
+                if not bool(curvature <= USEFUL * system.dot(start, system.rhs)):
+                    kept = {}
+            return solve(r) if kept else r
+
+        solution = pcg(system, solve(b.detach()) / memory["rest"], self.max_steps, self.clip, precondition)
+        return solution, updated(kept, pairs, self.ridge, self.rank)
 
 
 def inverse(memory: Tree) -> Precondition:
