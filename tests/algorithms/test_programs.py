@@ -109,6 +109,14 @@ def test_arguments_that_are_one_tensor_at_first_may_differ_later() -> None:
     assert minus(torch.tensor([3.0, 1.0]), x).tolist() == [2.0, 0.0]
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_names_in_another_order_are_other_arguments() -> None:
+    minus = Programs()(("minus",), lambda tree, c: tree["a"] - tree["b"] if c is None else tree["a"] - c)
+    a, b = torch.ones(2), torch.zeros(2)
+    for tree, c in (({"a": a, "b": b}, None), ({"b": b, "a": a}, None), ({"a": a}, b)):
+        assert minus(tree, c).tolist() == [1.0, 1.0]
+
+
 def test_what_does_not_depend_on_the_late_input_is_computed_before() -> None:
     def function(a: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heavy = torch.tanh(a @ b)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded
+from hgms_graphs.launch import Numbers, form, launch
 from hgms_graphs.levels import CompiledProduct, linearized
 from hgms_graphs.matmul import Product, RouteChoice, calibrated, choose, matrix_route
 from hgms_graphs.programs import Programs, programs_of
 
 __all__ = [
-    "CompiledProduct", "Product", "Programs", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose",
-    "linearized", "matrix_route", "programs_of", "recorded",
+    "CompiledProduct", "Numbers", "Product", "Programs", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose",
+    "form", "launch", "linearized", "matrix_route", "programs_of", "recorded",
 ]  # fmt: skip

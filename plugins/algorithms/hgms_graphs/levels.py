@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Solution, Strategy, Tree
 from hgms_graphs.programs import Programs, Runner
-from hgms_graphs.trace import flatten, split, unflatten, without_mutations
+from hgms_graphs.trace import arrangement, flatten, split, unflatten, without_mutations
 
 ITERATIONS = 10
 """Iterations of a program where a product is small; a large one is a program by itself, which ends when the solver does."""
@@ -179,7 +179,8 @@ def linearized(
     .. versionadded:: 0.4"""
     leaves: list[Tensor] = []
     flatten((theta, x, below, above), leaves)
-    name = (*key, strategy, precision, operator is None, *((leaf.shape, leaf.dtype) for leaf in leaves))
+    arranged = arrangement((theta, x, below, above))
+    name = (*key, strategy, precision, operator is None, arranged, *((leaf.shape, leaf.dtype) for leaf in leaves))
     levels = programs.keep(
         ("linearization", *name),
         lambda: Linearized.of(programs, name, f, g, strategy, precision, operator, theta, x, below, above),

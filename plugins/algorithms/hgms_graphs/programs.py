@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from hgms_core import ConfigError, Problem
 from hgms_graphs.graphs import RECORDING, Recording
-from hgms_graphs.trace import Trace, flatten, trace, unflatten
+from hgms_graphs.trace import Trace, arrangement, flatten, trace, unflatten
 
 LOG = logging.getLogger("hgms.programs")
 SHAPES = 8
@@ -150,7 +150,7 @@ class _Shapes:
     def __call__(self, *arguments: Any) -> Any:
         leaves: list[Tensor] = []
         flatten(arguments, leaves)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        shapes = (arrangement(arguments), *[(leaf.shape, leaf.dtype) for leaf in leaves])
         known = self._runners.get(shapes)
         if known is None:
             known = self._runners[shapes] = self._make(arguments, leaves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,19 @@ def unflatten(structure: Structure, leaves: Sequence[Tensor]) -> Any:
         return None if part is None else [build(item) for item in part]
 
     return build(structure)
+
+
+def arrangement(value: Any) -> Hashable:
+    """What tells values of different structure apart: names in their order, lengths, and where there is None.
+
+    >>> arrangement(({"a": torch.zeros(2), "b": [None]}, None))
+    (('a', 'b', True, (False,)), False)
+    """
+    if isinstance(value, dict):
+        return (*value, *[True if isinstance(item, Tensor) else arrangement(item) for item in value.values()])
+    if isinstance(value, list | tuple):
+        return tuple([True if isinstance(item, Tensor) else arrangement(item) for item in value])
+    return value is not None
 
 
 @frozen(eq=False)

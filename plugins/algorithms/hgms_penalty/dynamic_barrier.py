@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree
 from hgms_fields import lowering, not_negative, optional_whole, positive, whole
+from hgms_graphs import form, programs_of
 from hgms_penalty import shared
 
 
@@ -67,38 +69,51 @@ class DynamicBarrier:
     init = shared.begin
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        g, f, programs = problem.g, problem.f, programs_of(problem)
+        before = form(programs, (f"{self.name} slopes", self, g, f), partial(self._slopes, g, f))
+        after = form(programs, (f"{self.name} step", self, g), partial(self._bent, g))
+
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw(problem, key, self)
-            upper, lower = shared.tracked(theta), shared.tracked(y)
-            with torch.enable_grad():
-                g = problem.g(upper, lower, below)
-                g_theta, g_y = shared.gradients(g, upper, lower)
-                f = problem.f(upper, lower, above)
-                f_theta, f_y = shared.gradients(f, upper, lower)
-
-            end = shared.descended(y, g_y, self.inner_lr)
-            for _ in range(self.steps - 1):
-                grads, _ = gradient(problem.g, theta, end, below)
-                end = shared.descended(end, dict(zip(end, grads, strict=True)), self.inner_lr)
-            with torch.enable_grad():
-                (end_theta,) = shared.gradients(problem.g(upper, end, below), upper)
-
-            q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
-            size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
-            inner = _dot(f_theta, q_theta) + _dot(f_y, g_y)
-            # Where ∇q = 0 its weight does not matter; the bound only keeps 0/0 out.
-            weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
-            to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
-            to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}
-            norm = _dot(g_y, g_y).sqrt()
-            kept = {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": norm}
-            return shared.descended(y, to_y, self.lr), kept, g.detach()
+            slopes, end, losses = before(y, theta, below, above)
+            end = shared.descent(programs, self, g, self.steps - 1, self.inner_lr, theta, end, below)
+            x, kept = after(y, end, slopes, theta, below)
+            return x, {**kept, "upper_loss": losses["f"]}, losses["g"]
 
         rows, upper_rows = shared.rows(problem, self)
         cost = Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows * (self.steps + 1) + upper_rows)
         return shared.branches(start, key, self, step, cost)
 
     carry = shared.carry
+
+    def _slopes(
+        self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree
+    ) -> tuple[dict[str, Tree], Tree, dict[str, Tensor]]:
+        """Both gradients at (θ, y), y after the first step, and the losses."""
+        upper, lower = shared.tracked(theta), shared.tracked(y)
+        with torch.enable_grad():
+            at_y = g(upper, lower, below)
+            g_theta, g_y = shared.gradients(at_y, upper, lower)
+            value = f(upper, lower, above)
+            f_theta, f_y = shared.gradients(value, upper, lower)
+        slopes = {"g_theta": g_theta, "g_y": g_y, "f_theta": f_theta, "f_y": f_y}
+        return slopes, shared.descended(y, g_y, self.inner_lr), {"g": at_y.detach(), "f": value.detach()}
+
+    def _bent(self, g: Loss, y: Tree, end: Tree, slopes: dict[str, Tree], theta: Tree, below: Tree) -> tuple[Tree, Tree]:
+        """The next y and what is kept, from the slopes at y and y^T."""
+        g_theta, g_y, f_theta, f_y = (slopes[name] for name in ("g_theta", "g_y", "f_theta", "f_y"))
+        upper = shared.tracked(theta)
+        with torch.enable_grad():
+            (end_theta,) = shared.gradients(g(upper, end, below), upper)
+        q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
+        size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
+        inner = _dot(f_theta, q_theta) + _dot(f_y, g_y)
+        # Where ∇q = 0 its weight does not matter; the bound only keeps 0/0 out.
+        weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
+        to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
+        to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}
+        kept = {**shared.tagged("theta", to_theta), "lower_gradient_norm": _dot(g_y, g_y).sqrt()}
+        return shared.descended(y, to_y, self.lr), kept
 
 
 def _dot(a: Tree, b: Tree) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, twice_differentiable_attention
 from hgms_fields import decay_rate, lowering, not_negative, optional_whole, positive, whole
+from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
 
 
@@ -81,28 +83,39 @@ class GradientNorm:
         data = problem.lower_data
         passes = 1 if shared.is_full(data, self.batch_size) else 2
 
+        programs, function = programs_of(problem), partial(self._moved, problem.g, problem.f)
+
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             # A key for each of the two: pieces of one shuffled epoch would not be independent of each other.
-            batches = [data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)]
+            below = [data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)]
             above = shared.upper_batch(problem, key, self)
-            upper, lower = shared.tracked(theta), shared.tracked(y)
-            leaves = list(lower.values())
-            with torch.enable_grad(), twice_differentiable_attention():
-                values = [problem.g(upper, lower, batch) for batch in batches]
-                grads = [torch.autograd.grad(g, leaves, create_graph=True, materialize_grads=True) for g in values]
-                square = torch.stack([(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]).sum()
-                f = problem.f(upper, lower, above)
-                to_theta, to_y = shared.gradients(scale * f + 0.5 * scale * gamma * square, upper, lower)
-
-            to_y, kept = shared.with_momentum(to_y, aux, self.momentum)
-            mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
-            size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
-            kept |= {**shared.tagged("theta", to_theta), "upper_loss": f.detach(), "lower_gradient_norm": size}
-            return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
+            settings, weights = (self.name, self, problem.g, problem.f), (scale, 0.5 * scale * gamma)
+            x, kept, loss = launch(programs, settings, function, weights, y, shared.untagged("m", aux), theta, below, above)
+            return x, kept, loss
 
         lower_rows, upper_rows = shared.rows(problem, self)
         rows = 3 * passes * lower_rows + upper_rows
         cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
         return shared.branches(start, key, self, step, cost)
+
+    def _moved(
+        self, g: Loss, f: Loss, weights: Numbers, y: Tree, m: Tree, theta: Tree, below: list[Tree], above: Tree
+    ) -> tuple[Tree, Tree, Tensor]:
+        """The step of one branch as a function of tensors; ``weights`` are c_k and ½ c_k γ_k."""
+        scale, penalty = weights
+        upper, lower = shared.tracked(theta), shared.tracked(y)
+        leaves = list(lower.values())
+        with torch.enable_grad(), twice_differentiable_attention():
+            values = [g(upper, lower, batch) for batch in below]
+            grads = [torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True) for value in values]
+            square = torch.stack([(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]).sum()
+            value = f(upper, lower, above)
+            to_theta, to_y = shared.gradients(scale * value + penalty * square, upper, lower)
+
+        to_y, kept = shared.with_momentum(to_y, m, self.momentum)
+        mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
+        size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
+        kept |= {**shared.tagged("theta", to_theta), "upper_loss": value.detach(), "lower_gradient_norm": size}
+        return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
     carry = shared.carry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
@@ -10,8 +11,9 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms_adam import adam_, corrections
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State, Tree, choice, clone, norm
+from hgms_core import Candidates, ConfigError, Cost, Key, Loss, Problem, State, Tree, choice, clone, norm
 from hgms_fields import decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
 from hgms_penalty.layers import layers, moving
 
@@ -112,62 +114,82 @@ class Minimax:
         rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
         if done < self.warmup:
             active_names["u"] = []
+        always = {name: layer_of.get(name, "") == "" for name in problem.x0}
+        numbers = [alpha]
+        for which, rate in rates.items():
+            numbers += [rate, 1 - abs(rate) * self.weight_decay]
+            for kind in (True, False):
+                numbers += corrections(rate, max(counts[which][kind], 1), self.betas)
+        # Layers that are drawn anew would be another program each time.
+        programs = programs_of(problem) if self.blocks is None else None
+        function = partial(self._moved, problem.g, problem.f, active_names, always)
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = shared.draw(problem, key, self)
             models = {"w": w, "u": shared.untagged("u", aux)}
-            upper = shared.tracked(theta)
-            active = {which: shared.tracked({name: models[which][name] for name in active_names[which]}) for which in models}
-            with torch.enable_grad():
-                at_w = problem.g(upper, models["w"] | active["w"], below)
-                at_u = problem.g(upper, models["u"] | active["u"], below)
-                f = problem.f(upper, models["w"] | active["w"], above)
-                value = f + alpha * (at_w - at_u)
-                to_theta, to_w, to_u = shared.gradients(value, upper, active["w"], active["u"])
-
-            kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": f.detach()}
-            for which, slope in (("w", to_w), ("u", to_u)):
-                if not slope:
-                    continue
-                slope = self._clipped(slope, alpha)
-                for always, count in counts[which].items():
-                    own = {name: leaf for name, leaf in slope.items() if (layer_of.get(name, "") == "") == always}
-                    if not own:
-                        continue
-                    before = {kind: shared.untagged(f"{kind}{which}", aux) for kind in "mv"} if count > 1 else None
-                    old = {name: models[which][name] for name in own}
-                    moved, moments = self._moved(old, own, before, count, rates[which])
-                    models[which] = models[which] | moved
-                    for kind, moment in moments.items():
-                        kept |= shared.tagged(f"{kind}{which}", moment)
-            return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
+            moments: Tree = {}
+            for which, names in active_names.items() if self.optimizer == "adamw" else ():
+                for tag, name in ((f"{kind}{which}.{name}", name) for kind in "mv" for name in names):
+                    begins = counts[which][always[name]] <= 1
+                    moments[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
+            settings = (self.name, self, problem.g, problem.f, bool(active_names["u"]))
+            batches = shared.draw(problem, key, self)
+            x, kept, loss = launch(programs, settings, function, numbers, w, models["u"], moments, theta, *batches)
+            return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
         return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows))
 
     carry = shared.carry
 
-    def _clipped(self, slope: Tree, alpha: float) -> Tree:
+    def _moved(
+        self, g: Loss, f: Loss, active_names: dict[str, list[str]], always: dict[str, bool], numbers: Numbers, w: Tree, u: Tree,
+        moments: Tree, theta: Tree, below: Tree, above: Tree,
+    ) -> tuple[Tree, Tree, Tensor]:  # fmt: skip
+        """The step of one pair as a function of tensors; ``numbers`` are α_k and, of w and of u, the rate, what decay leaves,
+        and Adam's two of leaves that always move and of layers."""
+        alpha, *rest = numbers
+        models, upper = {"w": w, "u": u}, shared.tracked(theta)
+        active = {which: shared.tracked({name: models[which][name] for name in active_names[which]}) for which in models}
+        with torch.enable_grad():
+            at_w = g(upper, models["w"] | active["w"], below)
+            at_u = g(upper, models["u"] | active["u"], below)
+            value = f(upper, models["w"] | active["w"], above)
+            to_theta, to_w, to_u = shared.gradients(value + alpha * (at_w - at_u), upper, active["w"], active["u"])
+
+        kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}
+        for which, slope, (rate, left, *adams) in (("w", to_w, rest[:6]), ("u", to_u, rest[6:])):
+            if not slope:
+                continue
+            slope = self._clipped(slope, alpha)
+            for kind, adam in ((True, adams[:2]), (False, adams[2:])):
+                own = {name: leaf for name, leaf in slope.items() if always[name] == kind}
+                if not own:
+                    continue
+                before = {m: {name: moments[f"{m}{which}.{name}"] for name in own} for m in "mv"} if moments else {}
+                old = {name: models[which][name] for name in own}
+                moved, after = self._stepped(old, own, before, rate, left, *adam)
+                models[which] = models[which] | moved
+                for m, moment in after.items():
+                    kept |= shared.tagged(f"{m}{which}", moment)
+        return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
+
+    def _clipped(self, slope: Tree, alpha: float | Tensor) -> Tree:
         if self.clip is None:
             return slope
         bound = self.clip * alpha
         scale = bound / norm(slope).clamp_min(bound)
         return {name: leaf * scale for name, leaf in slope.items()}
 
-    def _moved(
-        self, x: Tree, slope: Tree, before: dict[str, Tree] | None, count: int, rate: float
-    ) -> tuple[Tree, dict[str, Tree]]:
+    def _stepped(
+        self, x: Tree, slope: Tree, before: dict[str, Tree], rate: float | Tensor, left: float | Tensor,
+        scale: float | Tensor, correction: float | Tensor,
+    ) -> tuple[Tree, dict[str, Tree]]:  # fmt: skip
         """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both directions are odd in it)."""
         if self.weight_decay:
-            x = {name: leaf * (1 - abs(rate) * self.weight_decay) for name, leaf in x.items()}
+            x = {name: leaf * left for name, leaf in x.items()}
         if self.optimizer == "sgd":
             return shared.descended(x, slope, rate), {}
-        x = clone(x)
-        moments = {
-            kind: {name: torch.zeros_like(leaf) if before is None else before[kind][name].clone() for name, leaf in x.items()}
-            for kind in "mv"
-        }
+        x, moments = clone(x), {kind: clone(tree) for kind, tree in before.items()}
         trees = (x, slope, moments["m"], moments["v"])
-        scale, correction = corrections(rate, count, self.betas)
         adam_(*(list(tree.values()) for tree in trees), scale=scale, correction=correction, betas=self.betas, eps=self.eps)
         return x, moments

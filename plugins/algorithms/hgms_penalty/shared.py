@@ -8,12 +8,17 @@ dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, Problem, State, Tree, choice, slopes, stack
+from hgms_core import Candidates, ConfigError, Cost, Data, Key, Loss, Problem, State, Tree, choice, gradient, slopes, stack
+from hgms_graphs import Programs, form
+
+STEPS = 5
+"""Lower steps in one program, at most: what it takes to compile grows with them."""
 
 carry_rules: Any = choice("selected", "per-branch")
 
@@ -124,19 +129,38 @@ def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
     return [{name: next(leaves) for name in tree} for tree in trees]
 
 
-def with_momentum(direction: Tree, aux: Tree, momentum: float) -> tuple[Tree, Tree]:
-    """The running sum of directions, and as what it is kept (nothing without momentum)."""
+def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree]:
+    """The running sum of directions after ``m``, and as what it is kept (nothing without momentum)."""
     if not momentum:
         return direction, {}
-    m = untagged("m", aux)
     direction = {name: momentum * m[name] + leaf for name, leaf in direction.items()}
     return direction, tagged("m", direction)
 
 
-def descended(x: Tree, direction: Tree, rate: float) -> Tree:
+def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
     """x − rate·direction, as new tensors."""
+    if isinstance(rate, Tensor):
+        return {name: leaf - rate * direction[name] for name, leaf in x.items()}
     moved = torch._foreach_add(list(x.values()), [direction[name] for name in x], alpha=-rate)
     return dict(zip(x, moved, strict=True))
+
+
+def descent(
+    programs: Programs | None, method: Any, g: Loss, steps: int, rate: float, theta: Tree, x: Tree, batch: Tree
+) -> Tree:
+    """x after ``steps`` steps of rate ``rate`` along −∇_x g on one batch, several of them a program."""
+    length = max(length for length in range(1, STEPS + 1) if steps % length == 0) if steps else 1
+    block = form(programs, (f"{method.name} descent", g, rate, length), partial(_descent, g, rate, length))
+    for _ in range(0, steps, length):
+        x = block(theta, x, batch)
+    return x
+
+
+def _descent(g: Loss, rate: float, steps: int, theta: Tree, x: Tree, batch: Tree) -> Tree:
+    for _ in range(steps):
+        grads, _value = gradient(g, theta, x, batch)
+        x = descended(x, dict(zip(x, grads, strict=True)), rate)
+    return x
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:

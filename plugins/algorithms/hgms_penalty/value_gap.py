@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, gradient
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, gradient
 from hgms_fields import decay_rate, lowering, not_negative, optional_whole, positive, whole
+from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
 
 
@@ -78,29 +80,39 @@ class ValueGap:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
-        data = problem.lower_data
+        data, function = problem.lower_data, partial(self._moved, problem.g, problem.f)
+        programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
-            omega = shared.untagged("omega", aux)
-            for inner in range(self.steps):
-                grads, _ = gradient(problem.g, theta, omega, data.batch(None if index is None else index[inner]))
-                omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
-
-            below = data.batch(None if index is None else index[self.steps])
+            below = [data.batch(None if index is None else index[inner]) for inner in range(self.steps + 1)]
             above = shared.upper_batch(problem, key, self)
-            upper, lower = shared.tracked(theta), shared.tracked(y)
-            with torch.enable_grad():
-                at_y, at_omega = problem.g(upper, lower, below), problem.g(upper, omega, below)
-                f = problem.f(upper, lower, above)
-                to_theta, to_y = shared.gradients(scale * f + scale * gamma * (at_y - at_omega), upper, lower)
-
-            to_y, kept = shared.with_momentum(to_y, aux, self.momentum)
-            kept |= shared.tagged("omega", omega) | shared.tagged("theta", to_theta) | {"upper_loss": f.detach()}
-            return shared.descended(y, to_y, self.lr), kept, at_y.detach()
+            settings, weights = (self.name, self, problem.g, problem.f), (scale, scale * gamma)
+            omega, m = shared.untagged("omega", aux), shared.untagged("m", aux)
+            x, kept, loss = launch(programs, settings, function, weights, y, omega, m, theta, below, above)
+            return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
         cost = Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows * (self.steps + 2) + upper_rows)
         return shared.branches(start, key, self, step, cost)
+
+    def _moved(
+        self, g: Loss, f: Loss, weights: Numbers, y: Tree, omega: Tree, m: Tree, theta: Tree, below: list[Tree], above: Tree
+    ) -> tuple[Tree, Tree, Tensor]:
+        """The step of one branch as a function of tensors; ``weights`` are c_k and c_k γ_k."""
+        scale, penalty = weights
+        for batch in below[:-1]:
+            grads, _ = gradient(g, theta, omega, batch)
+            omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
+
+        upper, lower = shared.tracked(theta), shared.tracked(y)
+        with torch.enable_grad():
+            at_y, at_omega = g(upper, lower, below[-1]), g(upper, omega, below[-1])
+            value = f(upper, lower, above)
+            to_theta, to_y = shared.gradients(scale * value + penalty * (at_y - at_omega), upper, lower)
+
+        to_y, kept = shared.with_momentum(to_y, m, self.momentum)
+        kept |= shared.tagged("omega", omega) | shared.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
     carry = shared.carry

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, final
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, twice_differentiable_attention
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, twice_differentiable_attention
 from hgms_fields import lowering, optional_positive, optional_whole, positive, share
+from hgms_graphs import Numbers, launch, programs_of
 
 
 @final
@@ -62,43 +64,51 @@ class Soba:
         return {"x": dict(problem.x0), "v": {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}, "step": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        x, v = start["x"], start["v"]
         (below, rows), (above, upper_rows) = self._batches(problem, key)
-        upper, lower = ([leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x))
-        at, point = dict(zip(theta, upper, strict=True)), dict(zip(x, lower, strict=True))
-        with torch.enable_grad(), twice_differentiable_attention():
-            loss = problem.g(at, point, below)
-            slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
-            f = problem.f(at, point, above)
-        # ⟨∇_x g, v⟩ differentiated by (θ, x): both products in one backward pass. Where g is linear in a leaf of x its gradient
-        # is constant and has no graph.
-        curved = [(slope, part) for slope, part in zip(slopes, v.values(), strict=True) if slope.requires_grad]
-        products = _gradients([slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved])
-        direct = _gradients([f] if f.requires_grad else [], [*upper, *lower])
-        both = torch._foreach_add(direct, products)
-        d_theta, d_v = both[: len(upper)], both[len(upper) :]
-
-        rate, v_rate = (lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr))
-        moved = torch._foreach_add(list(x.values()), [slope.detach() for slope in slopes], alpha=-rate)
-        tracked = torch._foreach_add(list(v.values()), list(d_v), alpha=-v_rate)
-        if self.max_norm is not None:
-            length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
-            tracked = torch._foreach_mul(tracked, self.max_norm / length.clamp_min(self.max_norm))
-        aux = {
-            **{f"v.{name}": leaf[None] for name, leaf in zip(x, tracked, strict=True)},
-            **{f"theta.{name}": leaf[None] for name, leaf in zip(theta, d_theta, strict=True)},
-            "upper_loss": f.detach()[None],
-            "lower_gradient_norm": torch.linalg.vector_norm(torch.stack(torch._foreach_norm([s.detach() for s in slopes])))[
-                None
-            ],
-        }
+        rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
+        settings, function = (self.name, self, problem.g, problem.f), partial(self._moved, problem.g, problem.f)
+        trees = (start["x"], start["v"], theta, below, above)
+        moved, aux, loss = launch(programs_of(problem), settings, function, rates, *trees)
         cost = Cost(lower_gradients=1, upper_gradients=1, products=1, cross_products=1, rows=3 * rows + upper_rows)
-        stacked = {name: leaf[None] for name, leaf in zip(x, moved, strict=True)}
+        stacked, aux = ({name: leaf[None] for name, leaf in tree.items()} for tree in (moved, aux))
 
         def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             return self._replay(problem, theta, start, key, last)
 
-        return Candidates(x=stacked, aux=aux, losses=loss.detach()[None], cost=cost, replay=replay)
+        return Candidates(x=stacked, aux=aux, losses=loss[None], cost=cost, replay=replay)
+
+    def _moved(
+        self, g: Loss, f: Loss, rates: Numbers, x: Tree, v: Tree, theta: Tree, below: Tree, above: Tree
+    ) -> tuple[Tree, Tree, Tensor]:
+        """The step as a function of tensors: x, aux and the lower loss before it; ``rates`` are η_k and ρ_k."""
+        upper, lower = ([leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x))
+        at, point = dict(zip(theta, upper, strict=True)), dict(zip(x, lower, strict=True))
+        with torch.enable_grad(), twice_differentiable_attention():
+            loss = g(at, point, below)
+            slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
+            value = f(at, point, above)
+        # ⟨∇_x g, v⟩ differentiated by (θ, x): both products in one backward pass. Where g is linear in a leaf of x its gradient
+        # is constant and has no graph.
+        curved = [(slope, part) for slope, part in zip(slopes, v.values(), strict=True) if slope.requires_grad]
+        products = _gradients([slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved])
+        direct = _gradients([value] if value.requires_grad else [], [*upper, *lower])
+        both = torch._foreach_add(direct, products)
+        d_theta, d_v = both[: len(upper)], both[len(upper) :]
+
+        rate, v_rate = rates
+        d_x = [slope.detach() for slope in slopes]
+        moved = _descended(list(x.values()), d_x, rate)
+        tracked = _descended(list(v.values()), list(d_v), v_rate)
+        if self.max_norm is not None:
+            length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
+            tracked = list(torch._foreach_mul(tracked, self.max_norm / length.clamp_min(self.max_norm)))
+        aux = {
+            **{f"v.{name}": leaf for name, leaf in zip(x, tracked, strict=True)},
+            **{f"theta.{name}": leaf for name, leaf in zip(theta, d_theta, strict=True)},
+            "upper_loss": value.detach(),
+            "lower_gradient_norm": torch.linalg.vector_norm(torch.stack(torch._foreach_norm(d_x))),
+        }
+        return dict(zip(x, moved, strict=True)), aux, loss.detach()
 
     def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None) -> tuple[Tree, Cost]:
         """The step of x again, as a differentiable function of ``theta``."""
@@ -123,6 +133,12 @@ class Soba:
         """A lower and an upper batch, and how many rows each holds."""
         below = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         return below, problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+
+
+def _descended(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
+    if isinstance(rate, Tensor):
+        return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
+    return list(torch._foreach_add(leaves, directions, alpha=-rate))
 
 
 def _gradients(outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None) -> list[Tensor]:
