@@ -298,6 +298,16 @@ def speed_methods() -> str:
     return markdown(["method", "now (ms)", "before (ms)", "ratio", "quartiles"], table)
 
 
+def products() -> str:
+    """Products to a relative residual of 1e-6 of every solver, along two trajectories."""
+    table = []
+    for row in figures_of("products")["products"]:
+        each = " ".join(map(str, row["each"]))
+        shares = [f"{row[name]:.2f}" for name in ("ratio", "seconds ratio")]
+        table.append([row["what"], row["trajectory"], f"{row['ridge']:g}", each, *shares])
+    return markdown(["solver", "trajectory", "ridge", "products of each system", "/ cg", "seconds / cg"], table)
+
+
 def speed_machine() -> str:
     figures = figures_of("speed")
     keys = ("machine", "torch", "jax", "jaxopt", "torchopt", "python")
@@ -375,6 +385,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-machine": speed_machine,
     "speed-hypergradient": speed_hypergradient,
     "speed-methods": speed_methods,
+    "products": products,
 }
 
 

