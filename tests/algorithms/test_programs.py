@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from hgms_branches import Branches
 from hgms_core import Branch, ConfigError, Data, Key, Linearization, Loss, Outcome, Pipeline, Problem, Ravel, State, Tree
 from hgms_gauss_newton import Composite
-from hgms_graphs import CompiledProduct, Programs, linearized, programs, programs_of
+from hgms_graphs import CompiledProduct, Programs, graphs, linearized, programs, programs_of
 from hgms_graphs.trace import flatten, split, trace, unflatten, without_mutations
 from hgms_hypergradients import Implicit
 from hgms_methods import Tilted
@@ -102,6 +102,7 @@ def test_a_tensor_that_the_function_reads_beside_its_arguments_is_read_anew() ->
     assert product.tolist() == [5.0, 10.0]
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_arguments_that_are_one_tensor_at_first_may_differ_later() -> None:
     x = torch.ones(2)
     minus = Programs()(("minus",), lambda a, b: a - b)
@@ -150,16 +151,19 @@ def test_a_program_is_compiled_and_close(dtype: torch.dtype) -> None:
     assert int(result["n"]) == 4
     seconds = compiler.seconds
     assert seconds > 0
-    square({"x": x, "n": n})
+    view = normal(5, 5, seed=1).to(dtype).t()
+    torch.testing.assert_close(square({"x": view, "n": n})["x"], (view @ view.mT).sin(), rtol=1e-4, atol=1e-6)
     assert compiler.seconds == seconds, "a program that is there takes no time to make"
-    assert square({"x": normal(3, 3).to(dtype), "n": n})["x"].shape == (3, 3), "another shape is another program"
 
 
-def test_arguments_may_be_views() -> None:
-    twice = Programs()(("twice",), lambda x: 2 * x)
-    x = normal(3, 4)
-    torch.testing.assert_close(twice(x), 2 * x)
-    torch.testing.assert_close(twice(normal(4, 3, seed=1).t()), 2 * normal(4, 3, seed=1).t())
+@pytest.mark.usefixtures("interpreted")
+def test_another_shape_is_another_program() -> None:
+    compiler = Programs()
+    double = compiler(("double",), lambda x: 2 * x)
+    assert double(normal(5)).shape == (5,)
+    seconds = compiler.seconds
+    assert double(normal(3, 3)).shape == (3, 3)
+    assert compiler.seconds > seconds
 
 
 # --- what cannot be a program
@@ -243,6 +247,73 @@ def test_losses_that_count_what_they_do_are_not_compiled() -> None:
     assert programs_of(evolve(problem, compiler=None)) is None
 
 
+# --- programs of a GPU, which are recorded: here a recording runs its program again, so all but the device is tested
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "RECORDING", ("cuda", "cpu"))
+
+
+@pytest.mark.usefixtures("interpreted", "recording")
+def test_what_a_recorded_program_returned_stays_when_it_runs_again() -> None:
+    double = Programs()(("double",), lambda tree: {"x": 2 * tree["x"], "same": tree["n"], "n": tree["n"] + 1})
+    first = double({"x": torch.ones(2), "n": torch.tensor(3)})
+    second = double({"x": torch.tensor([5.0, 7.0]), "n": torch.tensor(4)})
+    assert [first["x"].tolist(), int(first["same"]), int(first["n"])] == [[2.0, 2.0], 3, 4]
+    assert [second["x"].tolist(), int(second["same"]), int(second["n"])] == [[10.0, 14.0], 4, 5]
+
+
+@pytest.mark.usefixtures("interpreted", "recording")
+def test_a_recorded_program_keeps_no_graph_of_its_arguments() -> None:
+    double = Programs()(("double",), lambda x: 2 * x)
+    for size in (1.0, 2.0, 3.0):
+        x = torch.full((2, 3), size, requires_grad=True)
+        for argument in (x, x.t().contiguous().t()):
+            result = double(argument)
+            assert not result.requires_grad
+            assert result.tolist() == (2 * x).tolist()
+
+
+@pytest.mark.usefixtures("interpreted", "recording")
+def test_what_cannot_be_recorded_is_launched_kernel_by_kernel(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(function: Any, *arguments: Any) -> None:
+        raise ConfigError("this computation cannot be recorded as a CUDA graph: it waits\n  and more")
+
+    monkeypatch.setattr(programs, "Recording", refused)
+    compiler = Programs()
+    with caplog.at_level(logging.WARNING):
+        assert compiler(("double",), lambda x: 2 * x)(torch.ones(1)).tolist() == [2.0]
+    (message,) = warnings(caplog)
+    expected = "this computation cannot be recorded as a CUDA graph: it waits"
+    assert message == f"double is launched kernel by kernel, which is slower: {expected}"
+    assert compiler.outcomes == {"double": "compiled"}
+
+
+@pytest.mark.usefixtures("interpreted", "recording")
+def test_a_run_of_recorded_programs_is_the_run() -> None:
+    method, problem = pipeline(steps=4, products=12), network_problem(compiler=Programs())
+    plain = evolve(problem, compiler=None)
+    state, expected = method.init(problem, 0), method.init(plain, 0)
+    for _ in range(3):
+        state, record = method.step(problem, state)
+        expected, reference = method.step(plain, expected)
+        assert record["cost_products"] == reference["cost_products"]
+    torch.testing.assert_close(state["theta"], expected["theta"], rtol=1e-9, atol=1e-11)
+    assert set(problem.compiler.outcomes.values()) == {"compiled"}
+
+
+def test_copies_by_groups_are_copies() -> None:
+    leaves = [normal(3, 2), normal(2, 3).t(), torch.tensor([1, 2]), normal(3, 2).float(), torch.tensor(True)]
+    places = [torch.zeros_like(leaf, dtype=F64 if leaf.dtype is torch.float32 else leaf.dtype) for leaf in leaves]
+    places[1] = places[1].contiguous()
+    graphs.copy_(places, leaves)
+    for place, leaf in zip(places, leaves, strict=True):
+        assert torch.equal(place, leaf.to(place.dtype))
+
+
 # --- both levels at one point
 
 
@@ -282,7 +353,8 @@ def test_programs_linearize_as_the_core_does(strategy: Any) -> None:
 
 def test_compiled_products_are_those_of_finite_differences() -> None:
     problem, compiler = network_problem(), Programs()
-    below, above = batches(problem)
+    # As many rows as in the run below, whose compiled code torch then finds on disk.
+    below, above = problem.lower_data.batch(torch.arange(8)), problem.upper_data["differentiate"].batch(None)
     spec, flat = Ravel.of(problem.x0), Ravel.of(problem.x0).ravel(problem.x0)
     here = linearized(compiler, ("a",), problem.f, problem.g, "vjp", None, None, problem.theta0, problem.x0, below, above)
     assert here is not None
@@ -419,7 +491,7 @@ def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
 
 
 def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
-    method, problem = pipeline(steps=2, products=3), network_problem(compiler=Programs())
+    method, problem = pipeline(steps=2, products=2), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)
     state, expected = method.init(problem, 0), method.init(plain, 0)
     middle: State = {}

@@ -7,7 +7,7 @@ loss can be recorded: nothing in it may wait for the device, choose by a number 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar, final
 
 import torch
@@ -53,11 +53,13 @@ class Recording:
         before = [place.clone() for place in self._places]
         self._launch: Callable[[], None]
         if self._places[0].is_cuda:
-            with torch.cuda.device(self._places[0].device):
+            device = self._places[0].device
+            # A capture that fails would leave its own stream the current one.
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
                 self._record(function)
         else:
             self._rerun(function)
-        torch._foreach_copy_(self._places, before)  # the call that warmed up may have changed them
+        copy_(self._places, before)  # the call that warmed up may have changed them
 
     def __call__(self, *arguments: Argument) -> Any:
         self.load(*arguments)
@@ -65,7 +67,7 @@ class Recording:
 
     def load(self, *arguments: Argument) -> None:
         """Copies arguments into their places."""
-        torch._foreach_copy_(self._places, _leaves(arguments), non_blocking=True)
+        copy_(self._places, _leaves(arguments))
 
     def run(self) -> Any:
         """The function of what is in ``arguments`` now."""
@@ -151,6 +153,17 @@ def recorded(problem: Problem, key: Hashable, device: torch.device, record: Call
         problem.kept[key] = record()
     value: Value = problem.kept[key]
     return value
+
+
+def copy_(places: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Copies leaves into places, those of one type and stride at once, since torch copies a mixed list one by one."""
+    alike: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, leaf in zip(places, leaves, strict=True):
+        into, of = alike.setdefault((place.dtype, leaf.dtype, leaf.device, place.stride() == leaf.stride()), ([], []))
+        into.append(place)
+        of.append(leaf)
+    for into, of in alike.values():
+        torch._foreach_copy_(into, of, non_blocking=True)
 
 
 def _copied(argument: Argument) -> Argument:

@@ -11,10 +11,11 @@ from typing import Any, final
 import torch
 from attrs import define, field
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from hgms_core import ConfigError, Problem
-from hgms_graphs.graphs import RECORDING, Recording
+from hgms_graphs import graphs
+from hgms_graphs.graphs import Recording, copy_
 from hgms_graphs.trace import Trace, arrangement, flatten, trace, unflatten
 
 LOG = logging.getLogger("hgms.programs")
@@ -34,7 +35,7 @@ class Programs:
     ``programs(key, function)`` is the function in its fastest form, made at its first call for the shapes of its arguments and
     kept for the key, which must hold all that the function reads beside them. Arguments and results are tensors, None,
     dictionaries, lists and tuples of such (a tuple comes back as a list). On a CPU the form is a program of torch's inductor,
-    on a GPU that program recorded as a CUDA graph.
+    on a GPU that program recorded as a CUDA graph (or launched kernel by kernel, with a warning, where it cannot be recorded).
 
     A program is checked once against the function, on its first arguments. Where it differs, or cannot be made (the function
     chooses by the value of a tensor, there is no C++ compiler), the function runs as it is written, and one warning says so.
@@ -112,7 +113,7 @@ class Programs:
         """A program of the graph for inputs of these shapes; None where it cannot be made, or differs."""
         try:
             with self.making():
-                program = _inductor(graph, leaves)
+                program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
                 difference = _difference(graph(*leaves), lambda *inputs: program(inputs), graph, leaves)
         except torch.OutOfMemoryError:
             raise
@@ -122,6 +123,8 @@ class Programs:
         if difference:
             self.refuse(name, f"differs when it is compiled: {difference}")
             return None
+        if unrecorded:
+            LOG.warning("%s is launched kernel by kernel, which is slower: %s", name, unrecorded)
         self.outcomes.setdefault(name, "compiled")
         return program
 
@@ -170,24 +173,62 @@ class _Shapes:
 
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
-    """The graph compiled for contiguous inputs of these shapes; on a GPU recorded as a CUDA graph."""
+    """The graph compiled for contiguous inputs of these shapes."""
     from torch._inductor import standalone_compile
 
     examples: list[Any] = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
-    device = next((leaf.device for leaf in leaves if leaf.device.type in RECORDING), None)
     # On a CPU all kernels of a program are one C++ file, compiled in this process: a file for each takes twice as long, and a
     # pool of processes longer to start.
-    with torch._inductor.config.patch(compile_threads=1, cpp_wrapper=device is None):
+    on_cpu = {"compile_threads": 1, "cpp_wrapper": True} if all(leaf.device.type == "cpu" for leaf in leaves) else {}
+    # A GPU's programs are recorded by _recorded, whatever the environment asks of torch.
+    with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu}):
         module = GraphModule(torch.nn.Module(), graph.graph)
         program = standalone_compile(module, examples, dynamic_shapes="from_example_inputs", options={})
-    if device is None:
 
-        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            return program(*[leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in inputs])
+    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        outputs: Sequence[Tensor] = program(*_plain(inputs))
+        return outputs
 
-        return run
-    recording = Recording(lambda *inputs: list(program(*inputs)), *examples)
-    return lambda inputs: [output.clone() for output in recording(*inputs)]
+    return run
+
+
+def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> tuple[Runner, str]:
+    """The program recorded as a CUDA graph; as it is, and why, where that is not possible. On a CPU as it is."""
+    devices = _devices(graph, leaves)
+    if not any(device.type in graphs.RECORDING for device in devices):
+        return program, ""
+    if len(devices) > 1:
+        # A kernel takes a number of the CPU as an argument, and a recording would repeat the one that it was recorded with.
+        return program, f"its numbers are on {' and '.join(sorted(map(str, devices)))}"
+    try:
+        recording = Recording(lambda *inputs: list(program(inputs)), *_plain(leaves))
+    except ConfigError as error:
+        return program, _first_line(error)
+
+    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        outputs = recording(*_plain(inputs))
+        copies = [torch.empty_like(output) for output in outputs]
+        copy_(copies, outputs)
+        return copies
+
+    return run, ""
+
+
+def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
+    """Where the inputs are, and what is computed from them. A constant of the graph may be anywhere."""
+    devices = {leaf.device for leaf in leaves}
+    varies: set[Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or any(parent in varies for parent in node.all_input_nodes):
+            varies.add(node)
+            value = None if node.op == "placeholder" else node.meta.get("val")
+            devices |= {value.device} if isinstance(value, Tensor) else set()
+    return devices
+
+
+def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers as contiguous tensors without a graph."""
+    return [leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves]
 
 
 def _difference(

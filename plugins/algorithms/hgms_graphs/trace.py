@@ -15,6 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 Structure = Any
 """Where the leaves of a value belong: None, ``...`` for a tensor, a list of structures, or a dictionary of them."""
 
+SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+"""Operations that return their argument, where nothing is differentiated any more and nothing changed in place."""
+
 
 def flatten(value: Any, leaves: list[Tensor]) -> Structure:
     """Appends the tensors in ``value`` (a tensor, None, or a dictionary, list or tuple of such) to ``leaves``.
@@ -108,7 +111,7 @@ def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
     """The same values, none of which shares memory with another: what is equal now need not be at the next call."""
     places, apart = set(), []
     for leaf in leaves:
-        place = leaf.untyped_storage().data_ptr()
+        place = leaf.untyped_storage()._cdata
         apart.append(leaf.detach().clone() if place in places else leaf.detach())
         places.add(place)
     return apart
@@ -139,6 +142,9 @@ def _without_repetitions(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             copies[node] = fresh.node_copy(node, copies.__getitem__)
+            continue
+        if node.target in SAME:
+            copies[node] = copies[node.args[0]]
             continue
         arguments = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
         key = (node.target, repr(arguments))

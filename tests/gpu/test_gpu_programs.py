@@ -1,0 +1,136 @@
+"""Compiled programs on the device: the numbers of the run as it is written, recorded as CUDA graphs, and nothing waited for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import assert_same, moved, network_problem
+from placed import never_waiting
+from torch import Tensor
+
+from hgms_branches import Branches
+from hgms_core import Key, Pipeline, Problem
+from hgms_graphs import Programs, graphs
+from hgms_graphs.graphs import Recording
+from hgms_hypergradients import Implicit
+from hgms_outer import Adam
+from hgms_selectors import BestOfN
+from hgms_solvers import CG, MINRES
+
+pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+
+
+@pytest.fixture
+def recordings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """What was recorded for programs; on a CPU too."""
+    from hgms_graphs import programs
+
+    kept: list[Recording] = []
+
+    def record(*arguments: Any) -> Recording:
+        kept.append(Recording(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(graphs, "RECORDING", ("cuda", device.type))
+    monkeypatch.setattr(programs, "Recording", record)
+    return kept
+
+
+def compiled_problem(device: torch.device) -> Problem:
+    return evolve(moved(network_problem(rows=64), device), compiler=Programs())
+
+
+def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
+    return Pipeline(
+        generator=Branches(**{"count": 3, "steps": 4, "lr": 0.05, "batch_size": 8, **branches}),
+        selector=BestOfN(),
+        hypergradient=Implicit(**{"solver": CG(ridge=0.5, rtol=1e-8, max_steps=8), **hypergradient}),
+        outer=Adam(lr=0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("branches", "hypergradient"),
+    [
+        ({}, {}),
+        ({"mode": "loop", "momentum": 0.9}, {"warm_start": True, "batch_size": 16, "upper_batch_size": 3}),
+        ({"optimizer": "adamw", "schedule": "cosine", "lr_spread": (0.5, 2.0)}, {"strategy": "jvp"}),
+        ({"batch_size": None, "clip": 0.2, "noise": 0.1}, {"solver": MINRES(ridge=0.5), "strategy": "difference"}),
+    ],
+)
+def test_a_compiled_run_is_the_same(
+    device: torch.device, recordings: list[Recording], branches: dict[str, Any], hypergradient: dict[str, Any]
+) -> None:
+    pipeline, problem = method(branches, hypergradient), compiled_problem(device)
+    tolerances = {"rtol": 1e-7, "atol": 1e-9}
+    if hypergradient.get("strategy") == "difference":  # which blows rounding up
+        tolerances = {"rtol": 1e-4, "atol": 1e-6}
+    runs = []
+    for chosen in (problem, evolve(problem, compiler=None)):
+        state = pipeline.init(chosen, 0)
+        for _ in range(4):
+            state, _ = pipeline.step(chosen, state)
+        runs.append((state["theta"], state["x"]))
+    assert_same(*runs, **tolerances)
+    outcomes = problem.compiler.outcomes
+    assert set(outcomes.values()) == {"compiled"}, outcomes
+    assert recordings
+
+
+def test_all_programs_of_a_step_are_recorded(
+    device: torch.device, recordings: list[Recording], caplog: pytest.LogCaptureFixture
+) -> None:
+    problem, pipeline = compiled_problem(device), method({}, {})
+    with caplog.at_level(logging.WARNING, "hgms.programs"):
+        pipeline.step(problem, pipeline.init(problem, 0))
+    assert not caplog.records, [record.getMessage() for record in caplog.records]
+    assert len(recordings) == 5, "a block of lower steps, the selection, the linearisation, the mixed product, the solve"
+
+
+def test_compiled_lower_steps_and_selections_do_not_wait(device: torch.device) -> None:
+    problem, key = compiled_problem(device), Key(0)
+    generator, selector = Branches(count=3, steps=4, batch_size=8), BestOfN()
+    start = generator.init(problem, key)
+
+    def call() -> None:
+        candidates = generator.propose(problem, problem.theta0, start, key)
+        candidates.at(selector.select(problem, problem.theta0, candidates, key).index)
+
+    call()  # makes the programs
+    call()
+    with never_waiting(device):
+        call()
+
+
+def test_a_number_of_the_cpu_is_read_at_every_call(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    scaled = Programs()(("scaled",), lambda x, number: x * number)
+    x = torch.arange(3.0, device=cuda)
+    with caplog.at_level(logging.WARNING, "hgms.programs"):
+        assert scaled(x, torch.tensor(2.0)).tolist() == [0.0, 2.0, 4.0]
+    assert scaled(x, torch.tensor(5.0)).tolist() == [0.0, 5.0, 10.0]
+    assert "is launched kernel by kernel" in caplog.text
+
+
+def test_what_cannot_be_recorded_is_compiled_all_the_same(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    def through_the_cpu(x: Tensor) -> Tensor:
+        return x * x.sum().cpu().to(x.device)
+
+    program = Programs()(("through the cpu",), through_the_cpu)
+    stream = torch.cuda.current_stream()
+    with caplog.at_level(logging.WARNING, "hgms.programs"):
+        assert program(torch.ones(3, device=cuda)).tolist() == [3.0] * 3
+    assert program(torch.ones(3, device=cuda)).tolist() == [3.0] * 3
+    assert torch.cuda.current_stream() == stream
+    assert "is launched kernel by kernel" in caplog.text
+
+
+def test_a_refused_recording_leaves_the_stream_as_it_was(cuda: torch.device) -> None:
+    stream = torch.cuda.current_stream()
+    with pytest.raises(Exception, match="cannot be recorded"):
+        Recording(lambda x: x * float(x.sum()), torch.ones(3, device=cuda))
+    assert torch.cuda.current_stream() == stream
+    assert float(torch.ones(3, device=cuda).sum()) == 3.0
