@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hgms_gauss_newton.composite import Composite as Composite
-from hgms_gauss_newton.composite import composite as composite
-from hgms_gauss_newton.composite import says_outputs as says_outputs
+from hgms_gauss_newton.criterion import Composite as Composite
+from hgms_gauss_newton.criterion import composite as composite
+from hgms_gauss_newton.criterion import says_outputs as says_outputs
 from hgms_gauss_newton.product import Product as Product
 from hgms_gauss_newton.product import gauss_newton as gauss_newton

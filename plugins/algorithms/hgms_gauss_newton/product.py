@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hgms_core import Batch, Loss, Tree
-from hgms_gauss_newton.composite import composite
+from hgms_gauss_newton.criterion import composite
 
 Product = Callable[[Tree, Tree, Batch, Tree], Tree]
 
