@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from hgms_core import Data, Key, Problem
+from hgms_core import Data, Key, Problem, Tree
 from hgms_graphs import Product, RouteChoice, calibrated, choose, matmul, matrix_route
 
 CPU = torch.device("cpu")
@@ -193,3 +195,22 @@ class TestCalibration:
             f=lambda t, x, b: torch.zeros(()), lower_data=Data.of({"a": torch.zeros(500, 1)}),
         ))  # fmt: skip
         assert choice == RouteChoice(route="exact", reason="torch has one route on meta")
+
+    def test_a_frozen_matrix_inside_the_loss_counts(self) -> None:
+        frozen = torch.randn(300, 784, generator=torch.Generator().manual_seed(0))
+
+        def adapted(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            return (batch["a"] @ frozen.T + x["bias"]).square().mean()
+
+        data = Data.of({"a": torch.ones(500, 784)})
+        small = Problem(theta0={}, x0={"bias": torch.zeros(300)}, g=adapted, f=adapted, lower_data=data)
+        shapes = {product.shape for product in calibrated(small).products if product.rows == 128}
+        assert shapes == {(128, 784, 300), (300, 128, 784)}
+        double = attrs.evolve(small, g=lambda t, x, b: (b["a"].double() @ frozen.double().T).sum())
+        assert calibrated(double).products == ()
+
+    def test_a_loss_that_cannot_be_evaluated_is_left_to_the_first_step(self) -> None:
+        def fails(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            raise RuntimeError("not here")
+
+        assert calibrated(attrs.evolve(problem((4, 3)), g=fails)).route == "exact"

@@ -1,30 +1,20 @@
-"""How float32 matrix products are computed: exactly as float32, or on the fastest route the device has.
-
-torch sends float32 products on a CPU to its linear algebra library, which on processors of AMD runs at half the speed of
-oneDNN. Allowed to compute in bfloat16, torch takes oneDNN, and where the processor has no tiles for bfloat16 (AMX) oneDNN
-computes in float32 all the same. On one that has them the products lose half of their digits. So the choice is measured, not
-guessed from names: :func:`calibrated`.
-"""
+"""Which route the float32 matrix products of a problem take: measured on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hgms_core import Key, Problem
-
-Route = Literal["exact", "fast"]
-ROUTES: tuple[Route, ...] = ("exact", "fast")
-
-ALLOWED: Mapping[str, str] = {"cpu": "medium", "cuda": "high"}
-"""What ``fast`` is called in ``torch.set_float32_matmul_precision``, by type of device: bfloat16 in oneDNN, TF32 on a GPU."""
+from hgms_graphs.route import ALLOWED, ROUTES, Route, matrix_route
 
 BATCH = 128
 """Rows of a small batch: a route that is faster on the whole data alone does not serve those who sample."""
@@ -37,6 +27,9 @@ MOST = {"cpu": 2**24, "cuda": 2**32}
 
 WIDEST = 1024
 """Rows and columns of a matrix above which a part of it is timed."""
+
+ROWS = 4
+"""Rows on which the lower loss is evaluated to see what it multiplies by."""
 
 REPETITIONS = 5
 GAIN = 0.9
@@ -66,59 +59,17 @@ class RouteChoice:
     products: tuple[Product, ...] = ()
 
 
-@contextmanager
-def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[None]:
-    """``with matrix_route("fast"):`` the float32 products inside are computed on this route; after it, as before.
-
-    ``exact`` is float32 arithmetic. ``fast`` allows what the device has: on a CPU bfloat16, which on processors without AMX
-    means oneDNN in float32; on a GPU TF32. Other devices have one route. The setting is torch's, of the whole process, and the
-    older and the newer names for it agree inside; what was set before, by either, is back at the end, also after an exception.
-
-    >>> with matrix_route("fast"):
-    ...     torch.get_float32_matmul_precision()
-    'medium'
-    >>> torch.get_float32_matmul_precision()
-    'highest'
-
-    Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
-
-    .. versionadded:: 0.4
-    """
-    if route not in ROUTES:
-        raise ValueError(f"the route must be one of {', '.join(ROUTES)}, not {route!r}")
-    backends = [getattr(torch.backends, name).matmul for name in ("mkldnn", "cuda")]
-    before = [_own(backend) for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "ieee"  # torch refuses to tell the older setting where a newer one disagrees
-    older = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(ALLOWED.get(torch.device(device).type, "highest") if route == "fast" else "highest")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(older)
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
-
-
-def _own(backend: Any) -> str:
-    """The precision that was set for this backend; "none" where it follows the one for all, which its value does not tell."""
-    values = set()
-    for general in ("ieee", "tf32"):
-        with torch.backends.flags(fp32_precision=general):
-            values.add(backend.fp32_precision)
-    return values.pop() if len(values) == 1 else "none"
-
-
 def calibrated(problem: Problem) -> RouteChoice:
     """The route for this problem on this machine, chosen by timing a few products of its sizes on both.
 
-    The products are those of the two largest matrices of ``x0`` with a batch of the lower data, forward (X Wᵀ) and backward
-    (δᵀ X), for 128 rows and, where that takes milliseconds only, for more. ``fast`` is chosen where it is faster for both
+    The products are those of the two largest matrices with a batch of the lower data, forward (X Wᵀ) and backward (δᵀ X), for
+    128 rows and, where that takes milliseconds only, for more. Matrices are the leaves of ``x0``, and what the lower loss
+    multiplies by (a frozen model below adapters). ``fast`` is chosen where it is faster for both
     and its largest error, against float64, is within four times the exact route's. Where no float32 product of 128 rows has
     half a million multiply-adds (a matrix of 64 × 64), and in float64, nothing is measured: exact.
 
-    Cost: no oracle call; 20 to 60 ms on a core, more where other processes want it. The numbers are of a :class:`Key` of
-    their own.
+    Cost: a value of the lower loss on a few rows, outside every count; 20 to 60 ms on a core, more where other processes want
+    it. The numbers are of a :class:`Key` of their own.
 
     >>> small = Problem(theta0={}, x0={"x": torch.ones(2, 2)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
     >>> calibrated(small).route
@@ -134,10 +85,34 @@ def calibrated(problem: Problem) -> RouteChoice:
     return choose(measured(largest, problem.lower_data.count(None), device))
 
 
+class _Multiplied(TorchDispatchMode):
+    """Collects the matrices ``[out, in]`` in float32 by which anything is multiplied inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) and args[-1].dtype == torch.float32:
+            self.shapes.add((args[-1].shape[1], args[-1].shape[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def _inside(problem: Problem) -> set[tuple[int, int]]:
+    """The matrices that the lower loss multiplies by; none where it cannot be evaluated, which the first step will say."""
+    multiplied = _Multiplied()
+    with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        batch, _ = problem.lower_data.sample(Key(0).fold("matrix-route", "rows"), ROWS)
+        with multiplied:
+            problem.g(problem.theta0, problem.x0, batch)
+    return multiplied.shapes
+
+
 def _largest(problem: Problem) -> list[tuple[int, int]]:
     """The shapes of the two largest matrices that are worth a choice; of a leaf with more axes, the first and the rest."""
     leaves = [leaf for leaf in problem.x0.values() if leaf.dtype == torch.float32 and leaf.dim() > 1 and leaf.numel()]
-    shapes = {(min(leaf.shape[0], WIDEST), min(leaf[0].numel(), WIDEST)) for leaf in leaves}
+    matrices = {(leaf.shape[0], leaf[0].numel()) for leaf in leaves} | (_inside(problem) if problem.x0 else set())
+    shapes = {(min(out, WIDEST), min(inner, WIDEST)) for out, inner in matrices}
     rows = problem.lower_data.count(BATCH)
     return sorted((shape for shape in shapes if rows * shape[0] * shape[1] >= LEAST), key=lambda s: -s[0] * s[1])[:2]
 

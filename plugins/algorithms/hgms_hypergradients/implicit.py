@@ -89,7 +89,9 @@ class Implicit:
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
-    operator: Literal["hessian", "ggn"] = field(default="hessian", validator=choice("hessian", "ggn"))
+    operator: Literal["hessian", "ggn"] = field(
+        default="hessian", validator=choice("hessian", "ggn"), metadata={"since": "0.4"}
+    )
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))

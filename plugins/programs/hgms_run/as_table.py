@@ -57,11 +57,15 @@ class _NotPlain(ConfigError):
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
+    """A field that came after the first release of its class (``metadata={"since": "0.4"}``) is left out at its default: what
+    was configured before keeps its hash."""
     cls = type(value)
     hints, name = type_hints(cls), getattr(cls, "name", None)
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
     items = {}
     for key, field in init_fields(cls).items():
+        if "since" in field.metadata and getattr(value, field.name) == field.default:
+            continue
         try:
             items[key] = plain(getattr(value, field.name), hints[field.name])
         except _NotPlain as error:

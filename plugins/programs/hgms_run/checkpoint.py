@@ -81,7 +81,8 @@ def load_state(path: str | Path) -> State:
     """
     try:
         with safetensors.safe_open(path, "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dictionary
+            # Copied to where torch puts tensors: where one lies in memory decides how products with it round.
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - it is no dictionary
             state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
