@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hgms_graphs.forms import Numbers, form, launch
 from hgms_graphs.graphs import RecordedProduct, Recording, recorded
-from hgms_graphs.launch import Numbers, form, launch
 from hgms_graphs.levels import CompiledProduct, linearized
 from hgms_graphs.matmul import Product, RouteChoice, calibrated, choose
 from hgms_graphs.programs import Programs, programs_of
