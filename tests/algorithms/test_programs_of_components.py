@@ -12,12 +12,14 @@ from helpers import assert_same, network_problem
 from torch import Tensor
 from torch.fx import GraphModule
 
+from hgms_branches import Branches, Trajectory, back
 from hgms_core import Key, Pipeline, Problem
 from hgms_graphs import Programs, launch, programs
-from hgms_hypergradients import Carried
+from hgms_hypergradients import Carried, Unrolled
+from hgms_methods import LearnedStart
 from hgms_outer import Sgd
 from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
-from hgms_selectors import BestOfN
+from hgms_selectors import BestOfN, First, Worst
 from hgms_single_loop import Soba
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -106,5 +108,67 @@ def test_a_warm_up_is_a_program_of_its_own(compiled: list[Any]) -> None:
 def test_what_would_be_compiled_again_and_again_or_too_long_is_not(generator: Any, compiled: list[Any]) -> None:
     problem = network_problem()
     problem = evolve(problem, compiler=Programs())
+    generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    assert not compiled
+
+
+# --- the way back through a run
+
+RULES: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.05}, "momentum": {"lr": 0.05, "momentum": 0.9}, "adamw": {"optimizer": "adamw", "lr": 0.02},
+    "decay": {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1}, "clip": {"lr": 0.05, "clip": 0.02},
+    "whole": {"lr": 0.05, "batch_size": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keep_graph", [True, False])
+@pytest.mark.parametrize("fields", RULES.values(), ids=RULES)
+def test_unrolled_branches(fields: dict[str, Any], keep_graph: bool, compiled: list[Any]) -> None:
+    generator = Branches(**{"count": 1, "steps": 6, "batch_size": 6, **fields}, keep_graph=keep_graph)
+    method = Pipeline(generator=generator, selector=First(), hypergradient=Unrolled(), outer=Sgd(lr=0.1))
+    assert {"path", "way back"} <= set(same_run(method, network_problem(), compiled).outcomes)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("keep_graph", [True, False])
+@pytest.mark.parametrize("rule", ["momentum", "decay"])
+def test_unrolled_trajectories_end_anywhere(rule: str, keep_graph: bool, every: int, compiled: list[Any]) -> None:
+    problem, compiler = network_problem(), Programs()
+    generator = Trajectory(**{"steps": 7, "every": every, "batch_size": 6, **RULES[rule]}, keep_graph=keep_graph)
+    start = generator.init(problem, Key(0))
+    fast, plain = (
+        generator.propose(evolve(problem, compiler=where), problem.theta0, start, Key(1)) for where in (compiler, None)
+    )
+    assert_same(fast.x, plain.x, **CLOSE)
+    assert_same(fast.losses, plain.losses, **CLOSE)
+    assert fast.cost == plain.cost
+    for index in range(plain.count):
+        for last in (None, 2):
+            gradients, costs = [], []
+            for candidates in (fast, plain):
+                theta = {name: leaf.detach().requires_grad_() for name, leaf in problem.theta0.items()}
+                assert candidates.replay is not None
+                x, cost = candidates.replay(torch.tensor(index), theta, last)
+                value = sum((leaf**2).sum() for leaf in x.values())
+                gradients.append(torch.autograd.grad(value, list(theta.values())))
+                costs.append(cost)
+            assert_same(gradients[0], gradients[1], **CLOSE)
+            assert costs[0] == costs[1]
+    assert set(compiler.outcomes) == {"path", "way back"}
+    assert len(compiled) == 2, "whatever iterate is chosen"
+
+
+def test_a_learned_start_is_reached_through_programs(compiled: list[Any]) -> None:
+    generator = Trajectory(steps=6, lr=0.05, batch_size=6, keep_graph=True)
+    pipeline = Pipeline(
+        generator=generator, selector=Worst(mode="loop"), hypergradient=Unrolled(), outer=Sgd(lr=0.1), answer="last"
+    )
+    same_run(LearnedStart(method=pipeline), network_problem(), compiled)
+
+
+def test_large_steps_keep_their_graphs(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(back, "SMALL", 10)
+    problem = evolve(network_problem(), compiler=Programs())
+    generator = Trajectory(steps=4, batch_size=6, keep_graph=True)
     generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
     assert not compiled

@@ -61,13 +61,17 @@ def adam_(
 
 
 def adam(
-    x: Tree, grads: Tree, first: Tree, second: Tree, *, count: int, rate: float, betas: tuple[float, float], eps: float
-) -> tuple[Tree, Tree, Tree]:
-    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v at v = 0 is taken as 0."""
+    x: Tree, grads: Tree, first: Tree, second: Tree, *, scale: float | Tensor, correction: float | Tensor,
+    betas: tuple[float, float], eps: float,
+) -> tuple[Tree, Tree, Tree]:  # fmt: skip
+    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v at v = 0 is taken as 0.
+
+    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional tensors."""
     first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
     second = {name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1]) for name in x}
-    scale, correction = corrections(rate, count, betas)
     root = {name: _Root.apply(second[name]) / correction + eps for name in x}
+    if isinstance(scale, Tensor):
+        return {name: x[name] - scale * first[name] / root[name] for name in x}, first, second
     return {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x}, first, second
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -11,9 +10,10 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hgms_adam import adam
-from hgms_branches.steps import Rule, advance, slope_of
-from hgms_core import Cost, Group, LastStep, Problem, Tree, detach, twice_differentiable_attention
+from hgms_branches.back import Run, compiled_run
+from hgms_branches.differentiable import differentiable_step
+from hgms_branches.steps import Coefficients, Rule, advance, slope_of
+from hgms_core import Cost, Group, LastStep, Problem, Tree, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 """What :class:`hgms_core.Candidates` holds as ``replay``: (index, θ, last) to the candidate, and its cost."""
@@ -37,32 +37,37 @@ class Path:
 
         The ``last`` steps are differentiable in ``theta``, those before keep no graph. Memory: ``last`` graphs of a gradient.
         """
-        names, still, moments = list(self.x), detach(theta), self.moments
-        state = [self.x]
-        state += [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
+        still, state = detach(theta), [self.x, *self._moments]
         for step, rate in enumerate(self.rates):
             graph = step >= len(self.rates) - last
-            batch = self._batch(step)
-            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in state[0].values()]
-            with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
-                value = self.problem.g(theta if graph else still, dict(zip(names, leaves, strict=True)), batch)
-                slopes = torch.autograd.grad(value, leaves, create_graph=graph, materialize_grads=True)
-            with torch.set_grad_enabled(graph):
-                state = self._step(dict(zip(names, leaves, strict=True)), self._clipped(slopes, names), state[1:], step, rate)
-            yield state, value.detach()
+            numbers = Coefficients.of(self.rule, self.rule.done + step + 1, rate, self.decay)
+            batch, upper = self._batch(step), theta if graph else still
+            state, loss = differentiable_step(self.problem.g, self.rule, upper, state, batch, numbers, graph)
+            yield state, loss
+
+    def compiled(self, theta: Tree) -> Run | None:
+        """The run by programs; None where it is not compiled."""
+        how = (self.rule, self.x, self._moments, self.index, self.rates, self.decay, self.rows)
+        return compiled_run(self.problem, theta, *how)
 
     def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
         """The end of the run, and the cost of going there and back."""
         steps, graphs, end = len(self.rates), differentiated(theta, last, len(self.rates)), self.x
-        for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
-            pass
+        if graphs in (0, steps) and (run := self.compiled(theta)) is not None:
+            end = run.end(steps)
+        else:
+            for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
+                pass
         rows = self.rows * (steps + 2 * graphs)
         return end, Cost(lower_gradients=steps, products=graphs, cross_products=graphs, rows=rows)
 
     def with_graph(self, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
         """The end as the only candidate: x, moments and loss, and its replay through the graph of this run, which is kept."""
         leaves, steps = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}, len(self.rates)
-        *_, ((end, *kept), loss) = self.states(leaves, steps)
+        if (run := self.compiled(leaves)) is not None:
+            end, kept, loss = run.end(steps), run.states[-1][1:], run.losses[-1]
+        else:
+            *_, ((end, *kept), loss) = self.states(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
         moments = {f"{kind}.{name}": tree[name].detach()[None] for kind, tree in zip("mv", kept, strict=False) for name in x}
         return x, moments, loss[None], on_kept_graph([end], [steps], leaves, self.rows, run_again)
@@ -79,26 +84,10 @@ class Path:
     def _batch(self, step: int) -> Tree:
         return self.problem.lower_data.batch(None if self.index is None else self.index[step])
 
-    def _clipped(self, slopes: tuple[Tensor, ...], names: list[str]) -> Tree:
-        grads = dict(zip(names, slopes, strict=True))
-        if (bound := self.rule.clip) is None:
-            return grads
-        norm = torch.cat([slope.reshape(-1) for slope in slopes]).norm()
-        # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
-        return {name: grad * (bound / norm.clamp_min(bound)) for name, grad in grads.items()}
-
-    def _step(self, x: Tree, grads: Tree, moments: list[Tree], step: int, rate: float) -> list[Tree]:
-        """Operation for operation as in :func:`advance`, so that a branch that is run again rounds as it did the first time."""
-        rule = self.rule
-        if self.decay:
-            kept = 1 - rate * self.decay
-            x = {name: leaf * kept for name, leaf in x.items()}
-        if rule.optimizer == "adamw":
-            return [*adam(x, grads, *moments, count=rule.done + step + 1, rate=rate, betas=rule.betas, eps=rule.eps)]
-        if not rule.momentum:
-            return [{name: x[name] - rate * grads[name] for name in x}]
-        first = {name: rule.momentum * moments[0][name] + grads[name] for name in x}
-        return [{name: x[name] - rate * first[name] for name in x}, first]
+    @property
+    def _moments(self) -> list[Tree]:
+        names, moments = list(self.x), self.moments
+        return [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
 
 
 def differentiated(theta: Tree, last: int | None, steps: int) -> int:

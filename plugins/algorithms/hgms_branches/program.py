@@ -36,7 +36,7 @@ def advance_compiled(
     """What :func:`advance` does, by programs that the generator ``name`` asks for. ``index`` numbers the ``rows`` of every
     step, ``[steps, rows]`` (after an axis of members where each has its own; None: all)."""
     stacked, like = isinstance(group.part, slice), next(iter(group.x.values()))
-    numbers = _table(rule, rates, decays, like)
+    numbers = table(rule, rates, decays, like)
     decayed, axis = any(decays), None if index is None else index.dim() - 2
     # Of the problem's loss, since the group's may be a new form of it at every call.
     key = (name, problem.g, evolve(rule, done=0), stacked, decayed, axis)
@@ -68,7 +68,7 @@ def _block(
     return x, moments, value
 
 
-def _table(rule: Rule, rates: Sequence[Sequence[float]], decays: Sequence[float], like: Tensor) -> Tensor:
+def table(rule: Rule, rates: Sequence[Sequence[float]], decays: Sequence[float], like: Tensor) -> Tensor:
     """The :class:`Coefficients` of every step, ``[steps, 4]``; ``[steps, 4, members]`` where members differ. In float64, as a
     step that is not compiled has them."""
     alike = all(len(set(numbers)) == 1 for numbers in (*rates, decays))

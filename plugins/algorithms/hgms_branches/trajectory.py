@@ -8,9 +8,10 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hgms_branches.back import Run
 from hgms_branches.path import Path, Replay, on_kept_graph
 from hgms_branches.steps import Rule, advance, slope_of
-from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat
+from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat, stack
 from hgms_fields import decay_rate, decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
 
 
@@ -96,6 +97,8 @@ class Trajectory:
 
     def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor]:
         """The candidates and the loss before the last step of each, without a graph."""
+        if (run := path.compiled(theta)) is not None:
+            return self._candidates(run)
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
         x, first = repeat(point, len(self._kept)), next(iter(point.values()))
         losses, done = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0
@@ -110,11 +113,18 @@ class Trajectory:
 
     def _with_graph(self, path: Path, leaves: Tree, run_again: Replay) -> tuple[Tree, Tensor, Replay]:
         """The same, with the graph that a replay then goes back through."""
+        if (compiled := path.compiled(leaves)) is not None:
+            ends = [compiled.end(step) for step in self._kept]
+            return *self._candidates(compiled), on_kept_graph(ends, self._kept, leaves, path.rows, run_again)
         run = enumerate(path.states(leaves, self.steps), start=1)
         points = [(state[0], loss) for step, (state, loss) in run if step in self._kept]
         x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
         replay = on_kept_graph([point for point, _ in points], self._kept, leaves, path.rows, run_again)
         return x, torch.stack([loss for _, loss in points]), replay
+
+    def _candidates(self, run: Run) -> tuple[Tree, Tensor]:
+        points = [run.states[step][0] for step in self._kept]
+        return stack(points), torch.stack([run.losses[step - 1] for step in self._kept])
 
     @property
     def _kept(self) -> list[int]:
