@@ -1,11 +1,16 @@
 """One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of 30 products on all 5,000 rows.
 
-    python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer stacking profile]
+    python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer stacking compiled products profile]
+    python benchmarks/bench_gpu.py --device cpu --quick       only to try the script: everything small, on a CPU
 
 The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in how work reaches the device, and
 in the precision of matrix products where a name says TF32: branches looped or stacked, kernels launched one by one or recorded
 (``cuda_graphs``), and ``straight down``, the same step as one writes it by hand. Parts of a step are timed with the device
 awaited between them, so they add up to a little more than the step.
+
+``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as it is written and as compiled
+programs (``run.compile``), each with and without ``cuda_graphs`` and on both routes of matrix products (``run.matmul``);
+``products`` is the same for one Hessian product and one solve. What making the programs took is a column of its own.
 """
 
 from __future__ import annotations
@@ -19,17 +24,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_pipeline import cleaning, show, straight_down  # which puts tests/ on the path
+from attrs import evolve
+from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
 from helpers import moved
 
 from hgms_branches import Branches
-from hgms_core import Key, Pipeline, Problem, State
+from hgms_core import Key, Linearization, Pipeline, Problem, State
+from hgms_graphs import Programs, RecordedProduct, linearized, matrix_route
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
+from hgms_run import RunConfig
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
 
 COUNT, STEPS, BATCH, PRODUCTS, ROWS = 8, 20, 256, 30, 5000  # the paper, appendix on hyper-cleaning
+
+DATA = {"digits": ((64, 32, 10), 600), "MNIST": ((784, 300, 10), ROWS)}
+"""Layers and rows: learnable labels of random images, so that nothing has to be there."""
+QUICK = {"digits": ((16, 8, 10), 40)}
+FORMS = {"as written": (False, False), "recorded": (False, True), "compiled": (True, False), "compiled, recorded": (True, True)}
+"""By name: whether steps are compiled, and whether components are asked for ``cuda_graphs``."""
 
 
 def method(mode: str, cuda_graphs: bool, optimizer: str = "sgd") -> Pipeline:
@@ -50,13 +64,14 @@ def wait(device: torch.device) -> None:
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, float]:
-    """The median and the fastest of as many calls as fit into ``seconds``, after three that warm up."""
-    for _ in range(3):
+    """The median and the fastest of as many calls as fit into ``seconds``, after three that warm up; of one where it is 0."""
+    least = 3 if seconds else 1
+    for _ in range(least):
         call()
     wait(device)
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
+    while time.perf_counter() < end or len(times) < least:
         begin = time.perf_counter()
         call()
         wait(device)
@@ -82,8 +97,10 @@ def parts(problem: Problem, pipeline: Pipeline, state: State, device: torch.devi
     return {name: milliseconds(call, device, seconds / 4)[0] for name, call in calls.items()}
 
 
-def compare_outer_step(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
-    problem = moved(cleaning((784, 300, 10), rows=ROWS), device)
+def compare_outer_step(
+    device: torch.device, seconds: float, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS
+) -> dict[str, dict[str, float]]:
+    problem = moved(cleaning(layers, rows=rows), device)
     variants: dict[str, tuple[str, bool, str, str]] = {
         "looped": ("loop", False, "sgd", "highest"),
         "stacked": ("stacked", False, "sgd", "highest"),
@@ -120,12 +137,10 @@ def compare_outer_step(device: torch.device, seconds: float) -> dict[str, dict[s
     return table
 
 
-def compare_stacking(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
+def compare_stacking(device: torch.device, seconds: float, several: Mapping[str, Any] = SIZES) -> dict[str, dict[str, float]]:
     """A lower step of 8 branches, each on its own batch: looped, stacked, recorded, at several sizes."""
-    from bench_pipeline import SIZES
-
     table: dict[str, dict[str, float]] = {}
-    for name, (sizes, batch_size) in SIZES.items():
+    for name, (sizes, batch_size) in several.items():
         problem = moved(cleaning(sizes, rows=2000), device)
         row: dict[str, float] = {}
         for label, mode, graphs in (("loop", "loop", False), ("stacked", "stacked", False), ("recorded", "stacked", True)):
@@ -141,9 +156,74 @@ def compare_stacking(device: torch.device, seconds: float) -> dict[str, dict[str
     return table
 
 
-def profile(device: torch.device) -> str:
+def hg_ms(cuda_graphs: bool) -> Any:
+    parts = {part: {"cuda_graphs": cuda_graphs} for part in ("generator", "hypergradient")}
+    table = {"task": {"name": "hyper-cleaning"}, "method": {"name": "hg-ms", **parts}, "budget": "1 steps"}
+    return RunConfig.from_dict(table).method
+
+
+def compare_compiled(device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA) -> dict[str, dict[str, Any]]:
+    """An outer step of ``hg-ms``, after ten that make and warm up what there is to make."""
+    table: dict[str, dict[str, Any]] = {}
+    for size, (layers, rows) in sizes.items():
+        problem = moved(cleaning(layers, rows=rows), device)
+        reference = None
+        for route in ("exact", "fast"):
+            for name, (compiled, recorded) in FORMS.items():
+                programs = Programs() if compiled else None
+                chosen, pipeline = evolve(problem, compiler=programs), hg_ms(recorded)
+                with matrix_route(route, device):
+                    begin = time.perf_counter()
+                    state, _ = pipeline.step(chosen, pipeline.init(chosen, 0))
+                    wait(device)
+                    first = time.perf_counter() - begin
+                    for _ in range(2):
+                        state, _ = pipeline.step(chosen, state)
+                    theta = state["theta"]["w"].double()
+                    median, fastest = milliseconds(lambda p=pipeline, c=chosen, s=state: p.step(c, s), device, seconds)
+                reference = theta if reference is None else reference
+                table[f"{size}, {name}, {route}"] = {
+                    "step [ms]": median,
+                    "fastest [ms]": fastest,
+                    "first step [s]": first,
+                    "making programs [s]": programs.seconds if programs else 0.0,
+                    "as written all the same": sum(how != "compiled" for how in programs.outcomes.values())
+                    if programs
+                    else "–",
+                    "θ differs by": float((theta - reference).norm() / reference.norm()),
+                }
+    return table
+
+
+def compare_products(device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA) -> dict[str, dict[str, Any]]:
+    """One Hessian product and one solve of 30 products, on all rows."""
+    table: dict[str, dict[str, Any]] = {}
+    for size, (layers, rows) in sizes.items():
+        problem = moved(cleaning(layers, rows=rows), device)
+        below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
+        solver = CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS)
+        for route in ("exact", "fast"):
+            with matrix_route(route, device):
+                at = (problem.theta0, problem.x0)
+                plain = Linearization.of(
+                    lambda t, x, p=problem, b=above: p.f(t, x, b), lambda t, x, p=problem, b=below: p.g(t, x, b), *at, "vjp"
+                )
+                compiled = linearized(Programs(), (size, route), problem.f, problem.g, "vjp", None, None, *at, below, above)
+                forms: dict[str, Any] = {"as written": plain.matvec, "recorded": RecordedProduct(plain.matvec, plain.rhs)}
+                if compiled is not None:
+                    forms["compiled"] = compiled.matvec
+                expected = plain.matvec(plain.rhs)
+                for name, product in forms.items():
+                    differs = float((product(plain.rhs) - expected).norm() / expected.norm())
+                    one, _ = milliseconds(lambda h=product, v=plain.rhs: h(v), device, seconds / 2)
+                    solve, _ = milliseconds(lambda h=product, v=plain.rhs, s=solver: s.solve(h, v), device, seconds / 2)
+                    table[f"{size}, {name}, {route}"] = {"product [ms]": one, "solve [ms]": solve, "differs by": differs}
+    return table
+
+
+def profile(device: torch.device, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS) -> str:
     """Which kernels a recorded step spends its time in."""
-    problem, pipeline = moved(cleaning((784, 300, 10), rows=ROWS), device), method("stacked", True)
+    problem, pipeline = moved(cleaning(layers, rows=rows), device), method("stacked", True)
     state = pipeline.init(problem, seed=0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)
@@ -156,28 +236,39 @@ def profile(device: torch.device) -> str:
     return table
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--seconds", type=float, default=5, help="a variant is timed this long")
     parser.add_argument("--device", default="cuda")
-    choices = ["outer", "stacking", "profile"]
-    parser.add_argument("--only", choices=choices, nargs="+", default=choices[:2])
-    options = parser.parse_args()
-    device = torch.device(options.device)
+    parser.add_argument("--quick", action="store_true", help="small sizes and a few calls: tries the script, measures nothing")
+    choices = ["outer", "stacking", "compiled", "products", "profile"]
+    parser.add_argument("--only", choices=choices, nargs="+", default=choices[:-1])
+    options = parser.parse_args(arguments)
+    device, seconds = torch.device(options.device), 0.0 if options.quick else options.seconds
+    sizes = QUICK if options.quick else DATA
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     figures: dict[str, Any] = {"torch": torch.__version__, "device": name}
     print(f"{name}, torch {torch.__version__}")
+    (layers, rows), stacks = (
+        sizes["digits" if options.quick else "MNIST"],
+        {"quick": ((16, 8, 10), 8)} if options.quick else SIZES,
+    )
     measured: Mapping[str, tuple[str, Callable[[], Mapping[str, object]]]] = {
         "outer": (
-            f"One outer step, 784-300-10, n = {ROWS}: {COUNT} branches x {STEPS} steps x {BATCH} rows, {PRODUCTS} products",
-            lambda: compare_outer_step(device, options.seconds),
+            f"One outer step, {'-'.join(map(str, layers))}, n = {rows}: "
+            f"{COUNT} branches x {STEPS} steps x {BATCH} rows, {PRODUCTS} products",
+            lambda: compare_outer_step(device, seconds, layers, rows),
         ),
-        "stacking": ("One lower step of 8 branches", lambda: compare_stacking(device, options.seconds)),
-    }
+        "stacking": ("One lower step of 8 branches", lambda: compare_stacking(device, seconds, stacks)),
+        "compiled": ("One outer step of hg-ms", lambda: compare_compiled(device, seconds, sizes)),
+        "products": (
+            f"One Hessian product, and a solve of {PRODUCTS}", lambda: compare_products(device, seconds, sizes)
+        ),
+    }  # fmt: skip
     for part in options.only:
         if part == "profile":
-            print(profile(device))
+            print(profile(device, layers, rows))
             continue
         title, measure = measured[part]
         figures[part] = measure()

@@ -308,6 +308,12 @@ def products() -> str:
     return markdown(["solver", "trajectory", "ridge", "products of each system", "/ cg", "seconds / cg"], table)
 
 
+def kernels() -> str:
+    """Operations and kernels of each part of a step."""
+    rows = figures_of("kernels")["kernels"]
+    return markdown(["part", *next(iter(rows.values()))], [[name, *map(str, row.values())] for name, row in rows.items()])
+
+
 def speed_machine() -> str:
     figures = figures_of("speed")
     keys = ("machine", "torch", "jax", "jaxopt", "torchopt", "python")
@@ -386,6 +392,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-hypergradient": speed_hypergradient,
     "speed-methods": speed_methods,
     "products": products,
+    "kernels": kernels,
 }
 
 

@@ -1,0 +1,115 @@
+"""How many kernels a step of ``hg-ms`` is, counted where there is no GPU: operations as they are written, and kernels compiled.
+
+    python benchmarks/kernels.py [--json benchmarks/results/kernels.json] [--dataset digits]
+
+For the cleaning network, each part of a step: the operations of the eager code (views and empty tensors left out; what each
+would launch on a GPU), those of its traced graph, the products of matrices among these, and the kernels that torch's inductor
+generates for the rest on the CPU. A GPU has another generator with other rules of fusion, so its number is about that one and
+not the same. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree
+from hgms_graphs import programs
+from hgms_selectors import BestOfN
+from hgms_solvers.pcg import begun, iteration
+from hgms_task_cleaning import HyperCleaning
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from step_graphs import RIDGE, branches, multiplications, operations, step_graphs
+
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_local_scalar_dense"}
+
+
+class Operations(TorchDispatchMode):
+    """How many operations ran that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and func.overloadpacket.__name__ not in FREE
+        return func(*args, **(kwargs or {}))
+
+
+def counted(call: Callable[[], Any]) -> int:
+    call()
+    with Operations() as ran:
+        call()
+    return ran.count
+
+
+def eager(problem: Problem) -> dict[str, int]:
+    """Operations of each part of a step as it is written; names as in :func:`step_graphs`."""
+
+    def propose(steps: int) -> Any:
+        generator = branches(steps=steps)
+        return generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(1))
+
+    def on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> torch.Tensor:
+        return loss(theta, x, batch)
+
+    def linearized() -> Linearization:
+        return Linearization.of(partial(on, problem.f, above), partial(on, problem.g, below), problem.theta0, problem.x0, "vjp")
+
+    below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
+    candidates, here = propose(1), linearized()
+    system = LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE)
+    state = begun(system, None, 1, None, None)
+    return {
+        "lower step": counted(lambda: propose(3)) - counted(lambda: propose(2)),
+        "selection": counted(lambda: BestOfN(mode="stacked").select(problem, problem.theta0, candidates, Key(0))),
+        "linearisation": counted(linearized),
+        "Hessian product": counted(lambda: here.matvec(here.rhs)),
+        "mixed product": counted(lambda: here.mixed(here.rhs)),
+        "iteration of CG": counted(lambda: iteration(system, state, 1)),
+    }
+
+
+def generated(graph: torch.fx.GraphModule, leaves: Any) -> int:
+    """Kernels of the program on the CPU, beside products of matrices and other calls of libraries."""
+    from torch._inductor import metrics
+
+    metrics.reset()
+    programs._inductor(graph, leaves)
+    return int(metrics.generated_kernel_count)
+
+
+def count(problem: Problem) -> dict[str, dict[str, int]]:
+    written = eager(problem)
+    table = {}
+    for name, (graph, leaves) in step_graphs(problem, "cpu").items():
+        if name not in written:
+            continue
+        table[name] = {
+            "eager operations": written[name], "operations traced": len(operations(graph)),
+            "products of matrices": multiplications(graph), "kernels generated": generated(graph, leaves),
+        }  # fmt: skip
+        print(name, table[name], flush=True)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--dataset", default="digits")
+    options = parser.parse_args()
+    problem = HyperCleaning(dataset=options.dataset).problem(0, torch.device("cpu"), torch.float32)
+    figures = {"torch": torch.__version__, "dataset": options.dataset, "kernels": count(problem)}
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
