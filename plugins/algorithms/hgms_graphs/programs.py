@@ -43,7 +43,8 @@ class Programs:
     Arguments:
         clock: what ``seconds`` counts in.
 
-    ``seconds`` is what making programs took so far; ``outcomes`` says by the name of each function, the first word of its key,
+    ``seconds`` is what making programs took so far, ``waited`` the same on the wall (a C++ compiler is a process of its own,
+    which this one's processor time does not count); ``outcomes`` says by the name of each function, the first word of its key,
     how it runs.
 
     Cost: two calls of the function for the check. torch keeps compiled code on disk (``TORCHINDUCTOR_CACHE_DIR``), so the next
@@ -62,9 +63,11 @@ class Programs:
 
     clock: Callable[[], float] = time.perf_counter
     seconds: float = field(default=0.0, init=False)
+    waited: float = field(default=0.0, init=False)
     outcomes: dict[str, str] = field(factory=dict, init=False)
     _kept: dict[Hashable, Any] = field(factory=dict, init=False)
     _making: bool = field(default=False, init=False)
+    _reasons: set[str] = field(factory=set, init=False)
 
     def __call__(self, key: tuple[Hashable, ...], function: Callable[..., Any]) -> Callable[..., Any]:
         return self.keep(("program", *key), lambda: _Shapes(self, str(key[0]), function))
@@ -81,12 +84,13 @@ class Programs:
         if self._making:
             yield
             return
-        self._making, begin = True, self.clock()
+        self._making, begin, since = True, self.clock(), time.perf_counter()
         try:
             yield
         finally:
             self._making = False
             self.seconds += self.clock() - begin
+            self.waited += time.perf_counter() - since
 
     def traced(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Trace | None:
         """The function as a graph; None where it cannot be traced, or the graph is another function."""
@@ -129,8 +133,12 @@ class Programs:
         return program
 
     def refuse(self, name: str, why: str) -> None:
-        """From now on the function of that name runs as it is written."""
+        """From now on the function of that name runs as it is written. The same reason is not repeated for every function: where
+        there is no compiler it is that of all."""
         self.outcomes[name] = f"as written: it {why}"
+        if why in self._reasons:
+            return
+        self._reasons.add(why)
         LOG.warning("%s %s\n  it runs as it is written, which is slower; `run.compile = false` compiles nothing", name, why)
 
 

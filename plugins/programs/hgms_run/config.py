@@ -53,7 +53,7 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
 @frozen(kw_only=True)
 class RunSettings:
     """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype`` and, in the last digits,
-    ``matmul``.
+    ``matmul`` and ``compile``.
 
     ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
     ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
@@ -64,6 +64,8 @@ class RunSettings:
     that two variants of one method can stand side by side. ``track`` names the trackers that follow the run.
     ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers: oneDNN on a CPU, TF32 on a
     GPU), or ``auto``: ``fast`` where it is faster and its error within four times the exact route's, as measured at the start.
+    ``compile`` makes programs of the functions that steps spend their time in: ``true``, ``false``, or ``auto``: where the
+    budget is long enough to pay for it. The clock does not count what that takes.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -78,6 +80,7 @@ class RunSettings:
     task_label: str | None = field(default=None, validator=validators.optional(_label))
     track: tuple[str, ...] = ()
     matmul: Literal["auto", "exact", "fast"] = field(default="auto", validator=validators.in_(["auto", "exact", "fast"]))
+    compile: Literal["auto", True, False] = field(default="auto", validator=validators.in_(["auto", True, False]))
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -132,8 +135,9 @@ class RunConfig:
                 del table["run"][key]
         if not self.run.track:
             del table["run"]["track"]
-        if self.run.matmul == "auto":
-            del table["run"]["matmul"]  # as in configurations of before there was a choice: they keep their hash
+        for key in ("matmul", "compile"):
+            if table["run"][key] == "auto":
+                del table["run"][key]  # as in configurations of before there was a choice: they keep their hash
         return table
 
     def to_toml(self) -> str:

@@ -175,6 +175,10 @@ class RunFolder:
         files.replace_file(self.config, config.encode())
         files.replace_file(self.environment, files.as_json(environment, indent=2))
 
+    def note(self, key: str, value: Any) -> None:
+        """An entry of ``env.json``, which keeps the others."""
+        files.replace_file(self.environment, files.as_json({**self.read_environment(), key: value}, indent=2))
+
     # --- what it holds
 
     def read_environment(self) -> dict[str, Any]:

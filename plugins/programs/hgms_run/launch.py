@@ -48,8 +48,8 @@ def run(
     to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
     SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
     uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. ``settings`` say when to evaluate, what the clock counts and how matrix products are computed
-    (device and dtype are the problem's). ``info`` names task, method and seed in records and reports; by default they are
+    folder must hold no run. ``settings`` say when to evaluate, what the clock counts, how matrix products are computed
+    and whether steps are compiled (device and dtype are the problem's). ``info`` names task, method and seed in records and reports; by default they are
     "problem", the method's name and ``seed``.
 
     Raises:
@@ -92,7 +92,7 @@ def _described(info: RunInfo, method: Method, device: torch.device, settings: Ru
         "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
         "budget": plain(info.budget),
         "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
-        | ({"matmul": settings.matmul} if settings.matmul != "auto" else {}),
+        | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"},
     }  # fmt: skip
 
 

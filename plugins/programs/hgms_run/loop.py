@@ -29,11 +29,12 @@ from hgms_core import (
     out_of_memory,
 )
 from hgms_core.host import LOG, Host
+from hgms_graphs import Programs
 from hgms_run.advice import check_numbers, explained
 from hgms_run.checkpoint import ensure_of, result_of
 from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
-from hgms_run.execution import KEY, Execution
+from hgms_run.execution import KEY, Compilation, Execution
 from hgms_run.folder import RunFolder
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
@@ -50,28 +51,33 @@ def ignore(*_: Any, **__: Any) -> None:
 
 
 class Clock:
-    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. A GPU is waited for at both edges."""
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside, and so is what ``apart()`` grows by. A
+    GPU is waited for at both edges."""
 
     def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
-        self._now = time.perf_counter if kind == "wall" else time.process_time
+        self.apart: Callable[[], float] = lambda: 0.0
+        self._time = time.perf_counter if kind == "wall" else time.process_time
         self._wait: Callable[[], None] = lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None
         self._started = 0.0
 
-    def __enter__(self) -> None:
+    def now(self) -> float:
         self._wait()
-        self._started = self._now()
+        return self._time()
+
+    def __enter__(self) -> Clock:
+        self._started = self.now() - self.apart()
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait()
-        self.seconds += self._now() - self._started
+        self.seconds += self.now() - self.apart() - self._started
 
 
 @define(eq=False, kw_only=True)
 class Run:
     """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
     one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
-    first."""
+    first. ``compiler`` makes programs of them, beyond what was compiled ``before``, if they are to be compiled."""
 
     method: Method
     make: Callable[[], Problem]
@@ -88,6 +94,8 @@ class Run:
     execution: Execution | None = None
     problem: Problem = field(init=False)
     clock: Clock = field(init=False)
+    compiler: Programs | None = field(default=None, init=False)
+    before: Compilation | None = field(default=None, init=False)
     state: State = field(factory=dict)
     step: int = 0
     calls: int = 0
@@ -189,7 +197,8 @@ class Run:
             self.info = attrs.evolve(self.info, resumed_from=self.step)
         before = self.folder.read_environment() if self.folder is not None and self.resume else {}
         recorded = Execution.recorded(before)
-        self.execution = recorded or self.execution or Execution.decided(self.settings, self.problem)
+        handed = None if self.execution is None else self.execution.anew
+        self.execution = recorded or handed or Execution.decided(self.settings, self.info.budget, self.problem)
         if loaded is not None and recorded is None:
             LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
         in_force.enter_context(self.execution.in_force(self.device))
@@ -228,6 +237,7 @@ class Run:
 
     def loop(self) -> None:
         with Interrupts() as interrupts:
+            self.prepare()
             if not self.records:
                 self.commit({"step": 0, **_to_numbers(self.weights(self.state)), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
@@ -242,6 +252,25 @@ class Run:
                 if self.share < 1 and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
                     self.save()
             self.save()
+
+    def prepare(self) -> None:
+        """Has functions of the steps compiled, if they are to be. Where the budget does not tell whether that pays, the time of a
+        step does."""
+        assert self.execution is not None
+        if self.execution.compile is None and not self.over:
+            settled = Compilation.settled(self.settings.compile, self.info.budget, self.problem)
+            self.keep(attrs.evolve(self.execution, compile=settled or Compilation.timed(self.discarded_step)))
+        self.before = self.execution.compile
+        if self.before is not None and self.before.wanted:
+            self.compiler = compiler = Programs(clock=self.clock.now)
+            self.clock.apart = lambda: compiler.seconds
+            self.problem = attrs.evolve(self.problem, compiler=compiler)
+
+    def discarded_step(self) -> tuple[float, float]:
+        """Seconds of a step, which changes nothing but what it returns, and the share of the budget that it would spend."""
+        with Clock(0.0, self.device, self.settings.clock) as clock:
+            _, record = self.method.step(self.problem, self.state, self.share)
+        return clock.seconds, self.info.budget.spent(0.0, 1, int(record.get("oracle_calls", self.calls)) - self.calls)
 
     def advance(self) -> None:
         """One outer step. The state changes only once its numbers are known to be sound."""
@@ -299,9 +328,17 @@ class Run:
         self.notify("hgms_step_finished", record=self.records[-1])
         self.watch(self.info, self.records[-1], self.share)
 
+    def keep(self, execution: Execution) -> None:
+        """How steps are carried out, also for ``env.json``."""
+        if self.folder is not None and execution != self.execution:
+            self.folder.note(KEY, execution.as_table())
+        self.execution = execution
+
     def save(self) -> None:
         if self.folder is not None and self.saved_step != self.step:
             self.folder.save(self.state, self.step)
+        if self.execution is not None and self.before is not None and self.compiler is not None:
+            self.keep(attrs.evolve(self.execution, compile=self.before.with_those_of(self.compiler)))
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
