@@ -133,8 +133,8 @@ class Programs:
         return program
 
     def refuse(self, name: str, why: str) -> None:
-        """From now on the function of that name runs as it is written. The same reason is not repeated for every function: where
-        there is no compiler it is that of all."""
+        """From now on the function of that name runs as it is written. One reason is said once: where there is no compiler,
+        it is that of every function."""
         self.outcomes[name] = f"as written: it {why}"
         if why in self._reasons:
             return

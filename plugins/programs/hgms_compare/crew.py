@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -18,11 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+import attrs
 from attrs import define, field
 
 from hgms_compare.grid import Cell
-from hgms_compare.worker import Ending, Report, carry_out, failed
-from hgms_core import HgmsError
+from hgms_compare.worker import PROGRAMS, Ending, Report, carry_out, failed
+from hgms_core import Budget, HgmsError
 from hgms_run import Execution, RunFolder, ignore
 
 
@@ -32,19 +34,28 @@ def cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
+Kind = tuple[str, Budget]
+
+
+def _kind(cell: Cell) -> Kind:
+    """What runs have in common that are carried out alike."""
+    return cell.task, cell.config.budget
+
+
 @define(eq=False)
 class Crew:
     """``with Crew(count=2) as crew: for ending in crew.carry_out(cells): …``: workers that stay for the next cells.
 
     ``count`` workers at a time; 0 carries out the cells in this process, one by one. ``plugins`` are files that every worker
     loads; ``fresh`` gives each cell a process of its own. All runs of a task are carried out alike: the first decides how, and
-    the others wait until it has; ``executions`` holds what was decided, by task.
+    the others wait until it has; ``executions`` holds what was decided, by task and budget (a longer one may pay for more).
     """
 
     count: int
     plugins: Sequence[str] = ()
     fresh: bool = False
-    executions: dict[str, Execution] = field(factory=dict, init=False)
+    executions: dict[Kind, Execution] = field(factory=dict, init=False)
+    _warnings: set[str] = field(factory=set, init=False)
     _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
     _idle: list[_Worker] = field(factory=list, init=False)
     _running: dict[_Worker, Cell] = field(factory=dict, init=False)
@@ -66,27 +77,46 @@ class Crew:
         Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
         """
         cells = list(cells)
+        PROGRAMS.addFilter(self._is_new)
         try:
             if self.count == 0:
                 for cell in cells:
                     began(cell)
-                    yield carry_out(cell, report, self.executions.get(cell.task))
+                    yield carry_out(cell, report, self.known(cell))
                     self.recall(cell)
             else:
                 yield from self._dispatch(deque(cells), began, report)
         except KeyboardInterrupt:
             self._interrupt()
             raise
+        finally:
+            PROGRAMS.removeFilter(self._is_new)
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        """Whether no other run gave the same warning, whatever its numbers."""
+        text = "".join(letter for letter in record.getMessage() if not letter.isdigit())
+        known = text in self._warnings
+        self._warnings.add(text)
+        return not known
 
     def recall(self, cell: Cell) -> None:
         """Takes how a run is carried out, if its folder tells, for the other runs of its task."""
-        if cell.task not in self.executions and (known := Execution.recorded(RunFolder(cell.path).read_environment())):
-            self.executions[cell.task] = known
+        if _kind(cell) not in self.executions:
+            recorded = Execution.recorded(RunFolder(cell.path).read_environment())
+            if recorded is not None and recorded.compile is not None:  # else it is not decided yet
+                self.executions[_kind(cell)] = recorded
+
+    def known(self, cell: Cell) -> Execution | None:
+        """How a run is to be carried out, as far as runs of its task have decided it."""
+        if _kind(cell) in self.executions:
+            return self.executions[_kind(cell)]
+        alike = [execution for (task, _), execution in self.executions.items() if task == cell.task]
+        return attrs.evolve(alike[0], compile=None) if alike else None
 
     def _next(self, waiting: deque[Cell]) -> Cell | None:
         """The first cell that may begin: its task's execution is known, or it is the one to decide it."""
-        deciding = {cell.task for cell in self._running.values()} - self.executions.keys()
-        cell = next((cell for cell in waiting if cell.task not in deciding), None)
+        deciding = {_kind(cell) for cell in self._running.values()} - self.executions.keys()
+        cell = next((cell for cell in waiting if _kind(cell) not in deciding), None)
         if cell is not None:
             waiting.remove(cell)
         return cell
@@ -97,7 +127,7 @@ class Crew:
                 worker = self._idle.pop() if self._idle else self._start()
                 self._running[worker] = cell
                 began(cell)
-                worker.send(cell, self.executions.get(cell.task))
+                worker.send(cell, self.known(cell))
             if waiting and len(self._running) + len(self._idle) < self.count:
                 self._idle.append(self._start())  # which loads while the first run decides
             worker, event = self._events.get()
@@ -107,6 +137,9 @@ class Crew:
                     worker.close()
                 continue
             self.recall(self._running[worker])
+            if event["event"] == "warning":
+                PROGRAMS.warning("%s", event["text"])
+                continue
             if event["event"] == "step":
                 report(self._running[worker], event["share"], event["record"])
                 continue
@@ -153,7 +186,7 @@ class Crew:
         with contextlib.suppress(KeyboardInterrupt, queue.Empty):
             while left:
                 worker, event = self._events.get(timeout=max(0.0, until - time.monotonic()))
-                if event["event"] != "step":
+                if event["event"] not in ("step", "warning"):
                     left.discard(worker)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import inspect
 import json
+import logging
 import os
 import queue
 import sys
@@ -44,6 +45,9 @@ from hgms_run import (
 
 PATIENCE = 20.0
 """Seconds a worker waits for a folder that another process holds: the orphan of a killed comparison ends by itself."""
+
+PROGRAMS = logging.getLogger("hgms.programs")
+"""Where what cannot be compiled is said."""
 
 REPORT_EVERY = 0.2
 """Seconds between two reports of a run's progress."""
@@ -122,6 +126,17 @@ def _place(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)" if own else ""
 
 
+class _Warnings(logging.Handler):
+    """Hands on what a worker has to say of programs: its parent has the terminal."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(event="warning", text=record.getMessage())
+
+
 def main(arguments: Sequence[str]) -> None:
     """A worker: one run per line of standard input, until that closes."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -147,6 +162,7 @@ def main(arguments: Sequence[str]) -> None:
         shown = {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
         tell(event="step", share=share, record=shown)
 
+    PROGRAMS.addHandler(_Warnings(tell))
     with stoppable():
         while True:
             try:

@@ -88,6 +88,13 @@ class StoredRun:
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None else recorded.choices()
 
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """How the functions of its steps ran that can be compiled, by name, where it was to compile them: "compiled", or "as
+        written" and why."""
+        recorded = Execution.recorded(self.environment)
+        return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
+
     def _label(self, key: str) -> str:
         label = self.settings.get(key)
         return "" if label in (None, "none") else str(label)

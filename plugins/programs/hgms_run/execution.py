@@ -31,8 +31,8 @@ longer."""
 
 @frozen(kw_only=True)
 class Compilation:
-    """Whether functions of the steps are compiled (``wanted``), and why; how those that were met run (``outcomes``: "compiled", or
-    "as written" and why), and the seconds that compiling took on the wall, which no budget contains."""
+    """Whether functions of the steps are to be compiled (``wanted``), and why; how those that were met run (``outcomes``:
+    "compiled", or "as written" and why), and the seconds that compiling took on the wall, which no budget contains."""
 
     wanted: bool
     reason: str
@@ -54,11 +54,12 @@ class Compilation:
         if setting is True:
             return cls(wanted=True, reason="the settings say so")
         if budget.seconds is not None:
-            wanted = budget.seconds >= WORTH
-            return cls(wanted=wanted, reason=f"a budget of {budget} " + ("pays for it" if wanted else "is too short to pay for it"))
-        if any((getattr(budget, unit) or least) < least for unit, least in LEAST.items()):
-            return cls(wanted=False, reason=f"a budget of {budget} is too short to pay for it")
-        return None
+            long = budget.seconds >= WORTH
+        elif any((getattr(budget, unit) or least) < least for unit, least in LEAST.items()):
+            long = False
+        else:
+            return None
+        return cls(wanted=long, reason=f"a budget of {budget} {'pays' if long else 'is too short to pay'} for it")
 
     @classmethod
     def timed(cls, step: Callable[[], tuple[float, float]]) -> Compilation:
@@ -89,8 +90,8 @@ class Compilation:
 
 @frozen(kw_only=True)
 class Execution:
-    """``matmul`` is the route of float32 matrix products, why it was taken, and what was measured; ``compile`` whether functions
-    of the steps are compiled, and which were (None: the time of a step has to tell).
+    """``matmul`` is the route of float32 matrix products, why it was taken, and what was measured; ``compile`` whether
+    functions of the steps are compiled, and which were (None: the time of a step has to tell).
 
     >>> Execution.recorded({"python": "3.12"}).matmul.route      # of a version that knew one route
     'exact'
@@ -117,9 +118,8 @@ class Execution:
             return None
         if KEY not in environment:
             reason = "the run was begun by a version that knew no other"
-            return cls(
-                matmul=RouteChoice(route="exact", reason=f"{reason} route"), compile=Compilation(wanted=False, reason=f"{reason} way")
-            )
+            compilation = Compilation(wanted=False, reason=f"{reason} way")
+            return cls(matmul=RouteChoice(route="exact", reason=f"{reason} route"), compile=compilation)
         try:
             return cls.of(environment[KEY])
         except (cattrs.BaseValidationError, TypeError, ValueError, KeyError):
@@ -148,6 +148,6 @@ class Execution:
     def remarks(self) -> list[str]:
         """A line for each of these choices, with its reason; of programs only where there are any."""
         lines = [] if self.matmul.route == "exact" else [f"matmul: {self.matmul.route} ({self.matmul.reason})"]
-        if self.compile is not None and self.compile.compiled:
-            lines.append(f"compiled: {', '.join(self.compile.compiled)} in {self.compile.seconds:.1f} s ({self.compile.reason})")
+        if self.compile is not None and (names := self.compile.compiled):
+            lines.append(f"compiled: {', '.join(names)} in {self.compile.seconds:.1f} s ({self.compile.reason})")
         return lines

@@ -48,9 +48,9 @@ def run(
     to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
     SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
     uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. ``settings`` say when to evaluate, what the clock counts, how matrix products are computed
-    and whether steps are compiled (device and dtype are the problem's). ``info`` names task, method and seed in records and reports; by default they are
-    "problem", the method's name and ``seed``.
+    folder must hold no run. ``settings`` say when to evaluate, what the clock counts, how matrix products are computed and
+    whether steps are compiled (device and dtype are the problem's). ``info`` names task, method and seed in records and
+    reports; by default they are "problem", the method's name and ``seed``.
 
     Raises:
         NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good

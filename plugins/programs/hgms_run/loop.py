@@ -51,8 +51,8 @@ def ignore(*_: Any, **__: Any) -> None:
 
 
 class Clock:
-    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside, and so is what ``apart()`` grows by. A
-    GPU is waited for at both edges."""
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. What ``apart()`` grows by inside is
+    taken off. A GPU is waited for at both edges."""
 
     def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
@@ -254,8 +254,8 @@ class Run:
             self.save()
 
     def prepare(self) -> None:
-        """Has functions of the steps compiled, if they are to be. Where the budget does not tell whether that pays, the time of a
-        step does."""
+        """Lets functions of the steps be compiled, if they are to be. Where the budget does not tell whether it pays, the time
+        of a step does."""
         assert self.execution is not None
         if self.execution.compile is None and not self.over:
             settled = Compilation.settled(self.settings.compile, self.info.budget, self.problem)
