@@ -233,8 +233,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--against", metavar="CHECKOUT", help="a commit or a folder; without it, this checkout")
-    parser.add_argument("--set", type=setting, nargs="+", default=[], metavar="KEY=VALUE", help="settings of this side's [run]")
-    parser.add_argument("--against-set", type=setting, nargs="+", default=[], metavar="KEY=VALUE", help="of the other side's")
+    pairs: dict[str, Any] = {"type": setting, "nargs": "+", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
+    parser.add_argument("--set", help="settings of this side's [run]; also several times", **pairs)
+    parser.add_argument("--against-set", help="of the other side's", **pairs)
     parser.add_argument("--only", nargs="+", default=COMPARED, metavar="METHOD")
     parser.add_argument("--dataset", choices=["mnist", "digits"], default="digits")
     parser.add_argument("--pairs", type=int, default=11)

@@ -98,6 +98,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     against = ["bench_today.py", "--against", options.against]
     fewer = ["--pairs", "5", "--seconds", "0.1"] if options.quick else []
     few = ["--repetitions", "5"] if options.quick else []
+    settings = ["--set", *options.set] if options.set else []
     budget = str(min(options.budget, 5) if options.quick else options.budget)
     others = [
         "hg-baseline",
@@ -115,12 +116,12 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "hypergradient": ["bench_hypergradient.py", *few],
         "small": ["bench_small.py", *few],
-        "digits": [*against, "--only", "hg-ms", *fewer],
-        "others": [*against, "--only", *others, *fewer],
-        "budget": [*against, "--budget", budget, "--dataset", "mnist", "--only", "hg-ms", "hg-ms-tilted"],
+        "digits": [*against, "--only", "hg-ms", *fewer, *settings],
+        "others": [*against, "--only", *others, *fewer, *settings],
+        "budget": [*against, "--budget", budget, "--dataset", "mnist", "--only", "hg-ms", "hg-ms-tilted", *settings],
         "solvers": ["bench_solvers.py", "--threads", "1"],
         "language": [*against, "--language"],
-        "first": ["bench_today.py", "--first", "--dataset", "mnist", "--only", "hg-ms"],
+        "first": ["bench_today.py", "--first", "--dataset", "mnist", "--only", "hg-ms", "--set", "compile=true", *settings],
     }
 
 
@@ -155,6 +156,10 @@ def main() -> None:
     parts_of_table = list(dict.fromkeys(row.part for row in ROWS))
     parser.add_argument("--only", choices=parts_of_table, nargs="+", default=parts_of_table)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, and a budget of 5 s")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+        help="settings of [run] for the runs of this checkout (compile=true: also where the budget is too short for auto)",
+    )  # fmt: skip
     options = parser.parse_args()
     parts: dict[str, Figures] = {}
     if options.json and options.json.exists():
