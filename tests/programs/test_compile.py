@@ -26,8 +26,7 @@ from hgms_graphs import Programs, RouteChoice, programs, programs_of
 from hgms_report import build
 from hgms_report.markdown import markdown
 from hgms_report.page import html
-from hgms_run import Execution, Interrupted, RunConfig, RunFolder, RunResult, RunSettings, run
-from hgms_run.execution import Compilation
+from hgms_run import Compilation, Execution, Interrupted, RunConfig, RunFolder, RunResult, RunSettings, run
 from hgms_run.loop import Clock
 
 EXACT = RouteChoice(route="exact", reason="")

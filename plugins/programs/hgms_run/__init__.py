@@ -11,7 +11,7 @@ from hgms_run.command import built, load
 from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms_run.convert import converter_for, structured, traits_of
 from hgms_run.ended import RunResult
-from hgms_run.execution import Execution
+from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.folder import FolderInUse, RunFolder
 from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, kinds_of, nearness, spell, type_hints
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "DiskError", "Execution", "FolderInUse", "Interrupted", "Interrupts",
-    "Invalid", "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending", "built", "converter_for",
-    "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of", "lay", "lay_options",
-    "load", "load_state", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml",
-    "plain", "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state", "show",
-    "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
+    "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
+    "Interrupted", "Interrupts", "Invalid", "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending",
+    "built", "converter_for", "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of",
+    "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json",
+    "parse_toml", "plain", "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state",
+    "show", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
 ]  # fmt: skip
 
 
