@@ -15,14 +15,13 @@ from torch.fx import GraphModule, Node
 
 from hgms_core import ConfigError, Problem
 from hgms_graphs import graphs
+from hgms_graphs.compared import compared, moved
 from hgms_graphs.graphs import Recording, copy_
 from hgms_graphs.trace import Trace, arrangement, flatten, trace, unflatten
 
 LOG = logging.getLogger("hgms.programs")
 SHAPES = 8
 """For how many shapes of its arguments a function is compiled; beyond, it runs as it is written."""
-CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-"""How far a program may be from the function, of the largest number of a leaf, beyond what rounding the arguments does."""
 
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -101,9 +100,9 @@ class Programs:
             with self.making():
                 result = trace(function, arguments)
                 # Elsewhere than where it was traced, so that nothing of that place can have become part of the graph.
-                leaves = _moved(leaves, 0.01)
+                leaves = moved(leaves, 0.01)
                 flatten(function(*unflatten(arranged, leaves)), expected)
-                difference = _difference(expected, result.graph, result.graph, [*leaves, *result.constants])
+                difference = compared(result.graph(*leaves, *result.constants), expected)
         except (torch.OutOfMemoryError, ConfigError):
             raise
         except Exception as error:  # whatever a function under trace raises
@@ -118,7 +117,7 @@ class Programs:
         try:
             with self.making():
                 program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
-                difference = _difference(graph(*leaves), lambda *inputs: program(inputs), graph, leaves)
+                difference = compared(program(leaves), graph(*leaves), graph, leaves)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler raises
@@ -237,45 +236,6 @@ def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
 def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers as contiguous tensors without a graph."""
     return [leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves]
-
-
-def _difference(
-    expected: Sequence[Tensor], program: Callable[..., Sequence[Tensor]], graph: GraphModule, leaves: Sequence[Tensor]
-) -> str:
-    """What is wrong with the program on these inputs; empty where it gives what is expected.
-
-    Two ways to compute the same round differently, and a step may blow that up (a residual that is nearly zero). How much, the
-    graph itself says: from inputs that are off by their last digit.
-    """
-    actual, reference, nearby = program(*leaves), graph(*leaves), graph(*_moved(leaves, None))
-    for want, have, here, near in zip(expected, actual, reference, nearby, strict=True):
-        if not want.is_floating_point():
-            if not torch.equal(want, have) and torch.equal(here, near):
-                return "another whole number"
-            continue
-        size, rounding = _largest(want), _largest(here - near)
-        allowed = CLOSE[want.dtype] * size + 16 * rounding
-        if not torch.allclose(have, want, rtol=0.0, atol=allowed, equal_nan=True):
-            return f"by {_largest(have - want):.1e} where the largest number is {size:.1e}"
-    return ""
-
-
-def _moved(leaves: Sequence[Tensor], share: float | None) -> list[Tensor]:
-    """Every floating-point number a share of itself larger or smaller (None: by its last digit), as a seeded coin says."""
-    generator = torch.Generator().manual_seed(0)
-
-    def moved(leaf: Tensor) -> Tensor:
-        if not leaf.is_floating_point():
-            return leaf
-        signs = 2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype) - 1
-        return leaf * (1 + (torch.finfo(leaf.dtype).eps if share is None else share) * signs)
-
-    return [moved(leaf.detach()) for leaf in leaves]
-
-
-def _largest(leaf: Tensor) -> float:
-    finite = leaf[torch.isfinite(leaf)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _first_line(error: BaseException) -> str:
