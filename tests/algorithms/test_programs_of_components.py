@@ -15,12 +15,13 @@ from torch.fx import GraphModule
 from hgms_branches import Branches, Trajectory, back
 from hgms_core import Key, Pipeline, Problem
 from hgms_graphs import Programs, launch, programs
-from hgms_hypergradients import Carried, Unrolled
+from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_methods import LearnedStart
 from hgms_outer import Sgd
 from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms_selectors import BestOfN, First, Worst
 from hgms_single_loop import Soba
+from hgms_solvers import FixedPoint, Neumann
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -172,3 +173,22 @@ def test_large_steps_keep_their_graphs(compiled: list[Any], monkeypatch: pytest.
     generator = Trajectory(steps=4, batch_size=6, keep_graph=True)
     generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
     assert not compiled
+
+
+# --- hypergradients
+
+HYPERGRADIENTS: dict[str, Any] = {
+    "fresh": Implicit(solver=Neumann(lr=0.1, steps=3), batches="fresh", batch_size=6, upper_batch_size=5),
+    "fresh, forward": Implicit(solver=FixedPoint(lr=0.1, max_steps=3), batches="fresh", batch_size=6, strategy="jvp"),
+    "one-step": OneStep(lr=0.1, batch_size=6, upper_batch_size=5),
+    "one-step, whole": OneStep(lr=0.1),
+    "through": ThroughStep(derivative="exact", upper_batch_size=5),
+    "through its own": ThroughStep(derivative="exact", batch="own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hypergradient", HYPERGRADIENTS.values(), ids=HYPERGRADIENTS)
+def test_hypergradients(hypergradient: Any, compiled: list[Any]) -> None:
+    generator = Branches(count=1, steps=2, lr=0.05, schedule="cosine-restarts", period=5, batch_size=6)
+    method = Pipeline(generator=generator, selector=First(), hypergradient=hypergradient, outer=Sgd(lr=0.1))
+    same_run(method, network_problem(), compiled)

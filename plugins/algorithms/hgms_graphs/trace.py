@@ -104,7 +104,12 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
 
 def _as_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
-    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    known = {torch.ops.aten._foreach_norm.Scalar: _norms}  # inductor has no code for it
+    return make_fx(function, known, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+
+
+def _norms(leaves: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [torch.linalg.vector_norm(leaf, order, dtype=dtype) for leaf in leaves]
 
 
 def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:

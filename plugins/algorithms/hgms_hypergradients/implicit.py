@@ -132,8 +132,9 @@ class Implicit:
             if self.operator == "ggn":
                 estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, solver, v0, rows)
             elif self.batches == "fresh" and below is not None:
-                more = (partial(_on, problem.g, lower.sample(key.fold("lower", i), self.batch_size)[0]) for i in count(1))
-                estimate = on_fresh_batches(f, g, more, theta, x, solver, self.strategy, v0, rows, problem.precision)
+                more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
+                levels, how = (problem.f, problem.g, upper.batch(above), batch, more), (theta, x, solver, self.strategy)
+                estimate = on_fresh_batches(*levels, *how, v0, rows, problem.precision, programs_of(problem))
             else:
                 estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
