@@ -218,7 +218,7 @@ class TestTime:
             made.append(Programs(clock))
             return made[-1]
 
-        monkeypatch.setattr("hgms_run.loop.Programs", kept)
+        monkeypatch.setattr("hgms_run.execution.Programs", kept)
         monkeypatch.setattr("time.process_time", lambda: -3.0)
         for settings in (RunSettings(compile=True, clock="cpu"), RunSettings(compile=True)):
             run(Walker(), problem(), Budget(outer_steps=1), settings=settings)
@@ -253,6 +253,21 @@ class TestRecords:
         assert "before" not in RunFolder(tmp_path).read_environment()
         again = run(Walker(), problem(), Budget(outer_steps=50), folder=tmp_path, resume=True, settings=settings)
         assert again.execution == result.execution
+
+    def test_what_could_not_be_compiled_is_not_tried_again(
+        self, stopped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lacking(graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
+            raise RuntimeError("no C++ compiler")
+
+        settings, budget = RunSettings(compile=True, checkpoint_seconds=0), Budget(outer_steps=4)
+        with monkeypatch.context() as patch:
+            patch.setattr(programs, "_inductor", lacking)
+            with pytest.raises(Interrupted):
+                run(Walker(interrupts_at=2), problem(), budget, folder=tmp_path, settings=settings)
+        result = run(Walker(), problem(), budget, folder=tmp_path, resume=True, settings=settings)
+        assert compilation(result).outcomes == {"halve": "as written: it cannot be compiled: no C++ compiler"}
+        assert Time.now == 4 * 1.0
 
     def test_one_of_an_earlier_version_goes_on_as_written(self, stopped: None, tmp_path: Path) -> None:
         settings = RunSettings(checkpoint_seconds=0)

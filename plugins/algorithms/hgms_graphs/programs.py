@@ -93,6 +93,8 @@ class Programs:
 
     def traced(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Trace | None:
         """The function as a graph; None where it cannot be traced, or the graph is another function."""
+        if self.refuses(name):
+            return None
         leaves: list[Tensor] = []
         expected: list[Tensor] = []
         arranged = flatten(arguments, leaves)
@@ -114,6 +116,8 @@ class Programs:
 
     def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
         """A program of the graph for inputs of these shapes; None where it cannot be made, or differs."""
+        if self.refuses(name):
+            return None
         try:
             with self.making():
                 program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
@@ -130,6 +134,9 @@ class Programs:
             LOG.warning("%s is launched kernel by kernel, which is slower: %s", name, unrecorded)
         self.outcomes.setdefault(name, "compiled")
         return program
+
+    def refuses(self, name: str) -> bool:
+        return self.outcomes.get(name, "compiled") != "compiled"
 
     def refuse(self, name: str, why: str) -> None:
         """From now on the function of that name runs as it is written. One reason is said once: where there is no compiler,

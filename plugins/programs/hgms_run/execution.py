@@ -85,6 +85,12 @@ class Compilation:
         """The names of the functions that run as programs."""
         return sorted(name for name, outcome in self.outcomes.items() if outcome == "compiled")
 
+    def programs(self, clock: Callable[[], float]) -> Programs:
+        """What makes the programs of a run that goes on from here: a function that could not be compiled is not tried again."""
+        programs = Programs(clock=clock)
+        programs.outcomes |= {name: outcome for name, outcome in self.outcomes.items() if outcome != "compiled"}
+        return programs
+
     def with_those_of(self, programs: Programs) -> Compilation:
         """With the programs made since."""
         return evolve(self, seconds=self.seconds + programs.waited, outcomes={**self.outcomes, **programs.outcomes})

@@ -262,7 +262,7 @@ class Run:
             self.keep(attrs.evolve(self.execution, compile=settled or Compilation.timed(self.discarded_step)))
         self.before = self.execution.compile
         if self.before is not None and self.before.wanted:
-            self.compiler = compiler = Programs(clock=self.clock.now)
+            self.compiler = compiler = self.before.programs(self.clock.now)
             self.clock.apart = lambda: compiler.seconds
             self.problem = attrs.evolve(self.problem, compiler=compiler)
 
