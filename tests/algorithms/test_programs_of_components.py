@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from hgms_branches import Branches, Trajectory, back
-from hgms_core import Key, Pipeline, Problem
+from hgms_core import Branch, Key, Pipeline, Problem
 from hgms_graphs import Programs, launch, programs
 from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_methods import LearnedStart
@@ -21,7 +21,7 @@ from hgms_outer import Sgd
 from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms_selectors import BestOfN, First, Worst
 from hgms_single_loop import Soba
-from hgms_solvers import FixedPoint, Neumann
+from hgms_solvers import MINRES, FixedPoint, Neumann
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -192,3 +192,29 @@ def test_hypergradients(hypergradient: Any, compiled: list[Any]) -> None:
     generator = Branches(count=1, steps=2, lr=0.05, schedule="cosine-restarts", period=5, batch_size=6)
     method = Pipeline(generator=generator, selector=First(), hypergradient=hypergradient, outer=Sgd(lr=0.1))
     same_run(method, network_problem(), compiled)
+
+
+SOLVERS = [
+    MINRES(ridge=0.1, rtol=1e-8), MINRES(max_steps=4), Neumann(lr=0.2, steps=25), Neumann(lr=50.0, steps=40),
+    FixedPoint(lr=0.5, rtol=1e-4), FixedPoint(lr=0.5, max_steps=13), FixedPoint(lr=50.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_iterations_of_solvers(solver: Any, compiled: list[Any]) -> None:
+    problem, compiler = network_problem(), Programs()
+    implicit = Implicit(solver=solver, batch_size=12)
+    for seed in range(2):
+        branch = Branch(x={name: (1 + seed) * leaf for name, leaf in problem.x0.items()})
+        fast, plain = (
+            implicit.estimate(evolve(problem, compiler=where), problem.theta0, branch, Key(seed), {"v": None})[0]
+            for where in (compiler, None)
+        )
+        assert_same(fast.value, plain.value, rtol=1e-7, atol=1e-9)
+        assert fast.outcome is plain.outcome
+        assert fast.cost == plain.cost
+        assert int(fast.iterations) == int(plain.iterations)  # type: ignore[arg-type]
+        if not seed:
+            count = len(compiled)
+    assert count == len(compiled)
+    assert {"minres", "richardson"} & set(compiler.outcomes)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, clone
 from hgms_graphs import CompiledProduct, RecordedProduct
+from hgms_solvers.iterated import iterated
 
 dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ def pcg(
         if isinstance(product, RecordedProduct) and precondition is None:
             state = _recorded(product, system, state, max_steps)
         elif isinstance(product, CompiledProduct) and precondition is None:
-            state = _launched(product, system, state, max_steps)
+            state = iterated("cg", (max_steps,), system, iteration, state, max_steps)
         else:
             while state["active"].any():
                 state = iteration(system, state, max_steps, precondition)
@@ -164,15 +164,6 @@ def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_s
         going = bool(recording.run())
         system.products += 1
     return clone(recording.arguments[0])
-
-
-def _launched(product: CompiledProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
-    """The iterations of a system whose operator is compiled."""
-    advance = product.loop("cg", (max_steps,), system.ridge, partial(iteration, max_steps=max_steps), max_steps)
-    while state["active"].any():
-        state, needed = advance(state)
-        system.products += int(needed)
-    return state
 
 
 def whole(
