@@ -75,4 +75,16 @@ DARTS = _one_run(
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
 )
 
-METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS)
+LANCBIO = Composition(
+    name="lancbio",
+    summary="Few warm-started SGD steps and one step of a Lanczos process, which goes on while the lower Hessian changes.",
+    source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 5, "lr": 0.1},
+        "selector": {"name": "first"},
+        "hypergradient": {"name": "implicit", "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2}},
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
+)
+
+METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, LANCBIO)

@@ -8,6 +8,7 @@ from hgms_solvers.fixed_point import FixedPoint as FixedPoint
 from hgms_solvers.gpytorch_solver import LinearOperatorSolver as LinearOperatorSolver
 from hgms_solvers.identity import Identity as Identity
 from hgms_solvers.kfac import KFAC as KFAC
+from hgms_solvers.lancbio import LancBiO as LancBiO
 from hgms_solvers.minres import MINRES as MINRES
 from hgms_solvers.neumann import Neumann as Neumann
 from hgms_solvers.nystrom import NystromCG as NystromCG
@@ -17,4 +18,4 @@ from hgms_solvers.scipy_solver import ScipySolver as ScipySolver
 
 @hookimpl
 def hgms_register_linear_solvers() -> list[type[LinearSolver]]:
-    return [CG, NystromCG, RecycledCG, KFAC, Identity, MINRES, FixedPoint, Neumann, ScipySolver, LinearOperatorSolver]
+    return [CG, NystromCG, RecycledCG, LancBiO, KFAC, Identity, MINRES, FixedPoint, Neumann, ScipySolver, LinearOperatorSolver]
