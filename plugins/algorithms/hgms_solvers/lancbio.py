@@ -74,7 +74,8 @@ class LancBiO:
         if b.dim() > 1:
             system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
             return pcg(system, x0, self.restart, self.clip)
-        steps, memory = [], {}
+        steps: list[Solution] = []
+        memory: Tree = {}
         for _ in range(self.restart):
             solution, memory = self.solve_from(matvec, b, x0, memory)
             steps.append(solution)
