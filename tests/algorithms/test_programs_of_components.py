@@ -22,6 +22,7 @@ from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms_selectors import BestOfN, First, Worst
 from hgms_single_loop import Soba
 from hgms_solvers import MINRES, FixedPoint, Neumann
+from hgms_ula import Ula
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -218,3 +219,22 @@ def test_iterations_of_solvers(solver: Any, compiled: list[Any]) -> None:
             count = len(compiled)
     assert count == len(compiled)
     assert {"minres", "richardson"} & set(compiler.outcomes)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "loop"])
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_langevin_steps(mode: Any, batch_size: int | None, compiled: list[Any]) -> None:
+    problem, compiler = network_problem(), Programs()
+    generator = Ula(count=3, steps=6, lr=0.05, temperature=0.01, carry_rule="per-branch", mode=mode, batch_size=batch_size)
+    fast = plain = generator.init(problem, Key(0))
+    for step in range(2):
+        ends = []
+        for state, where in ((fast, compiler), (plain, None)):
+            ends.append(generator.propose(evolve(problem, compiler=where), problem.theta0, state, Key(step)))
+        assert_same(ends[0].x, ends[1].x, **CLOSE)
+        assert_same(ends[0].losses, ends[1].losses, **CLOSE)
+        assert ends[0].cost == ends[1].cost
+        assert ends[0].replay is not None
+        assert_same(ends[0].replay(torch.tensor(2), problem.theta0, None)[0], ends[0].at(2), **CLOSE)
+        fast, plain = ({"x": end.x} for end in ends)
+    assert len(compiled) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, choice, detach, gradient, groups, repeat
 from hgms_fields import lowering, not_negative, optional_whole, positive, whole
+from hgms_graphs import programs_of
+from hgms_ula.program import add_noise_, moved_compiled
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain."""
@@ -72,13 +75,19 @@ class Ula:
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
         losses = next(iter(x.values())).new_empty(self.count)
-        theta = detach(theta)
+        theta, programs = detach(theta), programs_of(problem)
         for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
             leaves = list(group.x.values())
             stacked = isinstance(group.part, slice)
             chains = leaves if stacked else [leaf.unsqueeze(0) for leaf in leaves]
             noise = _Noise(generators[group.part] if isinstance(group.part, slice) else [generators[group.part]], self.steps)
             drawn = None if index is None else group.rows_of(index)
+            if programs is not None and noise.in_blocks(chains):
+                draw = partial(noise.drawn, chains)
+                losses[group.part] = moved_compiled(
+                    programs, problem, theta, group, drawn, draw, self.lr, self._scale, self.steps, rows
+                )
+                continue
             for step in range(self.steps):
                 batch = problem.lower_data.batch(None if drawn is None else drawn[..., step, :])
                 grads, loss = gradient(group.loss, theta, group.x, batch)
@@ -165,18 +174,24 @@ class _Noise:
 
     def add_to(self, chains: list[Tensor], step: int, scale: float) -> None:
         """chains += scale·ξ for this step, leaves of stacked chains; steps must come in order."""
-        size = sum(leaf[0].numel() for leaf in chains)
-        if size > NOISE_BLOCK:
+        if not self.in_blocks(chains):
             for row, generator in enumerate(self.generators):
                 for leaf in chains:
                     drawn = torch.randn(leaf.shape[1:], generator=generator, dtype=leaf.dtype, device=leaf.device)
                     leaf[row].add_(drawn, alpha=scale)
             return
+        add_noise_(chains, self.drawn(chains, step), scale)
+
+    def in_blocks(self, chains: list[Tensor]) -> bool:
+        """Whether many steps are drawn at once."""
+        return sum(leaf[0].numel() for leaf in chains) <= NOISE_BLOCK
+
+    def drawn(self, chains: list[Tensor], step: int) -> Tensor:
+        """ξ of this step, ``[chains, numbers]``."""
+        size = sum(leaf[0].numel() for leaf in chains)
         length = max(1, min(self.steps, NOISE_BLOCK // size))
         if step % length == 0:
             dtype, device = chains[0].dtype, chains[0].device
             blocks = [torch.randn(length, size, generator=own, dtype=dtype, device=device) for own in self.generators]
             self._block = torch.stack(blocks, dim=1)
-        parts = self._block[step % length].split([leaf[0].numel() for leaf in chains], dim=1)
-        for leaf, part in zip(chains, parts, strict=True):
-            leaf.add_(part.reshape(leaf.shape), alpha=scale)
+        return self._block[step % length]
