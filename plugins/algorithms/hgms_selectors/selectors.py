@@ -7,6 +7,7 @@ from typing import ClassVar, final
 
 import torch
 from attrs import field, frozen
+from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
 from hgms_fields import lowering, optional_whole
@@ -20,17 +21,16 @@ def _selection(
     """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
 
-    def chosen(theta: Tree, x: Tree, batch: Tree) -> Tree:
+    def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
         # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
-        scores = torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
-        selection = Selection.of(scores, highest=highest)
-        return {"index": selection.index, "scores": scores, "gap": selection.gap, "finite": selection.finite}
+        return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
 
     f, programs = problem.f, programs_of(problem)
-    choose = chosen if programs is None else programs(("selection", f, mode, chunk, highest), chosen)
+    # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
+    score = scored if programs is None else programs(("scores", f, mode, chunk), scored)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
-    return Selection(**choose(detach(theta), detach(candidates.x), batch), cost=cost)
+    return Selection.of(score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost)
 
 
 @final
