@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree
+from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree, values
 from hgms_graphs import programs
-from hgms_selectors import BestOfN
 from hgms_solvers.pcg import begun, iteration
 from hgms_task_cleaning import HyperCleaning
 
@@ -63,13 +62,17 @@ def eager(problem: Problem) -> dict[str, int]:
     def linearized() -> Linearization:
         return Linearization.of(partial(on, problem.f, above), partial(on, problem.g, below), problem.theta0, problem.x0, "vjp")
 
+    def scores() -> torch.Tensor:
+        scored = values(problem.f, problem.theta0, candidates.x, problem.upper_data["select"].batch(None), mode="stacked")
+        return torch.where(candidates.finite, scored, torch.full_like(scored, torch.nan))
+
     below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
     candidates, here = propose(1), linearized()
     system = LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE)
     state = begun(system, None, 1, None, None)
     return {
         "lower step": counted(lambda: propose(3)) - counted(lambda: propose(2)),
-        "selection": counted(lambda: BestOfN(mode="stacked").select(problem, problem.theta0, candidates, Key(0))),
+        "scores": counted(scores),
         "linearisation": counted(linearized),
         "Hessian product": counted(lambda: here.matvec(here.rhs)),
         "mixed product": counted(lambda: here.mixed(here.rhs)),

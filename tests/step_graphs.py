@@ -94,7 +94,7 @@ def step_graphs(problem: Problem, device: str, strategy: Any = "vjp") -> dict[st
 
         programs(("solve",), solved)(residuals, here.rhs)
     names = {
-        "branches": "lower step", "selection": "selection", "linearization": "linearisation", "product": "Hessian product",
+        "branches": "lower step", "scores": "scores", "linearization": "linearisation", "product": "Hessian product",
         "mixed product": "mixed product", "iteration": "iteration of CG", "solve": f"small solve, {SOLVED} iterations",
     }  # fmt: skip
     assert programs.graphs.keys() == names.keys()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.plugins
 
 MULTIPLICATIONS = {
     "lower step": 5,  # two layers forward; backward one for each matrix and one for what is between them
-    "selection": 2,
+    "scores": 2,
     "linearisation": 11,  # 5 for each level's gradient; one of a zero tangent, which forward mode does not leave out
     # a·V₁; h·V₂ and ḣ·W₂; δ·V₂ᵀ and δ̇·W₂ᵀ; ḣᵀδ and hᵀδ̇; aᵀδ̇₁ (docs/explanation/programs.md)
     "Hessian product": 8,
