@@ -90,14 +90,19 @@ def test_a_row_says_what_is_met(speed: ModuleType) -> None:
         "digits": {"methods": {"hg-ms": figures(0.3)}},
         "budget": {"methods": {"hg-ms": figures(3.5), "hg-ms-tilted": figures(1.5)}},
         "others": {"methods": {"darts": figures(0.4), "soba": figures(1.2)}},
-        "solvers": {"products": [{"what": "cg", "ridge": 1.0, "ratio": 1.0}, {"what": "warm", "ridge": 1.0, "ratio": 0.1}]},
+        "products": {
+            "products": [
+                {"what": what, "trajectory": where, "ridge": 1.0, "ratio": ratio}
+                for where, what, ratio in (("near", "cg", 1.0), ("near", "warm", 0.1), ("far", "cg", 1.0), ("far", "warm", 0.3))
+            ]
+        },
         "first": {"methods": {"hg-ms": {"cold": 30.0, "warm": 5.0}}},
     }
     rows = {row["work"]: speed.speed_row(row) for row in speed.measured(parts)}
     assert [cells[5] for name, cells in rows.items() if "MNIST" in name] == ["aim", "**no**", "required"]
     assert rows["`hg-ms` on digits, seconds a step / before"][1:6] == ["0.3", "0.27–0.33", "≤ 0.33", "≤ 0.2", "required"]
     assert [cells[5:] for name, cells in rows.items() if name.startswith("every other")] == [["**no**", "soba, the slowest"]]
-    assert [cells[5:] for name, cells in rows.items() if name.startswith("products")] == [["aim", "warm, ridge 1"]]
+    assert [cells[5:] for name, cells in rows.items() if name.startswith("products")] == [["required", "warm, far, ridge 1"]]
     assert rows["small outer step / jitted JAX"][5] == "not measured"
 
 
