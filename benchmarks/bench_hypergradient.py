@@ -30,7 +30,7 @@ from torch import Tensor
 from turns import clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
 from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
-from hgms_graphs import calibrated, matrix_route
+from hgms_graphs import Programs, calibrated, linearized, matrix_route
 from hgms_run import RunConfig
 from hgms_solvers import CG
 
@@ -140,6 +140,23 @@ def ours(at: Point, route: Literal["exact", "fast"] | None = None) -> Callable[[
     return call
 
 
+def ours_compiled(at: Point) -> Callable[[], Tensor]:
+    """The same by programs, as a run that compiles has them."""
+    programs, taken = Programs(), calibrated(at.problem).route
+
+    def call() -> Tensor:
+        with matrix_route(taken):
+            here = linearized(
+                programs, ("bench",), lambda theta, x, _: at.f(theta, x), lambda theta, x, _: at.g(theta, x), "vjp", None, None,
+                at.theta, at.x, {}, {},
+            )  # fmt: skip
+            if here is None:
+                raise SystemExit(f"no programs: {programs.outcomes}")
+            return here.hypergradient(CG(ridge=at.ridge, rtol=1e-12, max_steps=at.steps)).value["logits"]
+
+    return call
+
+
 def by_hand(at: Point) -> Callable[[], Tensor]:
     """The loop one would write: one retained graph of the gradient, one backward pass through it a step."""
     theta = at.theta["logits"].detach().requires_grad_()
@@ -236,6 +253,7 @@ class Side:
 
 
 SIDES = {
+    "ours, compiled": Side(ours_compiled),
     "ours": Side(ours),
     "ours, exact products": Side(partial(ours, route="exact")),
     "by hand": Side(by_hand),

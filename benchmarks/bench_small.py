@@ -16,18 +16,20 @@ import argparse
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn import functional
 from turns import clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
 from hgms_branches import Branches
 from hgms_core import Data, Pipeline, Problem, Tree
+from hgms_graphs import Programs
 from hgms_hypergradients import Implicit
 from hgms_outer import Sgd
 from hgms_selectors import BestOfN
@@ -105,8 +107,8 @@ def pipeline(work: Work) -> Pipeline:
     )
 
 
-def ours(work: Work) -> Stepper:
-    method, of_size = pipeline(work), problem(work)
+def ours(work: Work, compiled: bool = False) -> Stepper:
+    method, of_size = pipeline(work), evolve(problem(work), compiler=Programs() if compiled else None)
     state = method.init(of_size, seed=0)
 
     def step() -> tuple[Tensor, Tensor]:
@@ -143,6 +145,7 @@ def in_jax(work: Work) -> Stepper:
 
 SIDES: dict[str, tuple[Callable[[Work], Stepper], str | None]] = {  # and the library without which a side is left out
     "ours": (ours, None),
+    "ours, compiled": (partial(ours, compiled=True), None),
     "jax, one program": (in_jax, "jax"),
 }
 

@@ -236,6 +236,27 @@ def candidates() -> str:
     return markdown(["N", "test accuracy", "− N = 1", "validation loss", "outer steps (min–max)"], table)
 
 
+def cleaning_speed() -> str:
+    """Equal seconds with compiled steps and the fast route of products, against steps as written and exact products."""
+    written, compiled = rows_of("cleaning-written"), rows_of("cleaning-compiled")
+    table = []
+    for rate in RATES:
+        before, after = (values_of(rows, f"cleaning-{rate}", "test_accuracy") for rows in (written, compiled))
+        for name in sorted(before.keys() & after.keys()):
+            seeds = before[name].keys() & after[name].keys()
+            pairs = [
+                (row["outer_steps"], other["outer_steps"])
+                for row in written for other in compiled
+                if all(row[key] == other[key] for key in ("task", "method", "seed"))
+                and (row["task"], row["method"]) == (f"cleaning-{rate}", name)
+            ]  # fmt: skip
+            steps = sum(new for _, new in pairs) / sum(old for old, _ in pairs)
+            shown = [mean({seed: values[name][seed] for seed in seeds}) for values in (before, after)]
+            away = spell(paired(after[name], before[name]), share=True, signed=True)
+            table.append([rate, f"`{name}`", *shown, away, f"{steps:.2f}", str(len(seeds))])
+    return markdown(["ρ", "method", "as written", "compiled, fast", "difference", "outer steps, ratio", "seeds"], table)
+
+
 def memory() -> str:
     """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked without a chunk."""
     quantities = {row["quantity"]: row["value"] for row in rows_of("memory")}
@@ -385,6 +406,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cleaning-weights": cleaning_weights,
     "cleaning-paper": cleaning_paper,
     "candidates": candidates,
+    "cleaning-speed": cleaning_speed,
     "imbalanced": imbalanced,
     "memory": memory,
     "speed": speed,

@@ -43,6 +43,7 @@ ALLOWED = {
         "branches": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
         "projection": "a check",
+        "restart": "a value of carry_rule",
     },
 }
 
