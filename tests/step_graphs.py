@@ -90,7 +90,7 @@ def step_graphs(problem: Problem, device: str, strategy: Any = "vjp") -> dict[st
         residuals, graph = list(here.matvec.residuals), here.matvec.graph
 
         def solved(residuals: list[Tensor], b: Tensor) -> Any:
-            return whole(lambda v: graph(*residuals, v)[0], b, None, RIDGE, 1e-3, 0.0, SOLVED, None, SOLVED)
+            return whole(lambda v: graph(*residuals, v)[0], b, None, None, RIDGE, 1e-3, 0.0, SOLVED, None, SOLVED)
 
         programs(("solve",), solved)(residuals, here.rhs)
     names = {

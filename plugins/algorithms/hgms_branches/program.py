@@ -18,6 +18,8 @@ SMALL = 4_000_000
 """Multiply-adds of a step of a group up to which several steps are one program: what a launch costs is then worth saving."""
 STEPS = 5
 """Steps of a program at most: what it takes to compile grows with them."""
+TINY = 100_000
+"""Multiply-adds of a step up to which a program holds twice as many."""
 
 
 def advance_compiled(
@@ -83,5 +85,5 @@ def table(rule: Rule, rates: Sequence[Sequence[float]], decays: Sequence[float],
 
 def _length(steps: int, work: int) -> int:
     """Steps of a program: the most that divide all ``steps``, so that one program serves."""
-    most = STEPS if work <= SMALL else 1
+    most = 2 * STEPS if work <= TINY else STEPS if work <= SMALL else 1
     return max(length for length in range(1, most + 1) if steps % length == 0)

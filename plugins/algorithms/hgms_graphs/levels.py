@@ -51,25 +51,26 @@ class CompiledProduct:
     def whole(
         self, name: str, settings: tuple[Any, ...], solve: Callable[..., Any], b: Tensor, x0: Tensor | None, most: int
     ) -> Solution | None:
-        """A small system from b to the answer as one program; None where it is large, or would take more iterations than
-        a program holds.
+        """A small system from b to the answer by one program, launched as often as it takes; None for a large one.
 
-        ``solve(matvec, b, x0, *settings, count)`` makes ``count`` iterations, of ``most`` at most: a function of tensors alone
-        that gives the fields of a solution, the products it took, and whether it has not finished."""
-        if not self.small or self.programs.keep(("long", name, *self.key, *settings), list):
+        ``solve(matvec, b, x0, earlier, *settings, count)`` makes ``count`` iterations, of ``most`` at most: a function of
+        tensors alone that gives the fields of a solution, the products it took, whether it goes on, and the state that it then
+        takes as ``earlier`` (None at first)."""
+        if not self.small:
             return None
         graph, count = self.graph, min(most, ITERATIONS)
 
-        def solved(residuals: list[Tensor], b: Tensor, x0: Tensor | None) -> Any:
-            return solve(lambda v: graph(*residuals, v)[0], b, x0, *settings, count)
+        def solved(residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None) -> Any:
+            return solve(lambda v: graph(*residuals, v)[0], b, x0, earlier, *settings, count)
 
-        program = self.programs((name, *self.key, *settings, x0 is None), solved)
-        numbers, products, unfinished = program(list(self.residuals), b.detach(), None if x0 is None else x0.detach())
-        if unfinished:
-            # Next time it is not tried, since these systems take longer.
-            self.programs.keep(("long", name, *self.key, *settings), list).append(True)
-            return None
-        return Solution(**numbers, products=int(products))
+        program = self.programs((name, *self.key, *settings), solved)
+        residuals, rhs, start = list(self.residuals), b.detach(), None if x0 is None else x0.detach()
+        numbers, products, going, state = program(residuals, rhs, start, None)
+        total = int(products)
+        while going:
+            numbers, products, going, state = program(residuals, rhs, None, state)
+            total += int(products)
+        return Solution(**numbers, products=total)
 
     def loop(
         self, name: str, settings: tuple[Hashable, ...], ridge: float, iteration: Iteration, most: int

@@ -167,23 +167,28 @@ def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_s
 
 
 def whole(
-    matvec: MatVec, b: Tensor, x0: Tensor | None, ridge: float, rtol: float, atol: float, max_steps: int, clip: float | None,
-    count: int,
-) -> tuple[Tree, Tensor, Tensor]:  # fmt: skip
-    """:func:`pcg` with ``count`` iterations and one check, as a function of tensors alone: the fields of its solution, the
-    products that it needed, and whether it takes more than that."""
+    matvec: MatVec, b: Tensor, x0: Tensor | None, earlier: Tree | None, ridge: float, rtol: float, atol: float, max_steps: int,
+    clip: float | None, count: int,
+) -> tuple[Tree, Tensor, Tensor, Tree]:  # fmt: skip
+    """:func:`pcg` with ``count`` iterations and one check, from the start or from the state of an ``earlier`` call, as a
+    function of tensors alone: the fields of its solution, the products it needed, whether it goes on, and from which state."""
     system = LinearSystem.of(matvec, b, ridge=ridge, rtol=rtol, atol=atol)
-    state = begun(system, x0, max_steps, None, None)
-    verified, products = state["size"], torch.zeros_like(state["steps"].sum()) + (x0 is not None)
+    if earlier is None:
+        state = begun(system, x0, max_steps, None, None)
+        verified, products = state["size"], torch.zeros_like(state["steps"].sum()) + (x0 is not None)
+    else:
+        state, verified = {name: leaf for name, leaf in earlier.items() if name != "verified"}, earlier["verified"]
+        products = torch.zeros_like(state["steps"].sum())
     for _ in range(count):
         products = products + state["active"].any()
         state = iteration(system, state, max_steps)
-    unfinished = state["active"].any()
-    state = settled(system, state)
-    claimed = claims(state).any()
-    proven = checked(system, state, system.rhs - system.apply(state["x"]), verified, max_steps)
-    state = {name: torch.where(claimed, proven[name], leaf) for name, leaf in state.items()}
-    unfinished = unfinished | (claimed & state["active"].any())
+    going = state["active"].any()
+    ended = settled(system, state)
+    claimed = claims(ended).any()
+    proven = checked(system, ended, system.rhs - system.apply(ended["x"]), verified, max_steps)
+    ended = {name: torch.where(claimed, proven[name], leaf) for name, leaf in ended.items()}
+    verified = torch.where(claimed & ~going, ended["size"], verified)
+    state = {name: torch.where(going, leaf, ended[name]) for name, leaf in state.items()}
     solution = system.solution(state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip)
     numbers = {name: getattr(solution, name) for name in ("value", "codes", "residual", "iterations", "curvature")}
-    return numbers, products + claimed, unfinished
+    return numbers, products + (claimed & ~going), state["active"].any(), {**state, "verified": verified}
