@@ -22,6 +22,7 @@ import torch
 
 from hgms_branches import Branches
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
+from hgms_graphs import calibrated, matrix_route
 from hgms_hypergradients import ThroughStep
 from hgms_llm import BaseModel, Lora, Source, SourceMixture
 from hgms_llm.memory import peak_bytes, step_memory
@@ -176,6 +177,13 @@ def main() -> None:
     device = torch.device(options.device)
     with TemporaryDirectory() as folder:
         problem = problem_of(options, Path(folder), device)
+    choice = calibrated(problem)  # as a run does
+    print(f"matrix products: {choice.route} ({choice.reason})")
+    with matrix_route(choice.route, device):
+        measure(options, problem, device)
+
+
+def measure(options: argparse.Namespace, problem: Problem, device: torch.device) -> None:
     count, batch = options.branches, options.batch
     method = Pipeline(
         generator=Branches(count=count, steps=1, lr=1e-4, noise=1e-5, batch_size=batch, mode="stacked", chunk=options.chunk),
