@@ -14,7 +14,6 @@ To add a side: write a function of a :class:`Point` that returns a call without 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -27,7 +26,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
-from turns import clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
+from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
 from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
 from hgms_graphs import Programs, calibrated, linearized, matrix_route
@@ -299,10 +298,7 @@ def measure(at: Point, names: list[str], rounds: int, processors: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--processors", type=int, default=1)
+    parser = arguments(__doc__, 9)
     parser.add_argument("--only", choices=list(SIDES), nargs="+", default=list(SIDES))
     options = parser.parse_args()
     use_processors(options.processors)

@@ -12,12 +12,10 @@ To add a side: write a function of a :class:`Work` that returns a stepper, and n
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn import functional
-from turns import clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
+from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
 from hgms_branches import Branches
 from hgms_core import Data, Pipeline, Problem, Tree
@@ -180,11 +178,8 @@ def measure(work: Work, rounds: int, seconds: float, processors: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser = arguments(__doc__, 15)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a block of steps")
-    parser.add_argument("--processors", type=int, default=1)
     options = parser.parse_args()
     use_processors(options.processors)
     sides = measure(Work(), options.repetitions, options.seconds, options.processors)

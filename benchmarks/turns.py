@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib.metadata
 import os
@@ -29,6 +30,15 @@ def use_processors(count: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
     torch.set_num_threads(count)
+
+
+def arguments(description: str | None, repetitions: int) -> argparse.ArgumentParser:
+    """What every benchmark of sides that take turns is told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--processors", type=int, default=1)
+    return parser
 
 
 def clock_of(processors: int) -> Callable[[], float]:

@@ -16,6 +16,7 @@ from hgms_gauss_newton import Composite, gauss_newton
 from hgms_hypergradients import Implicit
 from hgms_methods.tilted import tilted
 from hgms_solvers import CG, KFAC
+from hgms_solvers.kfac import Factored
 
 pytestmark = pytest.mark.plugins
 
@@ -159,6 +160,16 @@ class TestImplicit:
             assert estimate.outcome is Outcome.CONVERGED
             values.append(estimate.value["delta_raw"])
         torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
+
+
+def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:
+    b = normal(5, seed=3)
+    exact = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=None).solve(lambda v: 2 * v, b)
+    assert exact.outcome is Outcome.CONVERGED
+    torch.testing.assert_close(exact.value, b / 3)
+    clipped = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=0.1).solve(lambda v: 2 * v, b)
+    torch.testing.assert_close(clipped.value, 0.1 * b / b.norm())
+    assert clipped.products == 1
 
 
 def test_without_a_loss_it_is_cg() -> None:

@@ -405,6 +405,19 @@ def test_gauss_newton_products_are_programs_too() -> None:
         implicit.estimate(evolve(problem, g=lambda t, x, b: problem.g(t, x, b)), problem.theta0, *at(problem))
 
 
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("operator", ["hessian", "ggn"])
+def test_rows_are_gathered_once(compiled: bool, operator: Any) -> None:
+    problem, gathered = network_problem(compiler=Programs() if compiled else None), []
+    data = problem.lower_data
+    lower = evolve(data, rows=lambda index: gathered.append(index) or data.rows(index))  # type: ignore[func-returns-value]
+    Implicit(solver=CG(ridge=0.1, max_steps=2), operator=operator, batch_size=5).estimate(
+        evolve(problem, lower_data=lower), problem.theta0, *at(problem)
+    )
+    assert len(gathered) == 1
+
+
 # --- solvers
 
 

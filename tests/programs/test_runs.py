@@ -163,6 +163,18 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None
     assert run_files(whole.path) == run_files(broken.path)
 
 
+def test_a_state_that_is_read_back_lies_where_torch_puts_tensors(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(Descent(), problem(), Budget(outer_steps=2), folder=folder)
+    odd = {f"x{size}": torch.ones(size) for size in (1, 3, 5, 7)}
+    folder.save({"odd": odd}, 2)
+    loaded = folder.load(torch.device("cpu"))
+    assert loaded is not None
+    for name, leaf in loaded[0]["odd"].items():
+        assert torch.equal(leaf, odd[name])
+        assert leaf.data_ptr() % 64 == 0, "products with it round as they did before it was written"
+
+
 @pytest.mark.parametrize("stop", [0, 4, 7])
 def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")

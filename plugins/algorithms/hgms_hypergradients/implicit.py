@@ -119,23 +119,24 @@ class Implicit:
         above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
         x, v0 = branch.x, state["v"] if self.warm_start else None
-        solver = prepared(self.solver, problem, theta, x, below, state)
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
+            solver = prepared(self.solver, problem.g, theta, x, partial(lower.batch, below), state)
             estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
-        elif (here := self._compiled(problem, theta, x, lower.batch(below), upper.batch(above))) is not None:
-            estimate = here.hypergradient(solver, v0, rows)
         else:
-            f = partial(_on, problem.f, upper.batch(above))
-            batch = lower.batch(below)
-            g = partial(_on, problem.g, batch)
-            if self.operator == "ggn":
+            batch, upper_batch = lower.batch(below), upper.batch(above)
+            solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state)
+            if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
+                estimate = here.hypergradient(solver, v0, rows)
+            elif self.operator == "ggn":
+                f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
                 estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, solver, v0, rows)
             elif self.batches == "fresh" and below is not None:
                 more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
-                levels, how = (problem.f, problem.g, upper.batch(above), batch, more), (theta, x, solver, self.strategy)
+                levels, how = (problem.f, problem.g, upper_batch, batch, more), (theta, x, solver, self.strategy)
                 estimate = on_fresh_batches(*levels, *how, v0, rows, problem.precision, programs_of(problem))
             else:
+                f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
                 estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(solver)

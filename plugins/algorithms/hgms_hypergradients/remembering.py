@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from attrs import define
 from torch import Tensor
 
-from hgms_core import Data, LinearSolver, MatVec, Problem, Solution, State, Tree
+from hgms_core import Batch, LinearSolver, Loss, MatVec, Solution, State, Tree
 
 
 @define
@@ -27,12 +28,11 @@ class Remembering:
         return solution
 
 
-def prepared(solver: LinearSolver, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, state: State) -> LinearSolver:
-    """The solver itself; of one that has it ``at(loss, theta, x, batch)``, on the lower rows ``below``; of one with
+def prepared(solver: LinearSolver, g: Loss, theta: Tree, x: Tree, batch: Callable[[], Batch], state: State) -> LinearSolver:
+    """The solver itself; of one that has it ``at(loss, theta, x, batch)``, on the lower ``batch()``; of one with
     ``solve_from`` with what it remembers in ``state``."""
     if hasattr(solver, "at"):
-        data: Data = problem.lower_data
-        solver = solver.at(problem.g, theta, x, data.batch(below))
+        solver = solver.at(g, theta, x, batch())
     return Remembering(solver, state.get("memory", {})) if hasattr(solver, "solve_from") else solver
 
 

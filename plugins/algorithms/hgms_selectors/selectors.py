@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
 from hgms_fields import lowering, optional_whole
-from hgms_graphs import programs_of
+from hgms_graphs import form, programs_of
 
 
 def _selection(
@@ -26,9 +26,9 @@ def _selection(
         # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
         return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
 
-    f, programs = problem.f, programs_of(problem)
+    f = problem.f
     # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
-    score = scored if programs is None else programs(("scores", f, mode, chunk), scored)
+    score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
     return Selection.of(score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost)
 

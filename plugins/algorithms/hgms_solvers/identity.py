@@ -47,16 +47,20 @@ class Identity:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-        x = self.scale * system.rhs
-        product = system.apply(x)
-        residual, curvature = system.norm(system.rhs - product), system.dot(x, product) / system.dot(x, x)
-        finite = torch.isfinite(residual)
-        good = residual <= system.target
-        codes = torch.where(good, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED))
-        return system.solution(
-            x,
-            torch.where(finite, residual, system.size),
-            codes.masked_fill(~finite, Outcome.NONFINITE.code),
-            torch.zeros_like(codes),
-            curvature.masked_fill(~torch.isfinite(curvature), torch.inf),
-        )
+        return answered(system, self.scale * system.rhs)
+
+
+def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
+    """The answer x that nothing was iterated for, with its residual: one product."""
+    product = system.apply(x)
+    residual, curvature = system.norm(system.rhs - product), system.dot(x, product) / system.dot(x, x)
+    finite = torch.isfinite(residual)
+    codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED))
+    return system.solution(
+        x,
+        torch.where(finite, residual, system.size),
+        codes.masked_fill(~finite, Outcome.NONFINITE.code),
+        torch.zeros_like(codes),
+        curvature.masked_fill(~torch.isfinite(curvature), torch.inf),
+        clip,
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import Batch, LinearSolver, LinearSystem, Loss, MatVec, Outcome, Solution, Tree
+from hgms_core import Batch, LinearSolver, LinearSystem, Loss, MatVec, Solution, Tree
 from hgms_fields import not_negative, optional_positive, positive
 from hgms_solvers.cg import CG
+from hgms_solvers.identity import answered
 from hgms_solvers.kronecker import kronecker_inverse
 from hgms_solvers.pcg import Precondition
 
@@ -64,7 +64,9 @@ class KFAC:
     def at(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:
         """The solver of systems with the curvature of this loss at (θ, x)."""
         inverse = kronecker_inverse(loss, theta, x, batch, self.ridge)
-        return self._cg(inverse) if self.max_steps else Factored(inverse=inverse, ridge=self.ridge, rtol=self.rtol)
+        if self.max_steps:
+            return self._cg(inverse)
+        return Factored(inverse=inverse, ridge=self.ridge, rtol=self.rtol, atol=self.atol, clip=self.clip)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         return self._cg(None).solve(matvec, b, x0)
@@ -84,12 +86,9 @@ class Factored:
     inverse: Precondition
     ridge: float
     rtol: float
+    atol: float
+    clip: float | None
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-        x = self.inverse(system.rhs)
-        product = system.apply(x)
-        residual, curvature = system.norm(system.rhs - product), system.dot(x, product) / system.dot(x, x)
-        codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED))
-        curvature = curvature.masked_fill(~torch.isfinite(curvature), torch.inf)
-        return system.solution(x, residual, codes, torch.zeros_like(codes), curvature)
+        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+        return answered(system, self.inverse(system.rhs), self.clip)

@@ -102,8 +102,7 @@ class RecycledCG:
 
 def inverse(memory: Tree) -> Precondition:
     """r ↦ τB⁻¹r."""
-    # A copy, since what was read from a file may lie where products are rounded in another order.
-    basis, weight = memory["basis"].clone(), memory["rest"] / memory["values"] - 1
+    basis, weight = memory["basis"], memory["rest"] / memory["values"] - 1
     return lambda r: torch.addmv(r, basis.T, weight * (basis @ r))
 
 

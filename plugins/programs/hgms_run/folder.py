@@ -270,7 +270,8 @@ class RunFolder:
                 self._check_lines(self.steps, step, has_seals=False)
             if size:
                 self._check_lines(self.timings, step, has_seals=has_seals)
-            tensors = {key: value.to(device) for key, value in safetensors.torch.load(data).items()}
+            # Copied to where torch puts tensors: where one lies in memory decides how products with it round.
+            tensors = {key: value.to(device, copy=True) for key, value in safetensors.torch.load(data).items()}
             return unpack(pointer["state"], tensors), step
         except (KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise CheckpointError(damaged(self.checkpoint, f"it holds no state ({type(error).__name__}: {error})")) from None
