@@ -45,6 +45,7 @@ class KFAC:
     the count of products does not show. ``max_steps = 0``: one product, for the residual. Where the loss is not known (a plain
     ``hypergradient(f, g, …)``) it is ``cg``; :meth:`at` gives the solver for a loss.
 
+    >>> import torch
     >>> solution = KFAC(ridge=1.0).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
     >>> (3 * solution.value).tolist(), solution.outcome.label
     ([1.0, 1.0], 'converged')
