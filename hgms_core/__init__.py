@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from hgms_core.budget import Budget
+from hgms_core.display import as_html, as_text, sizes
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -65,10 +66,10 @@ __all__ = [
     "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
     "MissingExtra", "Mode", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError",
     "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Solution", "Sources", "State", "Strategy", "Task",
-    "Tree", "UnknownComponent", "as_solver", "check_floating", "choice", "clone", "closest", "cross_product", "curvature",
-    "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm",
-    "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "slopes", "stack",
-    "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
+    "Tree", "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "choice", "clone", "closest",
+    "cross_product", "curvature", "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient",
+    "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
+    "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip
 
 _MOVED = {

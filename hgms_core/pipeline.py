@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from attrs import field, frozen
 
+from hgms_core.display import as_html
 from hgms_core.errors import ConfigError, choice
 from hgms_core.problem import Problem, check_losses
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
@@ -52,6 +53,8 @@ class Pipeline:
     outer: OuterOptimizer
     keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
     answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
+
+    _repr_html_ = as_html
 
     @property
     def needs(self) -> frozenset[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import Attribute, Factory, field, frozen
 from torch import Tensor
 
+from hgms_core.display import as_html, as_text, changed, sizes
 from hgms_core.errors import DRAWS, ConfigError
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, detach, require_grad
@@ -44,6 +45,13 @@ class Data:
     rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False)
     device: torch.device = torch.device("cpu")
     strata: tuple[tuple[str, int], ...] | None = None
+
+    __repr__, _repr_html_ = as_text, as_html
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "rows", f"{self.size:,}" + (f" in {len(self.strata)} groups" if self.strata else "")
+        columns = [f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip() for name, leaf in self.whole.items()]
+        yield "columns", ", ".join(columns[:9] + ["…"] * (len(columns) > 9)) or "those that a batch has"
 
     @classmethod
     def none(cls) -> Data:
@@ -224,6 +232,15 @@ class Problem:
     precision: torch.dtype | None = None
     compiler: Any = None
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
+
+    __repr__, _repr_html_ = as_text, as_html
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield from (("θ", sizes(self.theta0)), ("x", sizes(self.x0)), ("lower rows", f"{self.lower_data.size:,}"))
+        yield "upper rows", ", ".join(f"{role} {data.size:,}" for role, data in self.upper_data.items())
+        always = ("theta0", "x0", "g", "f", "lower_data", "upper_data")
+        more = [name for name, differs in changed(self).items() if differs and name not in always]
+        yield "also has", ", ".join(more) or "nothing"
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from attrs import Factory, fields, frozen
 from torch import Tensor
 
+from hgms_core.display import as_html, as_text, number, sizes
 from hgms_core.seeding import Key
-from hgms_core.trees import Tree, take
+from hgms_core.trees import Tree, norm, take
 
 
 class Outcome(enum.Enum):
@@ -219,6 +220,16 @@ class Solution:
     curvature: Tensor
     products: int
 
+    __repr__, _repr_html_ = as_text, as_html
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        count = self.codes.numel()
+        worst = f"{int(self.converged.sum())} of {count} systems converged, the worst: " if count > 1 else ""
+        yield "value", f"{sizes({'v': self.value})}, norm {number(self.value.norm())}"
+        yield "outcome", f"{worst}{self.outcome.label}: {self.outcome.value}"
+        yield from ((name, number(getattr(self, name))) for name in ("residual", "iterations", "curvature"))
+        yield "products", str(self.products)
+
     @property
     def outcome(self) -> Outcome:
         """The outcome of a single system; of a batch the worst (``outcomes`` holds all)."""
@@ -247,14 +258,24 @@ class Estimate:
     solution: Solution | None = None
     cost: Cost = Cost()
 
+    __repr__, _repr_html_ = as_text, as_html
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "value", f"{sizes(self.value)}, norm {number(norm(self.value))}"
+        yield "outcome", f"{self.outcome.label}: {self.outcome.value}"
+        for name in ("upper_loss", "residual", "iterations", "curvature", "lower_gradient_norm"):
+            if (value := getattr(self, name)) is not None:
+                yield name.replace("_", " "), number(value)
+        yield "cost", f"{self.cost.calls} oracle calls"
+
     @property
     def outcome(self) -> Outcome:
         """How the linear solve ended; NONFINITE also where the mixed term, the direct one or ∇_x g is not finite."""
         if self.solution is None:
             return Outcome.NOT_SOLVED
         code = total = self.solution.codes.max().to(torch.float32)
-        for number in (*self.value.values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
-            total = total + number.sum(dtype=torch.promote_types(number.dtype, torch.float32))
+        for leaf in (*self.value.values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
+            total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
         worst, total = torch.stack([code.to(total), total]).tolist()  # at once, so that a GPU is waited for once
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 

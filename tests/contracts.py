@@ -43,7 +43,7 @@ CORE = [
     "linear | stacking",
     "protocols",
     "problem : records : budget : seeding",
-    "trees : errors",
+    "trees : errors : display",
 ]
 """The core's own layers."""
 

@@ -1,0 +1,70 @@
+"""How values show themselves: rows of a label and a text, plain on a terminal and as HTML in a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+
+def as_text(value: Any) -> str:
+    """``__repr__ = as_text`` of a class whose ``_rows()`` are pairs of a label and a text.
+
+    .. versionadded:: 0.5"""
+    try:
+        rows = list(value._rows())
+    except RuntimeError:  # inside a transform of torch tensors have no numbers
+        return object.__repr__(value)
+    width = max(len(label) for label, _ in rows)
+    return "\n".join([type(value).__name__, *(f"  {label.ljust(width)}  {text}" for label, text in rows)])
+
+
+def as_html(value: Any) -> str:
+    """``_repr_html_ = as_html`` of such a class, or of a component: its fields, those first that differ from their defaults.
+
+    .. versionadded:: 0.5"""
+    rows = value._rows() if hasattr(value, "_rows") else _fields(value)
+    cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
+    body = "".join(f"<tr>{cell('th', html.escape(a))}{cell('td', html.escape(b))}</tr>" for a, b in rows)
+    return f"<strong>{html.escape(type(value).__name__)}</strong><table>{body}</table>"
+
+
+def changed(component: Any) -> dict[str, bool]:
+    """Of a class made with attrs: the fields, and whether they have another value than their default."""
+    usual = {field.name: field.default for field in attrs.fields(type(component)) if field.init and field.repr}
+    made = {name: d.factory(*[component] * d.takes_self) if hasattr(d, "factory") else d for name, d in usual.items()}
+    return {name: repr(getattr(component, name)) != repr(default) for name, default in made.items()}
+
+
+def _fields(component: Any) -> list[tuple[str, str]]:
+    own = changed(component)
+    rows = [(name, brief(getattr(component, name))) for name in own if own[name]]
+    rest = ", ".join(f"{name} = {brief(getattr(component, name))}" for name in own if not own[name])
+    return [*rows, ("by default", rest)] if rest else rows or [("fields", "none")]
+
+
+def brief(value: Any) -> str:
+    """Of a component the fields that differ from their defaults; of anything else at most 80 characters."""
+    if attrs.has(type(value)):
+        own = [f"{name}={brief(getattr(value, name))}" for name, differs in changed(value).items() if differs]
+        return f"{type(value).__name__}({', '.join(own)})"
+    return text if len(text := repr(value)) <= 80 else f"{text[:79]}…"
+
+
+def sizes(tree: dict[str, Tensor], most: int = 4) -> str:
+    """Names, shapes and types of a tree's tensors: ``w [3, 4], b [3], float32``.
+
+    .. versionadded:: 0.5"""
+    kinds = " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()})) or "nothing"
+    if len(tree) > most:
+        return f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tree.values()):,} numbers, {kinds}"
+    return ", ".join([*(f"{name} {list(leaf.shape)}" for name, leaf in tree.items()), kinds])
+
+
+def number(value: Tensor) -> str:
+    """The number in a tensor; of several the least and the greatest."""
+    ends = [f"{float(end):.4g}" for end in torch.aminmax(value.detach())] if value.numel() else ["none"]
+    return " to ".join(dict.fromkeys(ends))
