@@ -10,18 +10,19 @@ All products are matrix-free, and built here alone."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.errors import ConfigError, explained, once_differentiable, one_of
 from hgms_core.linear import as_solver
-from hgms_core.problem import check_floating, check_used, pure
+from hgms_core.problem import check_used, pure
 from hgms_core.records import Cost, Estimate
+from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
 
 Strategy = Literal["vjp", "jvp", "difference"]
@@ -254,8 +255,8 @@ def implicit(
 def hypergradient(
     f: Callable[..., Tensor],
     g: Callable[..., Tensor],
-    theta: Tree | Tensor,
-    x: Tree | Tensor,
+    theta: Nested,
+    x: Nested,
     *,
     solver: Any,
     strategy: Strategy = "vjp",
@@ -266,16 +267,15 @@ def hypergradient(
 
     Arguments:
         f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
-        theta, x: a tensor or a dictionary of tensors each; the losses get back what was given. Of a module,
-            :func:`trainable` gives x.
+        theta, x: a tensor, or dictionaries, lists and tuples of tensors in any depth; the losses get them as they are here. Of
+            a module, :func:`trainable` gives x.
         solver: a LinearSolver (``hgms_solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
 
     Returns:
-        an :class:`Estimate`: ``value`` (like θ; a dictionary if θ was one, else under the name ``"theta"``), and how good
-        it is: ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula
-        assumes 0).
+        an :class:`Estimate`: ``value`` (nested as θ is; a tensor for a tensor), and how good it is: ``outcome``, ``residual``,
+        ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula assumes 0).
 
     Errors: ConfigError for a loss that is no pure function (dropout or batch normalisation in training mode), for one without
     the second derivative that ``strategy`` takes, for a θ that neither loss uses, and for leaves that are not floating-point.
@@ -286,21 +286,25 @@ def hypergradient(
     >>> f = lambda theta, x: 0.5 * ((x - 1) ** 2).sum()
     >>> g = lambda theta, x: 0.5 * ((x - theta) ** 2).sum()         # x*(θ) = θ, so F(θ) = ½‖θ − 1‖²
     >>> theta = torch.tensor([3.0, 1.0])
-    >>> hypergradient(f, g, theta, theta.clone(), solver=lambda matvec, b: b).value["theta"]
+    >>> hypergradient(f, g, theta, theta.clone(), solver=lambda matvec, b: b).value
     tensor([2., 0.])
 
     Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem."""
-    upper, lower = _named(theta, "theta"), _named(x, "x")
+    (above, upper), (below, lower) = Shape.of(theta, "'theta'", "theta"), Shape.of(x, "'x'", "x")
+    for what, tree in (("'theta'", upper), ("'x'", lower)):
+        check_floating(what, tree)
+        if not tree:
+            raise ConfigError(f"{what} holds no tensor, so there is nothing to differentiate by")
 
     def bound(loss: Callable[..., Tensor]) -> Bound:
-        return lambda a, b: loss(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
+        return lambda a, b: loss(above.restore(a), below.restore(b))
 
     losses = bound(f), bound(g)
     with differences_named():
         estimate = implicit(pure(losses[0]), pure(losses[1]), upper, lower, solver, strategy, v0)
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(losses, upper, lower)
-    return estimate
+    return evolve(estimate, value=above.restore(estimate.value))
 
 
 @contextlib.contextmanager
@@ -315,9 +319,3 @@ def differences_named() -> Iterator[None]:
                 '  take `strategy = "difference"`, which needs first derivatives alone'
             ) from error
         raise
-
-
-def _named(value: Tree | Tensor, name: str) -> Tree:
-    tree = dict(value) if isinstance(value, Mapping) else {name: value}
-    check_floating(f"'{name}'", tree)
-    return tree

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import torch
-from attrs import Attribute, Factory, field, frozen
+from attrs import Factory, field, frozen
 from torch import Tensor
 
 from hgms_core.display import as_html, as_text, changed, sizes
 from hgms_core.errors import DRAWS, ConfigError
 from hgms_core.seeding import Key, global_states
+from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Tree, detach, require_grad
 
 Batch = Tree
@@ -132,24 +134,6 @@ class Data:
         return max(1, self.size if batch_size is None else min(batch_size, self.size))
 
 
-def check_floating(what: str, tree: object) -> None:
-    """ConfigError where ``tree`` is not a dictionary of floating-point tensors, which alone have derivatives."""
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}")
-    for name, leaf in tree.items():
-        if not isinstance(leaf, Tensor):
-            raise ConfigError(f"{what} must hold tensors by name, and {name!r} is a {type(leaf).__name__}")
-        if not leaf.is_floating_point():
-            raise ConfigError(
-                f"{what} must hold floating-point tensors, and {name!r} is {str(leaf.dtype).removeprefix('torch.')}\n"
-                "  of a module take its parameters, `trainable(module)`; its state_dict has counters and other buffers"
-            )
-
-
-def _floating(instance: object, attribute: Attribute[Any], value: object) -> None:
-    check_floating(f"'{attribute.name}'", value)
-
-
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
 
@@ -201,6 +185,10 @@ class Sources:
     parts: tuple[str, ...] = ("validation",)
 
 
+def _nested(value: Nested) -> Tree:
+    return cast("Tree", value)  # for callers' type checkers; :class:`Problem` makes it flat
+
+
 @frozen(kw_only=True, eq=False)
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
@@ -214,10 +202,14 @@ class Problem:
     ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
     θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
     bfloat16): finite differences are then taken over a length that fits it. ``compiler`` makes programs of what components
-    run often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind."""
+    run often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
 
-    theta0: Tree = field(validator=_floating)
-    x0: Tree = field(validator=_floating)
+    θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``, ``start`` and ``references``
+    then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
+    same; ``shapes`` leads back (:meth:`restore`)."""
+
+    theta0: Tree = field(converter=_nested)
+    x0: Tree = field(converter=_nested)
     g: Loss
     f: Loss
     lower_data: Data = Factory(Data.none)
@@ -231,6 +223,7 @@ class Problem:
     start: Callable[[Tree], Tree] | None = None
     precision: torch.dtype | None = None
     compiler: Any = None
+    shapes: tuple[Shape, Shape] | None = field(default=None, repr=False)
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
     __repr__, _repr_html_ = as_text, as_html
@@ -241,6 +234,47 @@ class Problem:
         always = ("theta0", "x0", "g", "f", "lower_data", "upper_data")
         more = [name for name, differs in changed(self).items() if differs and name not in always]
         yield "also has", ", ".join(more) or "nothing"
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in self._changed().items():
+            object.__setattr__(self, name, value)
+        check_floating("'theta0'", self.theta0)
+        check_floating("'x0'", self.x0)
+
+    def _changed(self) -> dict[str, Any]:
+        """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
+        if self.shapes is not None:  # of attrs.evolve: all is flat already
+            return {}
+        theta, theta0 = Shape.of(self.theta0, "'theta0'", "theta")
+        x, x0 = Shape.of(self.x0, "'x0'", "x")
+        if theta.flat and x.flat:
+            return {}
+        if self.sources is not None:
+            raise ConfigError("a problem with `sources` takes flat dictionaries of tensors for θ and x")
+        g, f, project, evaluate, fresh, start = self.g, self.f, self.project, self.evaluate, self.fresh, self.start
+        return {
+            "shapes": (theta, x),
+            "theta0": theta0,
+            "x0": x0,
+            "g": wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch)),
+            "f": wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch)),
+            "project": lambda a: theta.flatten(project(theta.restore(a)), "what `project` returns"),
+            "evaluate": lambda a, b: evaluate(theta.restore(a), x.restore(b)),
+            "fresh": None if fresh is None else lambda key: x.flatten(fresh(key), "what `fresh` returns"),
+            "start": None if start is None else lambda a: x.flatten(start(theta.restore(a)), "what `start` returns"),
+            "references": {name: theta.flatten(value, f"references[{name!r}]") for name, value in self.references.items()},
+        }
+
+    def restore(self, theta: Tree, x: Tree) -> tuple[Nested, Nested]:
+        """θ and x, flat as a method has them, in the shapes in which ``theta0`` and ``x0`` were given.
+
+        >>> loss = lambda theta, x, batch: (x[0] - theta).square().sum()
+        >>> problem = Problem(theta0=torch.zeros(2), x0=[torch.ones(2)], g=loss, f=loss)
+        >>> problem.x0, problem.restore(problem.theta0, problem.x0)
+        ({'0': tensor([1., 1.])}, (tensor([0., 0.]), [tensor([1., 1.])]))
+
+        .. versionadded:: 0.5"""
+        return (theta, x) if self.shapes is None else (self.shapes[0].restore(theta), self.shapes[1].restore(x))
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms_core.display import as_html, as_text, number, sizes
 from hgms_core.seeding import Key
+from hgms_core.shapes import Nested, Shape
 from hgms_core.trees import Tree, norm, take
 
 
@@ -249,10 +250,11 @@ class Solution:
 class Estimate:
     """An estimate of ∇F(θ), and how good it is.
 
-    ``value`` has the shapes of θ. ``solution`` is the linear solve behind it (None for estimators without one),
-    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower solution)."""
+    ``value`` has the shapes of θ, flat; from :func:`hypergradient` it is nested as θ is. ``solution`` is the linear solve
+    behind it (None for estimators without one), ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an
+    exact lower solution)."""
 
-    value: Tree
+    value: Nested
     upper_loss: Tensor
     lower_gradient_norm: Tensor | None = None
     solution: Solution | None = None
@@ -261,12 +263,16 @@ class Estimate:
     __repr__, _repr_html_ = as_text, as_html
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        yield "value", f"{sizes(self.value)}, norm {number(norm(self.value))}"
+        value = self._flat()
+        yield "value", f"{sizes(value)}, norm {number(norm(value))}"
         yield "outcome", f"{self.outcome.label}: {self.outcome.value}"
         for name in ("upper_loss", "residual", "iterations", "curvature", "lower_gradient_norm"):
-            if (value := getattr(self, name)) is not None:
-                yield name.replace("_", " "), number(value)
+            if (measured := getattr(self, name)) is not None:
+                yield name.replace("_", " "), number(measured)
         yield "cost", f"{self.cost.calls} oracle calls"
+
+    def _flat(self) -> Tree:
+        return Shape.of(self.value, "'value'", "theta")[1]
 
     @property
     def outcome(self) -> Outcome:
@@ -274,7 +280,7 @@ class Estimate:
         if self.solution is None:
             return Outcome.NOT_SOLVED
         code = total = self.solution.codes.max().to(torch.float32)
-        for leaf in (*self.value.values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
+        for leaf in (*self._flat().values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
             total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
         worst, total = torch.stack([code.to(total), total]).tolist()  # at once, so that a GPU is waited for once
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE

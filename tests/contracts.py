@@ -43,6 +43,7 @@ CORE = [
     "linear | stacking",
     "protocols",
     "problem : records : budget : seeding",
+    "shapes",
     "trees : errors : display",
 ]
 """The core's own layers."""

@@ -237,7 +237,7 @@ def test_the_hypergradient_is_the_closed_form_with_any_callable(strategy: Any, s
     theta = normal(3, seed=3)
     x, expected = exact(theta)
     found = hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=solver, strategy=strategy)
-    assert_same(found.value["theta"], expected, rtol=1e-6 if strategy == "difference" else 1e-10)
+    assert_same(found.value, expected, rtol=1e-6 if strategy == "difference" else 1e-10)
     assert found.outcome is Outcome.CONVERGED
     assert found.residual is not None
     assert found.residual < 1e-6
@@ -289,26 +289,26 @@ def test_the_hypergradient_is_the_slope_of_the_value() -> None:
     theta = normal(3, seed=5)
     slopes = finite_differences(lambda t: quadratic_upper(t["t"], solve(t["t"])), {"t": theta})
     found = hypergradient(quadratic_upper, g, theta, solve(theta), solver=dense)
-    assert_same(found.value["theta"], slopes["t"], rtol=1e-7, atol=1e-9)
+    assert_same(found.value, slopes["t"], rtol=1e-7, atol=1e-9)
 
 
 def test_an_upper_loss_without_x_leaves_the_direct_term() -> None:
     theta = normal(3)
     found = hypergradient(lambda t, x: (t**2).sum(), quadratic_lower, theta, normal(5), solver=dense)
-    assert_same(found.value["theta"], 2 * theta)
+    assert_same(found.value, 2 * theta)
 
 
 def test_an_upper_loss_without_theta_leaves_the_implicit_term() -> None:
     theta = normal(3, seed=3)
     x, expected = exact(theta)
     found = hypergradient(lambda t, p: 0.5 * (p - C).square().sum(), quadratic_lower, theta, x, solver=dense)
-    assert_same(found.value["theta"], expected - 0.1 * theta, rtol=1e-12)
+    assert_same(found.value, expected - 0.1 * theta, rtol=1e-12)
 
 
 def test_a_lower_loss_without_theta_leaves_the_direct_term() -> None:
     theta = normal(3)
     found = hypergradient(quadratic_upper, lambda t, x: 0.5 * x @ A @ x, theta, normal(5), solver=dense)
-    assert_same(found.value["theta"], 0.1 * theta)
+    assert_same(found.value, 0.1 * theta)
 
 
 def test_a_linear_lower_loss_is_a_zero_system() -> None:
@@ -377,14 +377,14 @@ def test_a_hypergradient_that_is_not_finite_says_so_whatever_the_solve_did(broke
     strategy: Any = "difference" if broken == "slope" else "vjp"  # which looks beside the kink
     found = hypergradient(f, g, zero, x, solver=CallableSolver(lambda matvec, b: b), strategy=strategy)
     assert found.outcome is Outcome.NONFINITE
-    assert not (torch.isfinite(found.value["theta"]).all() and torch.isfinite(found.lower_gradient_norm or torch.tensor(0.0)))
+    assert not (torch.isfinite(found.value).all() and torch.isfinite(found.lower_gradient_norm or torch.tensor(0.0)))
 
 
 def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:
     theta = normal(3)
     found = hypergradient(quadratic_upper, quadratic_lower, theta, normal(5), solver=lambda matvec, b: b * torch.nan)
     assert found.outcome is Outcome.NONFINITE
-    assert torch.isfinite(found.value["theta"]).all()
+    assert torch.isfinite(found.value).all()
 
 
 def test_a_callable_that_stops_early_is_told_apart() -> None:

@@ -109,7 +109,7 @@ class TestTrainer:
                 at,
                 states[number],
                 solver=MINRES(ridge=1.0, rtol=1e-5, max_steps=300),
-            ).value["theta"]
+            ).value
             at = at - 5.0 * estimate
             torch.testing.assert_close(thetas[number], at, rtol=1e-5, atol=1e-7)
             assert estimate[:8].abs().min() > 0

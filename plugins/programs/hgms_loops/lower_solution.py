@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast, get_args
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from hgms_core import (
     ConfigError,
+    Nested,
     Ravel,
+    Shape,
     Solution,
     Strategy,
     Tree,
@@ -25,7 +27,7 @@ from hgms_core import (
     pure,
 )
 
-Lower = TypeVar("Lower", bound=Tree | Tensor)
+Lower = TypeVar("Lower")
 
 ONCE = (
     "lower_solution can be differentiated once, and this is the second derivative of it\n"
@@ -36,7 +38,7 @@ ONCE = (
 
 def lower_solution(
     g: Callable[..., Tensor],
-    theta: Tree | Tensor,
+    theta: Nested,
     x: Lower,
     *,
     solver: Any,
@@ -57,9 +59,9 @@ def lower_solution(
 
     Arguments:
         g: the lower loss, ``g(theta, x) -> scalar``, a pure function of tensors.
-        theta: a tensor or a dictionary of tensors; those that do not require a gradient are constants. Where none does, the
-            result is x without a graph.
-        x: a tensor or a dictionary of tensors. A graph that it carries is cut off.
+        theta: a tensor, or dictionaries, lists and tuples of tensors in any depth; those that do not require a gradient are
+            constants. Where none does, the result is x without a graph.
+        x: in any shape, too. A graph that it carries is cut off.
         solver: a LinearSolver (``hgms_solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
@@ -67,7 +69,7 @@ def lower_solution(
             converge, and of an x that is no minimiser.
 
     Returns:
-        x in the form of the argument, whose memory it shares: changing ``x`` or ``theta`` in place before the way back is an
+        x in the shape of the argument, whose memory it shares: changing ``x`` or ``theta`` in place before the way back is an
         error.
 
     Errors: ConfigError where the gradient itself is differentiated, and within the transforms of ``torch.func``; for a loss
@@ -87,13 +89,11 @@ def lower_solution(
     .. versionadded:: 0.2
     """
     one_of("strategy", strategy, get_args(Strategy))
-    upper = dict(theta) if isinstance(theta, Mapping) else {"theta": theta}
-    lower = dict(x) if isinstance(x, Mapping) else {"x": x}
-
+    (above, upper), (below, lower) = Shape.of(theta, "'theta'", "theta"), Shape.of(x, "'x'", "x")
     check_floating("'x'", lower)
 
     def loss(a: Tree, b: Tree) -> Tensor:
-        return g(a if isinstance(theta, Mapping) else a["theta"], b if isinstance(x, Mapping) else b["x"])
+        return g(above.restore(a), below.restore(b))
 
     level = _Level(pure(loss), tuple(upper), detach(lower), as_solver(solver), strategy, v0, report)
     try:
@@ -102,7 +102,7 @@ def lower_solution(
         if "setup_context" in str(error):  # within torch.func, as in a level around this one with strategy = "jvp"
             raise ConfigError(ONCE) from error
         raise
-    return cast("Lower", dict(zip(lower, values, strict=True)) if isinstance(x, Mapping) else values[0])
+    return cast("Lower", below.restore(dict(zip(lower, values, strict=True))))
 
 
 @frozen(eq=False)

@@ -9,15 +9,15 @@ import torch
 from attrs import Attribute, Factory, define, field, validators
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, choice, clone, hypergradient, norm
+from hgms_core import ConfigError, Nested, OuterOptimizer, Shape, State, Strategy, Tree, choice, clone, hypergradient, norm
 from hgms_loops.surroundings import Batches, moved, undisturbed
 
 Loss = Callable[[Any, Tree, Any], Tensor]
 """``loss(theta, parameters, batch) -> scalar``; parameters by their names, as ``torch.func.functional_call`` takes them."""
 
 
-def _leaves(theta: Tree | Tensor) -> Tree:
-    return dict(theta) if isinstance(theta, Mapping) else {"theta": theta}
+def _leaves(theta: Nested) -> Tree:
+    return Shape.of(theta, "'theta'", "theta")[1]
 
 
 def _tensors(_self: object, _attribute: object, value: Any) -> None:
@@ -113,7 +113,7 @@ class OuterSteps:
         θ stays as it is where the hypergradient is not finite (``moved`` is then 0). ``progress`` is the share of the training
         that is over, for schedules.
         """
-        leaves = _leaves(self.theta)
+        shape, leaves = Shape.of(self.theta, "'theta'", "theta")
         own = {id(leaf) for leaf in leaves.values()}
         x = {name: leaf.detach() for name, leaf in model.named_parameters() if leaf.requires_grad and id(leaf) not in own}
         if not x:
@@ -126,20 +126,20 @@ class OuterSteps:
             estimate = hypergradient(
                 lambda theta, at: self.f(theta, at, above),
                 lambda theta, at: self.g(theta, at, below),
-                theta if isinstance(self.theta, Mapping) else theta["theta"],
+                shape.restore(theta),
                 x,
                 solver=self.solver,
                 strategy=self.strategy,
             )
-        before = clone(theta)
-        if all(bool(torch.isfinite(leaf).all()) for leaf in estimate.value.values()):
-            self._apply(leaves, estimate.value, progress)
+        before, value = clone(theta), _leaves(estimate.value)
+        if all(bool(torch.isfinite(leaf).all()) for leaf in value.values()):
+            self._apply(leaves, value, progress)
         assert estimate.solution is not None
         assert estimate.lower_gradient_norm is not None
         row = {
             "step": step,
             "upper_loss": float(estimate.upper_loss),
-            "hypergradient_norm": float(norm(estimate.value)),
+            "hypergradient_norm": float(norm(value)),
             "lower_gradient_norm": float(estimate.lower_gradient_norm),
             "outcome": estimate.outcome.label,
             "residual": float(estimate.solution.residual),

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from hgms_cli import finite
-from hgms_core import Data, NumericalError, Problem, Record, RunInfo, Tree, norm
+from hgms_core import Data, Nested, NumericalError, Problem, Record, RunInfo, Tree, norm
 from hgms_run.advice import broken
 from hgms_run.execution import Execution
 
@@ -20,12 +20,13 @@ UNMOVED = 0.01
 
 @frozen(kw_only=True)
 class RunResult:
-    """The end of a run. ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``;
-    ``execution`` says how its steps were carried out (None: its ``env.json`` is lost)."""
+    """The end of a run. ``theta`` and ``x`` are nested as those that the problem was made with; ``records`` are the rows of
+    ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``; ``execution`` says how its steps were
+    carried out (None: its ``env.json`` is lost)."""
 
     info: RunInfo
-    theta: Tree
-    x: Tree
+    theta: Nested
+    x: Nested
     summary: dict[str, Any]
     records: list[Record]
     execution: Execution | None = None

@@ -78,7 +78,7 @@ def run(
         info = attrs.evolve(info, folder=folder.path, config=config)
     return Run(
         method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, host=host,
+        watch=watch, host=host, restore=problem.restore,
     ).carry_out()  # fmt: skip
 
 

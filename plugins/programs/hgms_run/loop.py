@@ -26,6 +26,7 @@ from hgms_core import (
     RunInfo,
     State,
     Task,
+    Tree,
     out_of_memory,
 )
 from hgms_core.host import LOG, Host
@@ -77,7 +78,8 @@ class Clock:
 class Run:
     """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
     one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
-    first. ``compiler`` makes programs of them, beyond what was compiled ``before``, if they are to be compiled."""
+    first. ``restore`` gives θ and x of the result the shapes of a person's own problem. ``compiler`` makes programs of the
+    steps, beyond what was compiled ``before``, if they are to be compiled."""
 
     method: Method
     make: Callable[[], Problem]
@@ -92,6 +94,7 @@ class Run:
     watch: Watcher = ignore
     host: Host | None = None
     execution: Execution | None = None
+    restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
     problem: Problem = field(init=False)
     clock: Clock = field(init=False)
     compiler: Programs | None = field(default=None, init=False)
@@ -127,7 +130,7 @@ class Run:
         loaded = folder.load(self.device)
         if loaded is None:
             raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
-        theta, x = result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
+        theta, x = self.restore(*result_of(self.method, loaded[0], folder.checkpoint, self.info.method))
         folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
         execution = Execution.recorded(folder.read_environment())
         return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records(), execution=execution)
@@ -164,7 +167,7 @@ class Run:
             raise failure from error
         finally:
             self.notify("hgms_run_finished", summary=summary, error=ending)
-        theta, x = self.method.result(self.state)
+        theta, x = self.restore(*self.method.result(self.state))
         return RunResult(
             info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution
         )  # fmt: skip

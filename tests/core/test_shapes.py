@@ -1,0 +1,208 @@
+"""θ and x in any shape: the losses see the shape that was given, results come back in it, and everything inside is flat."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, assert_same, normal
+from torch import Tensor, nn
+
+from hgms_branches import Branches, Trajectory
+from hgms_core import Budget, ConfigError, Data, Pipeline, Problem, Shape, hypergradient
+from hgms_hypergradients import Implicit, Unrolled
+from hgms_loops.lower_solution import lower_solution
+from hgms_methods import LearnedStart
+from hgms_outer import Sgd
+from hgms_run import run
+from hgms_selectors import BestOfN
+from hgms_solvers import CG
+
+pytestmark = pytest.mark.plugins
+
+A = normal(3, 3, seed=5) + 3 * torch.eye(3, dtype=F64)
+DIAGONAL = torch.tensor([1.0, 2.0, 4.0], dtype=F64)
+
+
+class Layer(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+SHAPES: list[tuple[Any, list[str]]] = [
+    (normal(3), ["v"]),
+    ({"a": normal(3)}, ["a"]),
+    ([normal(3)], ["0"]),
+    ((normal(2), [normal(1, seed=2)]), ["0", "1.0"]),
+    ({"net": {"w": normal(2), "b": normal(1, seed=2)}}, ["net.w", "net.b"]),
+    (Layer(normal(2), {"in": normal(1, seed=2)}), ["weight", "bias.in"]),
+    ({0: normal(2), "z": (normal(1, seed=2), [], {})}, ["0", "z.0"]),
+    (OrderedDict([("b", normal(1)), ("a", normal(2, seed=2))]), ["b", "a"]),
+]
+
+
+def leaves(value: Any) -> list[Tensor]:
+    return list(Shape.of(value, "it", "v")[1].values())
+
+
+def flat(value: Any) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in leaves(value)])
+
+
+@pytest.mark.parametrize(("value", "names"), SHAPES)
+def test_a_shape_is_kept_whole(value: Any, names: list[str]) -> None:
+    shape, tree = Shape.of(value, "it", "v")
+    assert list(tree) == names
+    back = shape.restore(tree)
+    assert Shape.of(back, "it", "v")[0] == shape
+    assert type(back) in (type(value), dict)
+    assert all(a is b for a, b in zip(leaves(back), leaves(value), strict=True))
+    assert list(shape.flatten(back, "it")) == names
+    assert shape.flat == (isinstance(value, dict) and all(isinstance(leaf, Tensor) for leaf in value.values()))
+
+
+@pytest.mark.parametrize("lower", range(len(SHAPES)))
+@pytest.mark.parametrize("upper", range(len(SHAPES)))
+def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(upper: int, lower: int) -> None:
+    # g = ½xᵀDx − xᵀAθ, so x*(θ) = D⁻¹Aθ; f = ½‖x‖² gives F'(θ) = AᵀD⁻²Aθ.
+    theta, shape = SHAPES[upper][0], Shape.of(SHAPES[lower][0], "x", "v")[0]
+    start = DIAGONAL**-1 * (A @ flat(theta))
+    sizes = [leaf.numel() for leaf in leaves(SHAPES[lower][0])]
+    x = shape.restore(dict(zip(SHAPES[lower][1], torch.split(start, sizes), strict=True)))
+
+    def g(t: Any, at: Any) -> Tensor:
+        assert Shape.of(t, "θ", "v")[0] == Shape.of(theta, "θ", "v")[0]
+        assert Shape.of(at, "x", "v")[0] == shape
+        return 0.5 * (DIAGONAL * flat(at).square()).sum() - flat(at) @ (A @ flat(t))
+
+    found = hypergradient(lambda t, at: 0.5 * flat(at).square().sum(), g, theta, x, solver=CG(rtol=1e-12))
+    expected = A.T @ (DIAGONAL**-2 * (A @ flat(theta)))
+    assert Shape.of(found.value, "h", "v")[0] == Shape.of(theta, "θ", "v")[0]
+    assert_same(flat(found.value), expected, rtol=1e-9)
+    assert found.outcome.label == "converged"
+
+    for leaf in leaves(theta):
+        leaf.requires_grad_()
+    node = lower_solution(g, theta, x, solver=CG(rtol=1e-12))
+    assert Shape.of(node, "x", "v")[0] == shape
+    slopes = torch.autograd.grad(0.5 * flat(node).square().sum(), leaves(theta))
+    for leaf in leaves(theta):
+        leaf.requires_grad_(False)
+    assert_same(torch.cat(slopes), expected, rtol=1e-9)
+
+
+def nested_problem(**changes: Any) -> Problem:
+    """θ is a tensor, x a dictionary with a list in it; the minimiser is x = θ in both halves."""
+
+    def g(theta: Tensor, x: Any, batch: Any) -> Tensor:
+        return 0.5 * ((x["net"][0] - theta).square().sum() + (x["net"][1].w - theta).square().sum())
+
+    def f(theta: Tensor, x: Any, batch: Any) -> Tensor:
+        return 0.5 * (x["net"][0] - batch["t"].mean()).square().sum() + 0.05 * theta.square().sum()
+
+    class Half(NamedTuple):
+        w: Tensor
+
+    zeros = torch.zeros(2, dtype=F64)
+    parts: dict[str, Any] = {
+        "theta0": torch.ones(2, dtype=F64),
+        "x0": {"net": [zeros, Half(zeros)]},
+        "g": g,
+        "f": f,
+        "upper_data": dict.fromkeys(("differentiate", "select", "stop"), Data.of({"t": torch.full((4,), 3.0, dtype=F64)})),
+        "project": lambda theta: theta.clamp(max=2.5),
+        "evaluate": lambda theta, x: {"theta": float(theta.sum()), "w": float(x["net"][1].w.sum())},
+        "fresh": lambda key: {"net": [torch.ones(2, dtype=F64), Half(zeros)]},
+        "references": {"right": torch.full((2,), 2.0, dtype=F64)},
+    }
+    return Problem(**{**parts, **changes})
+
+
+METHOD = Pipeline(
+    generator=Branches(count=2, steps=60, lr=0.3), selector=BestOfN(), hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.5)
+)
+
+
+def test_a_problem_is_flat_inside_and_nested_outside() -> None:
+    problem = nested_problem()
+    assert list(problem.theta0) == ["theta"]
+    assert list(problem.x0) == list(problem.fresh(None)) == ["net.0", "net.1.w"]  # type: ignore[misc, arg-type]
+    assert_same(problem.references["right"]["theta"], torch.full((2,), 2.0, dtype=F64))
+    assert problem.project({"theta": torch.full((2,), 9.0)})["theta"].tolist() == [2.5, 2.5]
+    result = run(METHOD, problem, Budget(outer_steps=12))
+    assert isinstance(result.theta, Tensor)
+    assert result.theta.tolist() == pytest.approx([2.5, 2.5])  # 3/1.1 = 2.73 is outside Θ
+    assert isinstance(result.x["net"][1], tuple)
+    assert result.records[-1]["metric.theta"] == pytest.approx(5.0)
+    assert result.records[-1]["metric.w"] == pytest.approx(5.0, rel=1e-5)
+    state = METHOD.init(problem, 0)
+    assert list(METHOD.step(problem, state)[0]["x"]) == ["net.0", "net.1.w"]
+
+
+def test_evolve_and_wrappers_take_the_flat_problem() -> None:
+    problem = nested_problem()
+    further = evolve(problem, theta0={"theta": torch.zeros(2, dtype=F64)})
+    assert further.restore(further.theta0, further.x0)[0].tolist() == [0.0, 0.0]
+    assert further.g is problem.g  # not wrapped a second time
+    learned = evolve(METHOD, generator=Trajectory(steps=4, lr=0.3), hypergradient=Unrolled())
+    nested = run(LearnedStart(method=learned), problem, Budget(outer_steps=2))
+    assert isinstance(nested.theta, Tensor)
+    assert isinstance(nested.x["net"], list)
+
+
+def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
+    nested = nested_problem(fresh=None)
+    plain = Problem(
+        project=lambda t: {"theta": t["theta"].clamp(max=2.5)},
+        theta0=nested.theta0, x0=nested.x0, upper_data=nested.upper_data,
+        g=lambda t, x, _: 0.5 * ((x["net.0"] - t["theta"]).square().sum() + (x["net.1.w"] - t["theta"]).square().sum()),
+        f=lambda t, x, b: 0.5 * (x["net.0"] - b["t"].mean()).square().sum() + 0.05 * t["theta"].square().sum(),
+    )  # fmt: skip
+    states = [METHOD.init(problem, 3) for problem in (nested, plain)]
+    for _ in range(3):
+        states = [METHOD.step(problem, state)[0] for problem, state in zip((nested, plain), states, strict=True)]
+    assert_same(states[0], states[1])
+
+
+def test_a_flat_problem_keeps_its_own_functions() -> None:
+    g = lambda t, x, _: (x["x"] - t["t"]).square().sum()  # noqa: E731
+    problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)}, g=g, f=g)
+    assert problem.g is g
+    assert problem.shapes is None
+    assert problem.restore(problem.theta0, problem.x0) == (problem.theta0, problem.x0)
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"a": 3}, r"'x0', at 'a', is the number 3; write `torch.tensor\(3.0\)`"),
+    ([1.0, 2.0], r"'x0', at '0', is the number 1.0; write `torch.tensor\(1.0\)`, and for a list of numbers one tensor"),
+    ({"a": {"b": None}}, "'x0', at 'a.b', is None; leave it out, or write a tensor"),
+    (None, "'x0' is None"),
+    ({"a": normal(2).numpy()}, r"'x0', at 'a', is a ndarray; write `torch.as_tensor\(…\)` of it"),
+    ({"a": torch.arange(3)}, r"'x0' must hold floating-point tensors, and 'a' is int64\n  write `.float\(\)`"),
+    ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, r"'x0' has two leaves that are called 'a.b'"),
+    (nn.Linear(1, 1), r"'x0' must be tensors, not the module Linear\n  write `trainable\(module\)`.*`Problem.of_module`"),
+    (nn.Linear(1, 1).parameters(), r"not the iterator generator\n  write `trainable\(module\)`"),
+    ({"net": nn.Linear(1, 1)}, "'x0', at 'net', must be tensors, not the module Linear"),
+    ("weights", "'x0' is a str; leaves are tensors"),
+]
+
+
+@pytest.mark.parametrize(("x0", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_what_is_no_tree_of_floating_tensors_is_refused(x0: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        nested_problem(x0=x0)
+    with pytest.raises(ConfigError, match=message.replace("'x0'", "'x'")):
+        hypergradient(lambda t, x: t.sum(), lambda t, x: t.sum(), torch.ones(1), x0, solver=CG())
+
+
+def test_a_function_that_returns_another_shape_is_refused() -> None:
+    problem = nested_problem(fresh=lambda key: [torch.ones(2)], project=lambda theta: {"t": theta})
+    with pytest.raises(ConfigError, match=r"what `fresh` returns must be nested as it was at first, {'net': .*, and not as"):
+        problem.initial(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="what `project` returns must be nested as it was at first, of a tensor, and not"):
+        problem.project(problem.theta0)
+    with pytest.raises(ConfigError, match="'x' holds no tensor"):
+        hypergradient(lambda t, x: t.sum(), lambda t, x: t.sum(), torch.ones(1), {}, solver=CG())
