@@ -126,7 +126,7 @@ class TestObjects:
 
     def test_candidates_that_never_differ_are_noted(self, tmp_path: Path) -> None:
         methods = {
-            "alike": {"name": "hg-ms", "generator": {"noise": 0.0}},
+            "alike": {"name": "hg-ms", "generator": {"whole_batch_noise": 0.0}},
             "spread": {"name": "hg-ms", "generator": {"noise": 1.0}},
             "one": "hg-implicit",
         }

@@ -19,6 +19,7 @@ from hgms_branches import Branches
 from hgms_core import Candidates, ConfigError, Cost, Key, Pipeline, Problem, State, Tree
 from hgms_hypergradients import Unrolled
 from hgms_outer import Adam
+from hgms_run import plain as plain_table
 from hgms_selectors import First
 
 pytestmark = pytest.mark.plugins
@@ -76,7 +77,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_each_branch_is_torch_optim(name: str, policy: str, batch_size: int | None, mode: str) -> None:
     options, optimizer = OPTIMIZERS[name]
-    branches = Branches(count=3, steps=7, batch_size=batch_size, batches=policy, mode=mode, **options)
+    branches = Branches(count=3, steps=7, batch_size=batch_size, batches=policy, mode=mode, whole_batch_noise=0.0, **options)
     found = propose(branches)
     for i in range(3):
         assert_same(found.at(i), by_hand(optimizer, batches(branches, i)), rtol=1e-11, atol=1e-13)
@@ -183,6 +184,43 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(scale: str) -> None:
         error = 4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5  # four standard errors of a standard deviation
         assert size.std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
         assert abs(float((size[0] * size[1]).mean())) <= 4 * (0.1 * unit) ** 2 / size.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "told_apart"),
+    [
+        ({}, False),
+        ({"batch_size": 1000}, False),
+        ({"decay_spread": (0.5, 2.0)}, False),  # of a decay of 0
+        ({"batch_size": 5}, True),
+        ({"lr_spread": (0.5, 2.0)}, True),
+        ({"decay_spread": (0.5, 2.0), "weight_decay": 0.1}, True),
+        ({"noise": 0.05}, True),
+        ({"count": 1}, True),
+    ],
+)
+def test_where_nothing_else_tells_the_branches_apart_noise_does(settings: dict[str, Any], told_apart: bool) -> None:
+    """And where something does, nothing has changed."""
+    branches = Branches(**{"count": 3, "steps": 2, **settings})
+    x, plain = propose(branches).x["w"], propose(evolve(branches, whole_batch_noise=0.0)).x["w"]
+    assert torch.equal(x[0], plain[0])
+    assert torch.equal(x, plain) is told_apart
+    assert len(torch.unique(x, dim=0)) == branches.count
+    assert told_apart or len(torch.unique(plain, dim=0)) == 1
+
+
+def test_the_noise_on_whole_batches_is_relative_and_starts_what_is_zero() -> None:
+    problem = evolve(
+        PROBLEM, x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}, g=lambda t, x, b: x["w"].sum()
+    )
+    branches = Branches(count=3, steps=1, lr=1e-300)
+    assert "whole_batch_noise" not in plain_table(branches)  # what was configured before keeps its hash
+    x = branches.propose(problem, THETA, branches.init(problem, KEY), KEY).x
+    for name, unit in (("w", 3.0), ("b", 1.0)):
+        noise = (x[name] - problem.x0[name]).reshape(3, -1)
+        assert not noise[0].any()
+        error = 4 * 0.1 * unit / (2 * noise.shape[1]) ** 0.5  # four standard errors of a standard deviation
+        assert noise[1:].std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
 
 
 def test_noise_differs_between_branches_leaves_and_steps() -> None:

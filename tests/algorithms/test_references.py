@@ -10,7 +10,7 @@ from attrs import evolve, fields
 from helpers import F64, assert_same, network_problem, normal
 
 from hgms_core import ConfigError, Data, Method, Pipeline, Problem
-from hgms_methods import LearnedStart, StartingAt, Tilted
+from hgms_methods import LearnedStart, StartingAt, Tilted, references
 from hgms_methods.validation_only import joined, on_validation
 from hgms_run import RunConfig
 from hgms_run.as_table import AT_REST
@@ -101,6 +101,13 @@ def test_each_reference_ends_at_its_own_minimiser_and_moves_no_theta(name: str) 
     theta, x = made.result(state)
     assert_same(x["x"], EXPECTED[name], atol=1e-12)
     assert_same(theta, PROBLEM.references["clean"] if name.startswith("oracle") else PROBLEM.theta0)
+
+
+def test_theta0_is_uniform_by_another_name() -> None:
+    uniform, theta0 = (item for item in references.METHODS if item.name in ("uniform", "theta0"))
+    assert evolve(theta0, name="uniform", summary=uniform.summary) == uniform
+    assert (theta0.parts, theta0.on) == (uniform.parts, uniform.on)
+    assert method("theta0") == method("uniform")
 
 
 def test_rows_of_both_roles_are_joined_in_every_shape_of_batch() -> None:

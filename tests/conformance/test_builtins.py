@@ -22,7 +22,8 @@ pytestmark = pytest.mark.plugins
 COMPONENTS = Registry.load().components()
 CLASSES = [component for component in COMPONENTS if not isinstance(component.target, Composition)]
 # `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
-COMPOSITIONS = [component.name for component in COMPONENTS if isinstance(component.target, Composition)]
+# `theta0` is `uniform` by another name, as test_theta0_is_uniform_by_another_name says.
+COMPOSITIONS = [item.name for item in COMPONENTS if isinstance(item.target, Composition) and item.name != "theta0"]
 METHODS = [name for name in COMPOSITIONS if name != "fixed"]
 EXPECTED = {
     "generator": {"branches", "trajectory", "ula", "soba", "value-gap", "gradient-norm", "minimax", "dynamic-barrier"},
@@ -59,6 +60,7 @@ EXPECTED = {
         "hg-baseline",
         "hg-implicit",
         "uniform",
+        "theta0",
         "fixed",
         "oracle-clean",
         "oracle-joint",

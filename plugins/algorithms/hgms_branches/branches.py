@@ -11,7 +11,7 @@ from torch import Tensor
 from hgms_branches.path import Path
 from hgms_branches.program import advance_compiled
 from hgms_branches.steps import Rule, add_noise_, advance, check_spread, factors, of_part, scheduled, slope_of, starts
-from hgms_core import Candidates, Cost, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
+from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
 from hgms_fields import (
     decay_rate,
     decay_rates,
@@ -45,6 +45,8 @@ class Branches:
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
         noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
             root mean square.
+        whole_batch_noise: the relative noise (with deviation itself in a leaf that is zero) that takes the place of ``noise = 0``
+            where nothing else tells the branches apart: no spread, and batches of all rows. 0: they stay equal there.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
             K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run.
@@ -83,6 +85,7 @@ class Branches:
     batches: Literal["independent", "shared"] = field(default="independent", validator=choice("independent", "shared"))
     noise: float = field(default=0.0, validator=not_negative)
     noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=choice("absolute", "relative"))
+    whole_batch_noise: float = field(default=0.1, validator=not_negative, metadata={"since": "0.5"})
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     clip: float | None = field(default=None, validator=optional_positive)
@@ -184,13 +187,21 @@ class Branches:
 
     def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
         """Starts, moments and row numbers of some branches: a function of the arguments alone, so one can be run again."""
-        x, moments = starts(start, self.count, members)
-        add_noise_(x, members, self.noise, self.noise_scale == "relative", key)
-        data, key = problem.lower_data, key.fold("batches")
+        data, (x, moments) = problem.lower_data, starts(start, self.count, members)
+        if self._alike(data):
+            add_noise_(x, members, self.whole_batch_noise, "relative", key, of_zero=1.0)
+        else:
+            add_noise_(x, members, self.noise, self.noise_scale, key)
+        key = key.fold("batches")
         if self.batches == "shared":
             return x, moments, data.draw(key, self.batch_size, self.steps)
         drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
         return x, moments, None if drawn[0] is None else torch.stack([numbers for numbers in drawn if numbers is not None])
+
+    def _alike(self, data: Data) -> bool:
+        """Whether nothing tells the branches apart."""
+        spread = self.lr_spread is not None or (self.decay_spread is not None and self.weight_decay > 0)
+        return not self.noise and not spread and (self.batch_size is None or self.batch_size >= data.size)
 
     def _rates(self, start: State) -> list[list[float]]:
         shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])

@@ -30,15 +30,19 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
     return own(start["x"]), own(start["moments"])
 
 
-def add_noise_(x: Tree, members: list[int], noise: float, relative: bool, key: Key) -> None:
-    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's own key."""
+def add_noise_(x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0) -> None:
+    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's own key. ``absolute``, or
+    ``relative`` to each leaf's root mean square, in whose place ``of_zero`` stands for a leaf that is zero."""
     device = next(iter(x.values())).device
     for row, member in enumerate(members):
         if not noise or member == 0:
             continue
         generator = key.fold("noise", member).generator(device)
         for leaf in x.values():
-            scale = leaf[row].square().mean().sqrt() if relative else 1.0
+            scale: float | Tensor = 1.0
+            if unit == "relative":
+                scale = leaf[row].square().mean().sqrt()
+                scale = torch.where(scale > 0, scale, of_zero)
             drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
             leaf[row] += noise * scale * drawn
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from hgms_core import Composition
 from hgms_methods.hg_ms import HG_MS, HG_MS_TILTED, ONE_BRANCH
 from hgms_methods.starting_at import StartingAt
@@ -23,6 +25,12 @@ UNIFORM = Composition(
     },
     on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
     testing_failures=STAYS,
+)
+
+THETA0 = evolve(
+    UNIFORM,
+    name="theta0",
+    summary="uniform, by the name that fits θ that are no weights: trains the lower level at the initial θ.",
 )
 
 UNIFORM_TILTED = Composition(
@@ -70,4 +78,4 @@ ORACLE_JOINT = Composition(
     parts={**ORACLE_CLEAN.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
 )
 
-METHODS = (UNIFORM, FIXED, ORACLE_CLEAN, UNIFORM_TILTED, ORACLE_JOINT, VALIDATION_ONLY)
+METHODS = (UNIFORM, THETA0, FIXED, ORACLE_CLEAN, UNIFORM_TILTED, ORACLE_JOINT, VALIDATION_ONLY)

@@ -43,7 +43,7 @@ from hgms_compare.grid import Entry, Grid, SweepSettings, distinct_seeds
 from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
 from hgms_core.registry import Registry
-from hgms_results import DEFAULT_REFERENCE
+from hgms_results import DEFAULT_REFERENCES
 from hgms_run import (
     SCHEMA,
     Invalid,
@@ -307,7 +307,7 @@ class _Loader:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
             self.problems.append(unknown("reference method", label, labels))
-        default = next((method.label for method in methods if method.name == DEFAULT_REFERENCE), next(iter(labels), ""))
+        default = next((method.label for method in methods if method.name in DEFAULT_REFERENCES), next(iter(labels), ""))
         return label or default
 
     def check_run(self, run: RunSettings) -> None:

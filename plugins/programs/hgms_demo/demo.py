@@ -14,7 +14,7 @@ from attrs import frozen
 from hgms_compare import Grid, load
 from hgms_demo.pictures import FORMATS, draw_weights
 from hgms_report import build, draw_curves
-from hgms_results import DEFAULT_REFERENCE, Table, table
+from hgms_results import DEFAULT_REFERENCES, Table, table
 from hgms_run import Progress, RunResult, run_config
 
 METRIC = "test_accuracy"
@@ -67,7 +67,7 @@ def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 
     study = build([out / "runs"])
     pictures = [draw_curves(study, out / f"accuracy{suffix}") for suffix in FORMATS]
     pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")
-    rows = table(results, METRIC, DEFAULT_REFERENCE)
+    rows = table(results, METRIC, DEFAULT_REFERENCES[0])
     return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(cells))
 
 

@@ -18,7 +18,7 @@ from hgms_core.registry import Registry
 from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.study import Entry, Section, Study
-from hgms_results import DEFAULT_REFERENCE, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
+from hgms_results import DEFAULT_REFERENCES, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
 from hgms_run import UNCOMPARED, Execution
 
 _MIXTURE = 150  # points of a small picture
@@ -230,7 +230,7 @@ def _section(
     methods = _methods(sorted(runs, key=lambda run: run.seed))
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
     failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
-    default = next((label for label, runs in methods.items() if runs[0].method_name == DEFAULT_REFERENCE), None)
+    default = next((label for label, runs in methods.items() if runs[0].method_name in DEFAULT_REFERENCES), None)
     base = reference if reference in methods else default
     values = {label: [_point(run, names) for run in runs] for label, runs in done.items()}
     compared = table(

@@ -6,9 +6,9 @@ from hgms_results.execution import execution_notes
 from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
 from hgms_results.statistics import Interval, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
-from hgms_results.tables import DEFAULT_REFERENCE, Point, Row, Table, is_share, table
+from hgms_results.tables import DEFAULT_REFERENCES, Point, Row, Table, is_share, table
 
 __all__ = [
-    "DEFAULT_REFERENCE", "Interval", "Point", "Row", "Skipped", "StoredRun", "StoredSweep", "Table", "execution_notes",
+    "DEFAULT_REFERENCES", "Interval", "Point", "Row", "Skipped", "StoredRun", "StoredSweep", "Table", "execution_notes",
     "is_share", "paired", "read_run", "scan", "scan_sweeps", "short_names", "spell", "table",
 ]  # fmt: skip

@@ -18,8 +18,9 @@ from hgms_results.statistics import Interval, compared, spell
 from hgms_results.stored import StoredRun
 from hgms_run import RunResult
 
-DEFAULT_REFERENCE = "uniform"
-"""The method that differences are taken to where it is among the methods and nothing else is asked for."""
+DEFAULT_REFERENCES = ("uniform", "theta0")
+"""What a method is called that leaves θ where it is: differences are taken to it where it is among the methods and nothing else
+is asked for."""
 
 
 @frozen(kw_only=True)
@@ -178,7 +179,7 @@ def table(
     whole = {label for label, group in points.items() if group and len(values[label]) == len(group) and not failed.get(label)}
     pairs = compared(values)
     winner = _winner(pairs, [label for label, by_seed in values.items() if by_seed], whole, higher_is_better)
-    default = next((label for label, group in points.items() if group and group[0].method == DEFAULT_REFERENCE), None)
+    default = next((label for label, group in points.items() if group and group[0].method in DEFAULT_REFERENCES), None)
     rows = []
     for label, group in points.items():
         names = dict.fromkeys(name for point in group for name in point.metrics)
@@ -186,7 +187,7 @@ def table(
         if untrained[label]:
             remarks.append(f"no verdict: {untrained[label]}")
         if default is not None and label != default:
-            remarks += _against_default(pairs[label, default], higher_is_better)
+            remarks += _against_default(points[default][0].method, pairs[label, default], higher_is_better)
         steps = [point.outer_steps for point in group]
         rows.append(
             Row(
@@ -220,11 +221,9 @@ def _winner(pairs: Mapping[tuple[str, str], Interval], rivals: Sequence[str], wh
     return None
 
 
-def _against_default(difference: Interval, higher: bool) -> list[str]:
+def _against_default(default: str, difference: Interval, higher: bool) -> list[str]:
     if difference.count == 0 or difference.mean == 0 or (difference.mean > 0) == higher:
         return []
     if difference.count < 2:
-        return [f"behind {DEFAULT_REFERENCE} on the one seed they share"]
-    return [
-        f"worse than {DEFAULT_REFERENCE}" if difference.excludes_zero else f"behind {DEFAULT_REFERENCE}, within the interval"
-    ]
+        return [f"behind {default} on the one seed they share"]
+    return [f"worse than {default}" if difference.excludes_zero else f"behind {default}, within the interval"]
