@@ -71,9 +71,7 @@ class LinearSystem:
         unit = torch.where(largest > 0, largest, torch.ones_like(largest))
         rhs = b / unit
         size = cls.norm(rhs)
-        target = rtol * size
-        if atol > 0:
-            target = torch.maximum(target, atol / unit.squeeze(-1))
+        target = rtol * size if atol <= 0 else torch.maximum(rtol * size, atol / unit.squeeze(-1))
         return cls(matvec, ridge, rhs, unit, size, target, finite)
 
     def apply(self, v: Tensor) -> Tensor:
@@ -95,8 +93,7 @@ class LinearSystem:
 
     def codes(self, outcome: Outcome) -> Tensor:
         """The outcome for every system; non-finite right-hand sides already say so."""
-        codes = torch.full(self.size.shape, outcome.code, dtype=torch.int64, device=self.size.device)
-        return codes.masked_fill(~self.finite, Outcome.NONFINITE.code)
+        return torch.full_like(self.finite, outcome.code, dtype=torch.int64).masked_fill(~self.finite, Outcome.NONFINITE.code)
 
     def solution(
         self, x: Tensor, residual: Tensor, codes: Tensor, iterations: Tensor, curvature: Tensor, clip: float | None = None

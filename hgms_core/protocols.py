@@ -119,6 +119,9 @@ class LinearSolver(Protocol):
     ``b`` is ``[d]``, or ``[N, d]`` for N systems with N different operators at once (``matvec`` maps rows to rows). A solver
     never raises for non-convergence and never returns NaN: how it ended is in ``Solution.codes``.
 
+    It may also have ``with_key(key) -> LinearSolver``, the same solver whose random numbers come from ``key``: an estimator
+    then solves with that, by another key in every outer step. Without a key they come from a field of its own, ``seed``.
+
     Called: by hypergradient estimators that need one, once in an outer step; by a person's own code through ``hypergradient``.
     For an H that is 2·I (:class:`LinearSystem` and :class:`CallableSolver` do the rest):
 

@@ -32,6 +32,7 @@ EXPECTED = {
         "cg",
         "minres",
         "neumann",
+        "roulette",
         "fixed-point",
         "nystrom",
         "recycled-cg",

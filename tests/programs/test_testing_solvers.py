@@ -226,7 +226,48 @@ class Tuple(MinimalResidual):
         return super().solve(matvec, b, x0).value
 
 
+@frozen(kw_only=True)
+class Keyed(Seeded):
+    """Begins along a random vector that a key may decide.
+
+    >>> Keyed().with_key(Key(1)).solve(lambda v: 2 * v, torch.ones(2)).outcome.label
+    'converged'
+
+    Source: randomised subspace methods in their smallest form.
+    """
+
+    name: ClassVar[str] = "keyed"
+
+    def with_key(self, key: Key) -> Any:
+        return evolve(self, seed=key.derive())
+
+
+class Deaf(Keyed):
+    """Draws the same numbers whatever the key."""
+
+    def with_key(self, key: Key) -> Any:
+        return evolve(self, seed=1)
+
+
+class Forgetful(Keyed):
+    """With a key it draws others in every call."""
+
+    times: ClassVar[list[int]] = []
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        self.times.append(len(self.times))
+        return Keyed(seed=self.seed + len(self.times)).solve(matvec, b, x0)
+
+
+class OnlyKey(Keyed):
+    def with_key(self, key: Key) -> Any:
+        return key
+
+
 MUTANTS: list[tuple[str, Any, str]] = [
+    ("key", Deaf(), "with two keys it draws the same 1 tensors"),
+    ("key", Forgetful(), "solved again with the same key,"),
+    ("key", OnlyKey(), "with_key returns Key; return a solver"),
     ("residual", Boastful(), "it claims the residual"),
     ("residual", Rash(), "it says converged with a residual of"),
     ("residual", Tuple(), "solve returns Tensor"),
@@ -254,7 +295,9 @@ MUTANTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@parametrize_with_checks([MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4), Seeded()])
+@parametrize_with_checks(
+    [MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4), Seeded(), Keyed()]
+)
 def test_a_sound_solver(component: Any, check: Any) -> None:
     check(component)
 

@@ -45,8 +45,8 @@ class Branches:
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
         noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
             root mean square.
-        whole_batch_noise: the relative noise (with deviation itself in a leaf that is zero) that takes the place of ``noise = 0``
-            where nothing else tells the branches apart: no spread, and batches of all rows. 0: they stay equal there.
+        whole_batch_noise: relative noise in the place of ``noise = 0`` where nothing else tells the branches apart: no spread,
+            batches of all rows. In a leaf that is zero it is absolute. 0: the branches stay equal there.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
             K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run.

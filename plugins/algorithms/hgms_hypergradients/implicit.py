@@ -46,7 +46,8 @@ class Implicit:
     Arguments:
         solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with ``solve_from(matvec, b, x0,
             memory) -> (solution, memory)`` (``recycled-cg``) remembers from outer step to outer step, in the state; one with
-            ``at(loss, theta, x, batch) -> LinearSolver`` (``kfac``) is told of g at x̂.
+            ``at(loss, theta, x, batch) -> LinearSolver`` (``kfac``) is told of g at x̂; one with ``with_key(key) ->
+            LinearSolver`` (``roulette``) draws from the step's key.
         strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
             ``difference`` (central difference of gradients).
         operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
@@ -121,11 +122,11 @@ class Implicit:
         x, v0 = branch.x, state["v"] if self.warm_start else None
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
-            solver = prepared(self.solver, problem.g, theta, x, partial(lower.batch, below), state)
+            solver = prepared(self.solver, problem.g, theta, x, partial(lower.batch, below), state, key.fold("solve"))
             estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
         else:
             batch, upper_batch = lower.batch(below), upper.batch(above)
-            solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state)
+            solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
             if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
                 estimate = here.hypergradient(solver, v0, rows)
             elif self.operator == "ggn":

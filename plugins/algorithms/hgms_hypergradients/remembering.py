@@ -1,4 +1,4 @@
-"""A solver as it is for one solve: told of the loss where it wants to know, with its memory where it remembers."""
+"""A solver as it is for one solve: with a key where it draws, told of the loss where it wants to know, with its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from attrs import define
 from torch import Tensor
 
-from hgms_core import Batch, LinearSolver, Loss, MatVec, Solution, State, Tree
+from hgms_core import Batch, Key, LinearSolver, Loss, MatVec, Solution, State, Tree
 
 
 @define
@@ -28,9 +28,13 @@ class Remembering:
         return solution
 
 
-def prepared(solver: LinearSolver, g: Loss, theta: Tree, x: Tree, batch: Callable[[], Batch], state: State) -> LinearSolver:
-    """The solver itself; of one that has it ``at(loss, theta, x, batch)``, on the lower ``batch()``; of one with
-    ``solve_from`` with what it remembers in ``state``."""
+def prepared(
+    solver: LinearSolver, g: Loss, theta: Tree, x: Tree, batch: Callable[[], Batch], state: State, key: Key
+) -> LinearSolver:
+    """The solver itself; of one that has it ``with_key(key)``, then ``at(loss, theta, x, batch)``, on the lower ``batch()``; of
+    one with ``solve_from`` with what it remembers in ``state``."""
+    if hasattr(solver, "with_key"):
+        solver = solver.with_key(key)
     if hasattr(solver, "at"):
         solver = solver.at(g, theta, x, batch())
     return Remembering(solver, state.get("memory", {})) if hasattr(solver, "solve_from") else solver

@@ -28,9 +28,7 @@ UNIFORM = Composition(
 )
 
 THETA0 = evolve(
-    UNIFORM,
-    name="theta0",
-    summary="uniform, by the name that fits θ that are no weights: trains the lower level at the initial θ.",
+    UNIFORM, name="theta0", summary="The same as uniform, for θ that are no weights: trains the lower level at the initial θ."
 )
 
 UNIFORM_TILTED = Composition(

@@ -13,9 +13,11 @@ from hgms_solvers.minres import MINRES as MINRES
 from hgms_solvers.neumann import Neumann as Neumann
 from hgms_solvers.nystrom import NystromCG as NystromCG
 from hgms_solvers.recycled import RecycledCG as RecycledCG
+from hgms_solvers.roulette import Roulette as Roulette
 from hgms_solvers.scipy_solver import ScipySolver as ScipySolver
 
 
 @hookimpl
 def hgms_register_linear_solvers() -> list[type[LinearSolver]]:
-    return [CG, NystromCG, RecycledCG, LancBiO, KFAC, Identity, MINRES, FixedPoint, Neumann, ScipySolver, LinearOperatorSolver]
+    krylov = [CG, NystromCG, RecycledCG, LancBiO, MINRES, ScipySolver, LinearOperatorSolver]
+    return [*krylov, KFAC, Identity, FixedPoint, Neumann, Roulette]

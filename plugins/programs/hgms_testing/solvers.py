@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms_core import Outcome, Solution
-from hgms_testing.kit import F64, demand, fail, has, normal, numbers, place, shown, with_fields
+from hgms_core import Key, Outcome, Solution
+from hgms_testing import oracle
+from hgms_testing.kit import F64, demand, demand_equal, fail, has, normal, numbers, place, shown, with_fields
 
 SIZE = 24
 
@@ -253,3 +254,17 @@ def check_clip(solver: Any) -> None:
         h = Operator(matrix(0.5, 1.5, seed=28))
         size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
         demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
+
+
+def check_key(solver: Any) -> None:
+    """A method `with_key(key)`, where there is one, gives a solver whose random numbers come from the key: the same answer for
+    the same key, other numbers for another."""
+    if not hasattr(solver, "with_key"):
+        return
+    h, b, key = Operator(matrix(0.5, 1.5, seed=34)), normal(SIZE, seed=35), Key(9)
+    keyed = [solver.with_key(own) for own in (key, key, key.fold("another"))]
+    kinds = {type(other).__name__ for other in keyed if not hasattr(other, "solve")}
+    demand(not kinds, f"with_key returns {', '.join(kinds)}; return a solver")
+    (drawn, first), (_, again), (others, _) = (oracle.drawn(other.solve, h, b, None) for other in keyed)
+    demand_equal(first.value, again.value, "solved again with the same key,", "; draw from the key alone")
+    demand(not oracle.same_draws(drawn, others), f"with two keys it draws the same {len(drawn)} tensors of random numbers")

@@ -1,0 +1,117 @@
+"""The randomised Neumann series: its mean is the solution, its draws come from the key, and a run with it can be resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from helpers import F64, normal
+
+from hgms_branches import Branches
+from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution
+from hgms_hypergradients import Implicit
+from hgms_outer import Sgd
+from hgms_selectors import BestOfN
+from hgms_solvers import CG, Neumann, Roulette
+from hgms_solvers.roulette import summed, weights
+from hgms_testing import problems
+from hgms_testing.methods import check_resume
+
+pytestmark = pytest.mark.plugins
+SPECTRUM, B = torch.linspace(0.5, 1.5, 6, dtype=F64), normal(6, seed=2)
+
+
+def product(v: torch.Tensor) -> torch.Tensor:
+    return SPECTRUM * v
+
+
+@pytest.mark.parametrize("x0", [None, normal(6, seed=3)], ids=["zero", "warm"])
+def test_the_mean_over_all_ends_is_the_solution(x0: torch.Tensor | None) -> None:
+    """Each end with its probability: no luck. With all weights 1 the mean is another."""
+    for weighted in (True, False):
+        mean = torch.zeros(6, dtype=F64)
+        for more in range(80):
+            terms = [1.0] * 3 + [0.5**-k if weighted else 1.0 for k in range(1, more + 1)]
+            chance = 0.5 * 0.5**more
+            mean += chance * summed(LinearSystem.of(product, B), x0, 0.8, terms).value
+        assert bool((mean - B / SPECTRUM).abs().max() < 1e-10) is weighted
+
+
+def test_the_number_of_terms_is_drawn_as_it_says() -> None:
+    counts = torch.tensor([len(weights(4, 0.7, Key(0).fold(i))) - 4 for i in range(2000)])
+    for more in range(1, 8):
+        chance = 0.7**more
+        share = float((counts >= more).double().mean())
+        assert abs(share - chance) <= 4 * (chance * (1 - chance) / len(counts)) ** 0.5
+    longest = weights(4, 0.7, Key(0).fold(int(counts.argmax())))
+    assert longest == pytest.approx([1.0] * 4 + [0.7**-k for k in range(1, len(longest) - 3)])
+
+
+def test_no_survival_is_the_neumann_series() -> None:
+    plain, random = Neumann(lr=0.5, steps=7, ridge=0.1), Roulette(lr=0.5, steps=7, ridge=0.1, survival=0.0)
+    for matvec in (product, lambda v: v @ torch.diag(SPECTRUM)):
+        wanted, came = plain.solve(matvec, B), random.with_key(Key(3)).solve(matvec, B)
+        torch.testing.assert_close(came.value, wanted.value, rtol=1e-13, atol=0)
+        torch.testing.assert_close(came.residual, wanted.residual, rtol=1e-10, atol=0)
+        assert (came.products, int(came.iterations)) == (7, 7)
+        torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)  # of one term less
+
+
+def test_the_key_decides_and_nothing_else() -> None:
+    solver = Roulette(lr=0.5, steps=2, survival=0.9)
+    values = [solver.with_key(Key(7).fold(i)).solve(product, B).value for i in (0, 1, 2, 0)]
+    assert torch.equal(values[0], values[3])
+    assert len(torch.unique(torch.stack(values), dim=0)) > 1
+    assert torch.equal(solver.solve(product, B).value, evolve(solver).solve(product, B).value)
+    assert solver.with_key(Key(7)) == evolve(solver, seed=Key(7).derive())
+
+
+def test_terms_that_grow_end_the_series() -> None:
+    wild = Roulette(lr=0.8, steps=200).solve(lambda v: torch.cat([-v[:1], v[1:]]), B)
+    assert wild.outcome is Outcome.DIVERGED
+    assert wild.products < 20
+    pair = Roulette(lr=0.8, steps=60).solve(lambda v: torch.stack([v[0], -v[1]]), torch.stack([B, B]))
+    assert pair.converged.tolist() == [True, False]
+
+
+@frozen
+class Tells:
+    """A solver that says in which order an estimator calls it, and with what."""
+
+    calls: Any
+    name = "tells"
+
+    def with_key(self, key: Key) -> Tells:
+        self.calls.append(key)
+        return self
+
+    def at(self, loss: Any, theta: Any, x: Any, batch: Any) -> Tells:
+        self.calls.append("at")
+        return self
+
+    def solve(self, matvec: MatVec, b: torch.Tensor, x0: torch.Tensor | None = None) -> Solution:
+        return CG().solve(matvec, b, x0)
+
+
+def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
+    known, seen = problems.ridge(), []
+    for key in (Key(1), Key(1), Key(2)):
+        Implicit(solver=Tells(seen)).estimate(known.problem, known.theta, Branch(x=known.branch().x), key, {"v": None})
+    assert seen[1::2] == ["at"] * 3
+    keys = seen[::2]
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[0] not in (Key(1), Key(1).fold("lower"), Key(1).fold("upper"))
+
+
+def test_a_run_with_it_draws_anew_in_every_step_and_can_be_resumed() -> None:
+    solver = Roulette(lr=0.5, steps=2, survival=0.9)
+    generator = Branches(count=2, steps=3, lr=0.3, batch_size=6)
+    method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=Implicit(solver=solver), outer=Sgd(lr=0.1))
+    state, counts = method.init(problems.tracking(), 0), []
+    for _ in range(6):
+        state, record = method.step(problems.tracking(), state)
+        counts.append(int(record["iterations"]))
+    assert len(set(counts)) > 2, counts
+    check_resume(method)
