@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ class Tells:
     """A solver that says in which order an estimator calls it, and with what."""
 
     calls: Any
-    name = "tells"
+    name: ClassVar[str] = "tells"
 
     def with_key(self, key: Key) -> Tells:
         self.calls.append(key)
@@ -96,7 +96,8 @@ class Tells:
 
 
 def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
-    known, seen = problems.ridge(), []
+    known = problems.ridge()
+    seen: list[Any] = []
     for key in (Key(1), Key(1), Key(2)):
         Implicit(solver=Tells(seen)).estimate(known.problem, known.theta, Branch(x=known.branch().x), key, {"v": None})
     assert seen[1::2] == ["at"] * 3
