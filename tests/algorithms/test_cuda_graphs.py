@@ -182,7 +182,7 @@ def test_solves_with_other_settings_are_recorded_anew() -> None:
 
 
 def test_fresh_batches_cannot_be_recorded() -> None:
-    with pytest.raises(ValueError, match="needs batches = 'one'"):
+    with pytest.raises(ConfigError, match="needs batches = 'one'"):
         Implicit(solver=CG(), batches="fresh", cuda_graphs=True)
 
 

@@ -201,5 +201,5 @@ class TestImplicit:
 
     @pytest.mark.parametrize("other", [{"strategy": "difference"}, {"batches": "fresh"}, {"cuda_graphs": True}])
     def test_what_it_does_not_go_with(self, other: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match="'ggn' has products of its own"):
+        with pytest.raises(ConfigError, match="'ggn' has products of its own"):
             partial(Implicit, solver=CG(), operator="ggn")(**other)

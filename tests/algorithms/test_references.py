@@ -63,7 +63,7 @@ def test_keys_beside_the_parts_put_their_wrapper_around(keys: dict[str, Any], wr
 def test_wrappers_are_for_pipelines() -> None:
     with pytest.raises(ConfigError, match="unknown key 'tilt'"):
         method("validation-only", tilt=1.0)
-    with pytest.raises(ValueError, match="'method' must be a pipeline, or a wrapper around one: 'search'"):
+    with pytest.raises(ConfigError, match="'method' must be a pipeline, or a wrapper around one: 'search'"):
         Tilted(method=method("random-search"), tilt=1.0)
 
 

@@ -165,7 +165,7 @@ def test_optuna_is_left_as_talkative_as_it_was() -> None:
 
 
 def test_a_box_has_an_inside() -> None:
-    with pytest.raises(ValueError, match=r"'high' must be > low \(1\.0\): 1\.0"):
+    with pytest.raises(ConfigError, match=r"'high' must be > low \(1\.0\): 1\.0"):
         search("random", low=1.0, high=1.0)
 
 

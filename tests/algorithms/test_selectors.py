@@ -11,7 +11,7 @@ from helpers import F64, KEY, assert_same, network_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgms_core import Candidates, Cost, Problem, Selection, stack
+from hgms_core import Candidates, ConfigError, Cost, Problem, Selection, stack
 from hgms_selectors import BestOfN, First, Worst
 
 pytestmark = pytest.mark.plugins
@@ -120,5 +120,5 @@ def test_scores_are_on_the_rows_set_apart_for_selecting(name: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_batch_has_at_least_one_row(value: int) -> None:
-    with pytest.raises(ValueError, match="'batch_size' must be > 0"):
+    with pytest.raises(ConfigError, match="'batch_size' must be > 0"):
         BestOfN(batch_size=value)

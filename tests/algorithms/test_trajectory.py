@@ -13,7 +13,7 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
 from hgms_branches import Branches, Trajectory
-from hgms_core import Key, Problem, Tree
+from hgms_core import ConfigError, Key, Problem, Tree
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_methods import LearnedStart
 from hgms_methods.learned_start import with_learned_start, without_start
@@ -214,7 +214,7 @@ def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
 
 
 def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
-    with pytest.raises(ValueError, match="'learn_start' needs a generator that starts from θ, such as trajectory: 'branches'"):
+    with pytest.raises(ConfigError, match="'learn_start' needs a generator that starts from θ, such as trajectory: 'branches'"):
         LearnedStart(method=pipeline(Branches(), First(), Unrolled(), Sgd()))
 
 

@@ -206,14 +206,14 @@ def test_a_state_of_another_count_is_refused() -> None:
     ("options", "message"),
     [
         ({"count": 0}, "'count' must be > 0: 0"),
-        ({"steps": 3.9}, "'steps' must be <class 'int'>"),
+        ({"steps": 3.9}, "expected an integer, got 3.9 @ Ula.steps"),
         ({"temperature": -1.0}, "'temperature' must be >= 0: -1.0"),
         ({"lr": 0.0}, "'lr' must be > 0: 0.0"),
-        ({"carry_rule": "base"}, "'carry_rule' must be in"),
+        ({"carry_rule": "base"}, "unknown choice 'base'"),
     ],
 )
 def test_bad_fields_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises(ConfigError, match=message):
         Ula(**options)
 
 

@@ -204,5 +204,5 @@ def test_misspelt_modes_and_strategies_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match="unknown mode 'stakced'; did you mean 'stacked'"):
             call()
-    with pytest.raises(ValueError, match=r"'mode' must be in .*: 'looop'; did you mean 'loop'"):
+    with pytest.raises(ConfigError, match=r"unknown choice 'looop'; did you mean 'loop'\? @ .*\.mode"):
         BestOfN(mode="looop")  # type: ignore[arg-type]

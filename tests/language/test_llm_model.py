@@ -355,11 +355,11 @@ def test_a_model_that_is_not_there(tmp_path: Any) -> None:
     ],
 )
 def test_a_model_is_named_one_way(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         BaseModel(**fields)
 
 
 @pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], {"factor": float("-inf")}])
 def test_numbers_that_no_model_can_have_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"'config\.odd.*' must be a finite number"):
+    with pytest.raises(ConfigError, match=r"'config\.odd.*' must be a finite number"):
         BaseModel(config={"model_type": "gpt2", "n_layer": 1, "odd": value}, tokenizer="bytes")

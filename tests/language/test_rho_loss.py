@@ -290,8 +290,8 @@ def test_bad_settings() -> None:
         rho(size=41).init(PROBLEM, 0)
     with pytest.raises(ConfigError, match="the role 'stop' has none"):
         rho().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "stop": Data.none()}), 0)
-    with pytest.raises(ValueError, match="'train_steps' must be > 0, or none, where mode is 'online'"):
+    with pytest.raises(ConfigError, match="'train_steps' must be > 0, or none, where mode is 'online'"):
         RhoLoss(mode="online")
     for options in ({"keep": 0.0}, {"top": 1.5}, {"betas": (0.9, 1.0)}, {"mode": "offline"}, {"train_steps": -1}):
-        with pytest.raises(ValueError, match=f"'{next(iter(options))}'"):
+        with pytest.raises(ConfigError, match=next(iter(options))):
             RhoLoss(**options)

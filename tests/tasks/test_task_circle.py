@@ -9,6 +9,7 @@ import scipy.integrate
 import torch
 
 import hgms_core
+from hgms_core import ConfigError
 from hgms_task_circle import CircleDegenerate, CircleKink
 from hgms_task_circle.functions import bump, bump_slope, wall, well
 
@@ -168,12 +169,12 @@ def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(task: CircleK
 
 @pytest.mark.parametrize("kind", [CircleKink, CircleDegenerate])
 def test_a_field_out_of_range_is_named(kind: type) -> None:
-    with pytest.raises(ValueError, match=r"'high' must be > low \(2.0\): 1.0"):
+    with pytest.raises(ConfigError, match=r"'high' must be > low \(2.0\): 1.0"):
         kind(low=2.0, high=1.0, start=2.0)
-    with pytest.raises(ValueError, match=r"'start' must be <= 3.0: 4.0"):
+    with pytest.raises(ConfigError, match=r"'start' must be <= 3.0: 4.0"):
         kind(start=4.0)
 
 
 def test_the_weight_of_the_vanishing_term_must_be_positive() -> None:
-    with pytest.raises(ValueError, match=r"'b' must be > 0: 0\.0"):
+    with pytest.raises(ConfigError, match=r"'b' must be > 0: 0\.0"):
         CircleDegenerate(b=0.0)

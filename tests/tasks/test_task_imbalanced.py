@@ -12,7 +12,7 @@ from helpers import finite_differences
 from torch import Tensor, nn
 
 import hgms_core
-from hgms_core import DataError, Key, Ravel, Tree
+from hgms_core import ConfigError, DataError, Key, Ravel, Tree
 from hgms_task_imbalanced import ImbalancedLoss
 from hgms_task_imbalanced.rows import views
 
@@ -338,11 +338,11 @@ def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
         ({"least": -1}, r"'least' must be >= 0: -1"),
         ({"channels": (3, 0)}, r"'channels' must be two numbers of channels"),
         ({"bound_gamma": 1.0}, r"'bound_gamma' must be < 1: 1.0"),
-        ({"validation_split": (0.5, 0.5)}, r"'validation_split' must be three positive shares"),
+        ({"validation_split": (0.5, 0.5)}, r"expected 3 values .* @ ImbalancedLoss.validation_split"),
     ],
 )
 def test_a_field_out_of_range_is_named(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ImbalancedLoss(**fields)
 
 

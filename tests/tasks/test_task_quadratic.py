@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hgms_core
+from hgms_core import ConfigError
 from hgms_task_quadratic import Quadratic
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -127,9 +128,9 @@ def test_evaluate_returns_the_declared_metrics() -> None:
         ({"rows": 5, "features": 6}, r"'features' must be <= rows \(5\).*: 6"),
         ({"noise": -1.0}, r"'noise' must be >= 0: -1.0"),
         ({"condition": 0.5}, r"'condition' must be >= 1: 0.5"),
-        ({"penalty": "both"}, r"'penalty' must be in"),
+        ({"penalty": "both"}, r"unknown choice 'both'"),
     ],
 )
 def test_a_field_out_of_range_is_named(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         Quadratic(**fields)

@@ -341,5 +341,5 @@ def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.Mon
     ],
 )
 def test_a_field_out_of_range_is_named(task: type, fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         task(**fields)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hgms_core
+from hgms_core import ConfigError
 from hgms_task_sphere import Sphere, SphereClosedForm
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -151,5 +152,5 @@ def test_stacked_states_agree_with_single_ones_and_seeds_are_reproducible() -> N
     ],
 )
 def test_a_field_out_of_range_is_named(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         Sphere(**fields)

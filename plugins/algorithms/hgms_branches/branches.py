@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_branches.path import Path
@@ -15,6 +15,7 @@ from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, Stat
 from hgms_fields import (
     decay_rate,
     decay_rates,
+    frozen,
     lowering,
     not_negative,
     optional_positive,

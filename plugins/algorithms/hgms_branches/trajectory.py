@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_branches.back import Run
 from hgms_branches.path import Path, Replay, on_kept_graph
 from hgms_branches.steps import Rule, advance, slope_of
 from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat, stack
-from hgms_fields import decay_rate, decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms_fields import (
+    decay_rate,
+    decay_rates,
+    frozen,
+    lowering,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 
 
 @final

@@ -1,4 +1,5 @@
-"""Which settings a component takes: validators for ``attrs.field(validator=…)``, and what its settings mean for memory."""
+"""Which settings a component takes: ``frozen``, which checks them by their types, validators for ``attrs.field(validator=…)``,
+and what they mean for memory."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import validators
 
 from hgms_core import ROLES, ConfigError
+
+if TYPE_CHECKING:
+    from attrs import frozen as frozen  # for type checkers it is what they know
+else:
+    from hgms_fields.component import frozen as frozen
 
 positive: Any = validators.gt(0)
 """A number > 0."""

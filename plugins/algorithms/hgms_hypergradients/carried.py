@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import frozen
-
 from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree
+from hgms_fields import frozen
 
 
 @final

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
-from hgms_fields import optional_whole
+from hgms_fields import frozen, optional_whole
 
 
 @final

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from typing import ClassVar, Literal, final
 
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import (
@@ -24,7 +24,7 @@ from hgms_core import (
     detach,
     implicit,
 )  # fmt: skip
-from hgms_fields import lowering, optional_whole
+from hgms_fields import frozen, lowering, optional_whole
 from hgms_gauss_newton import gauss_newton
 from hgms_graphs import linearized, programs_of, recorded
 from hgms_hypergradients.fresh import on_fresh_batches

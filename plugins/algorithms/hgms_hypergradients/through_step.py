@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, choice
-from hgms_fields import optional_positive, optional_whole
+from hgms_fields import frozen, optional_positive, optional_whole
 from hgms_hypergradients.step import through
 
 

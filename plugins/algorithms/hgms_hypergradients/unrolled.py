@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, slopes
-from hgms_fields import optional_whole
+from hgms_fields import frozen, optional_whole
 
 
 @final

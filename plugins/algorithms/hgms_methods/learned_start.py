@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
 
-from attrs import Attribute, evolve, field, frozen, validators
+from attrs import Attribute, evolve, field, validators
 
 from hgms_core import Loss, Method, Problem, Record, State, Tree
+from hgms_fields import frozen
 from hgms_methods.inner import another, around_a_pipeline, innermost
 
 START = "start."

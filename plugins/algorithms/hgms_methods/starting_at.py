@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+from hgms_fields import frozen
 from hgms_methods.inner import around_a_pipeline
 
 

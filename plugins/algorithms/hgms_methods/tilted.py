@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, final
 
-from attrs import evolve, field, frozen, validators
+import attrs
+from attrs import evolve, field, validators
 from torch import Tensor
 
 from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, State, Tree
+from hgms_fields import frozen
 from hgms_gauss_newton import Composite, says_outputs
 from hgms_methods.inner import another, around_a_pipeline
 
@@ -118,7 +120,7 @@ def _parts(batch: Batch) -> tuple[Batch, Batch]:
     return below, above
 
 
-@frozen(kw_only=True)
+@attrs.frozen(kw_only=True)
 class Beside(Data):
     """Lower rows with as many validation rows beside them in each batch, or all beside all.
 

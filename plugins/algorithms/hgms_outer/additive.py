@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import State, Tree
-from hgms_fields import decay_rate, decay_rates, not_negative, optional_positive, positive
+from hgms_fields import decay_rate, decay_rates, frozen, not_negative, optional_positive, positive
 from hgms_outer.shape import Projection, Schedule, clipped
 
 

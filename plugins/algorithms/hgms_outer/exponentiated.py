@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import ConfigError, State, Tree
-from hgms_fields import optional_positive, positive
+from hgms_fields import frozen, optional_positive, positive
 from hgms_outer.shape import Schedule, clipped
 
 

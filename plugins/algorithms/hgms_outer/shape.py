@@ -6,11 +6,11 @@ import math
 from typing import Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Tree, choice, norm
-from hgms_fields import positive, share
+from hgms_fields import frozen, positive, share
 
 
 @final

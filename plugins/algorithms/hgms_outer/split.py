@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import field, frozen
+from attrs import field
 
 from hgms_core import OuterOptimizer, State, Tree
+from hgms_fields import frozen
 from hgms_outer.additive import Adam, Sgd
 
 START = "start."

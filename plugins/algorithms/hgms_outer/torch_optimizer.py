@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
 
 import torch
-from attrs import Attribute, field, frozen
+from attrs import Attribute, field
 from torch import Tensor
 
 from hgms_core import ConfigError, State, Tree, out_of_memory, unknown
+from hgms_fields import frozen
 
 Setting = bool | int | float | str | tuple[float, ...] | None
 

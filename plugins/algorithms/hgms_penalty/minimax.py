@@ -7,12 +7,12 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_adam import adam_, corrections
 from hgms_core import Candidates, ConfigError, Cost, Key, Loss, Problem, State, Tree, choice, clone, norm
-from hgms_fields import decay_rates, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
 from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
 from hgms_penalty.layers import layers, moving

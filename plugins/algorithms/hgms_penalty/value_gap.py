@@ -6,11 +6,11 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, gradient
-from hgms_fields import decay_rate, lowering, not_negative, optional_whole, positive, whole
+from hgms_fields import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
 

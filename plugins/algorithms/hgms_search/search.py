@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms_core import (
@@ -23,6 +23,7 @@ from hgms_core import (
     Tree,
     choice,
 )  # fmt: skip
+from hgms_fields import frozen
 
 MOST_VARIABLES = 1000
 """Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the whole history at every step."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
-from hgms_fields import lowering, optional_whole
+from hgms_fields import frozen, lowering, optional_whole
 from hgms_graphs import form, programs_of
 
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, twice_differentiable_attention
-from hgms_fields import lowering, optional_positive, optional_whole, positive, share
+from hgms_fields import frozen, lowering, optional_positive, optional_whole, positive, share
 from hgms_graphs import Numbers, launch, programs_of
 
 

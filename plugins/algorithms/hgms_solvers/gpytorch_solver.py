@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution
-from hgms_fields import not_negative, positive
+from hgms_fields import frozen, not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 TINY = 1e-30

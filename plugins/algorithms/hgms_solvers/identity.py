@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, Outcome, Solution
-from hgms_fields import not_negative, positive
+from hgms_fields import frozen, not_negative, positive
 
 
 @final

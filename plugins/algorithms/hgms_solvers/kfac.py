@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import field, frozen, validators
+import attrs
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import Batch, LinearSolver, LinearSystem, Loss, MatVec, Solution, Tree
-from hgms_fields import not_negative, optional_positive, positive
+from hgms_fields import frozen, not_negative, optional_positive, positive
 from hgms_solvers.cg import CG
 from hgms_solvers.identity import answered
 from hgms_solvers.kronecker import kronecker_inverse
@@ -79,7 +80,7 @@ class KFAC:
         )  # fmt: skip
 
 
-@frozen(kw_only=True)
+@attrs.frozen(kw_only=True)
 class Factored:
     """v = M⁻¹b, and one product for its residual."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, Solution
-from hgms_fields import not_negative, positive
+from hgms_fields import frozen, not_negative, positive
 from hgms_solvers.richardson import richardson
 
 

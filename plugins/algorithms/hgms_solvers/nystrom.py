@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import Key, LinearSystem, MatVec, Solution
-from hgms_fields import not_negative, optional_positive, positive
+from hgms_fields import frozen, not_negative, optional_positive, positive
 from hgms_solvers.pcg import Precondition, pcg
 
 

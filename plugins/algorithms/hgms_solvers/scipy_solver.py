@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal, final, get_args
 
 import numpy as np
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice
-from hgms_fields import not_negative, positive
+from hgms_fields import frozen, not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
 Method = Literal["bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"]

@@ -7,11 +7,11 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, choice, detach, gradient, groups, repeat
-from hgms_fields import lowering, not_negative, optional_whole, positive, whole
+from hgms_fields import frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_graphs import programs_of
 from hgms_ula.program import add_noise_, moved_compiled
 

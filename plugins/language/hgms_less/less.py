@@ -6,12 +6,12 @@ import math
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 import hgms_llm
 from hgms_core import Cost, Key, Problem, Record, State, Tree, choice
-from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
+from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_less.features import Features, Preconditioner, sources_of
 from hgms_less.projection import Kind, Projector
 from hgms_less.schedule import Schedule, warn_of_few

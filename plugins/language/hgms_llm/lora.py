@@ -14,15 +14,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Self, final
 
+import attrs
 import torch
-from attrs import define, field, frozen, validators
+from attrs import define, field, validators
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from hgms_core import ConfigError, Key, Tree
-from hgms_fields import positive, whole
+from hgms_fields import frozen, positive, whole
 from hgms_llm.hub import transformers_quietly
 
 KERNELS = {
@@ -101,7 +102,7 @@ def width_of(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-@frozen(eq=False)
+@attrs.frozen(eq=False)
 class Active:
     """The adapters of one forward pass: their values, and the seeds of the dropout masks, one for each block of rows."""
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, final, get_args
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import nn
 
 from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
+from hgms_fields import frozen
 from hgms_llm.files import as_written, expand
 from hgms_llm.hub import consented, located, own_code, transformers_quietly
 

@@ -10,10 +10,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, final
 
+import attrs
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 
 from hgms_core import ConfigError, DataError, Key, unknown
+from hgms_fields import frozen
 from hgms_llm.files import files_at, reading, rows_of
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
 from hgms_llm.table import Report
@@ -104,7 +106,7 @@ class Source:
 
 
 @final
-@frozen
+@attrs.frozen
 class Example:
     """A conversation that ends with an answer; ``row`` is its number in the source, counted from 0 with the bad rows."""
 

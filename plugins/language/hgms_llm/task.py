@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 
 from hgms_core import DataError, Key, Problem, Sources, Tree, choice, roles
-from hgms_fields import lowering, optional_whole, validation_shares
+from hgms_fields import frozen, lowering, optional_whole, validation_shares
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora
 from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, mean_lengths, shuffled, token_loss, weights

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 import hgms_llm
 from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, choice
-from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
+from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, frozen
+from attrs import Attribute, field
 from torch import Tensor
 
 import hgms_llm
 from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, choice
-from hgms_fields import decay_rates, lowering, not_negative, optional_whole, positive, whole
+from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_rho_loss import reference
 from hgms_rho_loss.reference import next_losses, row_losses, sources_of, update
 

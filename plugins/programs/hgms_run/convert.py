@@ -114,7 +114,7 @@ class _Reader:
             for layer, fields in arguments.items():
                 built = layer(**{str(inside(layer)): built, **fields})
         except (ValueError, TypeError, HgmsError) as error:
-            fail(_sentence(error))
+            raise Invalid(*getattr(error, "errors", [((), _sentence(error))])) from None  # those of a component have places
         return built
 
     def layers(

@@ -54,7 +54,7 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
     parts = {name: _part(kind, registry or Registry.load()) for name, kind in kinds.items()}
     try:
         return cls(**parts)
-    except TypeError as error:
+    except (TypeError, ConfigError) as error:
         raise AssertionError(
             f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
         ) from None

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
+import attrs
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Problem, Tree
-from hgms_fields import positive
+from hgms_fields import frozen, positive
 from hgms_task_circle.functions import METRICS, TRAITS, above_low, bump, bump_slope, in_interval, problem_of, radius, wall, well
 
 
 @final
-@frozen
+@attrs.frozen
 class DegenerateClosedForm:
     """x*(θ), F(θ) and F'(θ) of :class:`CircleDegenerate`."""
 

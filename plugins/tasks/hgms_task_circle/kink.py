@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
+import attrs
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Problem, Tree
+from hgms_fields import frozen
 from hgms_task_circle.functions import METRICS, TRAITS, above_low, bump, bump_slope, in_interval, problem_of, radius
 
 
@@ -18,7 +20,7 @@ def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 @final
-@frozen
+@attrs.frozen
 class KinkClosedForm:
     """x*(θ), F(θ) and F'(θ) of :class:`CircleKink`. At a tie, a(θ) = 0, both ends of the diameter minimise f and F has no
     derivative; there, the solution and slope of the branch x⁺ = (r, 0) are returned."""

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree, roles
-from hgms_fields import check_memory, validation_shares
+from hgms_fields import check_memory, frozen, validation_shares
 from hgms_gauss_newton import Composite
 from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_cleaning.rows import corrupt, draw, standardise
@@ -100,7 +100,7 @@ class HyperCleaning:
     classes: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
     omega: float = field(default=1e-4, validator=validators.ge(0))
     standardise: bool = field(default=False, validator=validators.instance_of(bool))
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset).check_labels(self.classes)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree, roles
-from hgms_fields import check_memory, validation_shares
+from hgms_fields import check_memory, frozen, validation_shares
 from hgms_gauss_newton import Composite
 from hgms_images import cross_entropy, image_set, load_images
 from hgms_task_imbalanced.network import Network
@@ -84,7 +84,7 @@ class ImbalancedLoss:
     least: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(0)]))
     validation_size: int | None = field(default=None, validator=count)
     test_size: int | None = field(default=None, validator=count)
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
     views: int = field(default=4, validator=[validators.instance_of(int), validators.ge(0)])
     shift: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(0)]))
     rotation: float = field(default=0.0, validator=[validators.ge(0), validators.le(180)])

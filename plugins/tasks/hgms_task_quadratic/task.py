@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
+import attrs
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms_core import Data, Key, Problem, Tree
-from hgms_fields import check_memory, not_negative
+from hgms_fields import check_memory, frozen, not_negative
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -23,7 +24,7 @@ def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 @final
-@frozen(eq=False)
+@attrs.frozen(eq=False)
 class RidgeClosedForm:
     """x*(θ), F(θ) and ∇F(θ) of a :class:`Quadratic` problem, from its rows, by dense linear algebra: O(d³) each."""
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, final
 
+import attrs
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import DataError, Key, NumericalError, Problem, Tree
-from hgms_fields import positive
+from hgms_fields import frozen, positive
 from hgms_task_regression.tables import METRICS, TRAITS, load_table, penalty, problem_of, split, split_shares, table_name
 
 
@@ -31,7 +32,7 @@ def fit(x: Tree, batch: Tree) -> Tensor:
 
 
 @final
-@frozen(eq=False)
+@attrs.frozen(eq=False)
 class LogisticClosedForm:
     """x*(θ) by Newton's method, and from it F(θ) and ∇F(θ) by one dense solve. In float64.
 
@@ -151,7 +152,7 @@ class LogisticCv:
     metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_accuracy": True}
 
     dataset: str = field(default="sklearn:breast-cancer", validator=table_name)
-    shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), converter=tuple, validator=split_shares)
+    shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
     bound: float = field(default=10.0, validator=positive)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> tuple[list[Tree], int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
+import attrs
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms_core import DataError, Key, Problem, Tree
-from hgms_fields import positive
+from hgms_fields import frozen, positive
 from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
 
 
@@ -28,7 +29,7 @@ def _fit(x: Tree, batch: Tree) -> Tensor:
 
 
 @final
-@frozen(eq=False)
+@attrs.frozen(eq=False)
 class RidgeClosedForm:
     """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows, by dense linear algebra: O(d³) each."""
 
@@ -93,7 +94,7 @@ class RidgeCv:
     metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_r2": True}
 
     dataset: str = field(default="sklearn:diabetes", validator=table_name)
-    shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), converter=tuple, validator=split_shares)
+    shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
     bound: float = field(default=10.0, validator=positive)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:

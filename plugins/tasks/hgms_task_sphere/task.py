@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
+import attrs
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms_core import Key, Problem, Tree
-from hgms_fields import check_memory, not_negative, positive
+from hgms_fields import check_memory, frozen, not_negative, positive
 
 
 @final
-@frozen(eq=False)
+@attrs.frozen(eq=False)
 class SphereClosedForm:
     """The losses of a :class:`Sphere` problem, and x*(θ), F(θ), ∇F(θ), θ* and F* in closed form.
 

@@ -1,0 +1,94 @@
+"""Components as arguments of others: whether one is of the kind that a field takes, and what to write where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from importlib.metadata import entry_points
+from typing import Any
+
+from hgms_core import (
+    CandidateGenerator,
+    HyperGradient,
+    LinearSolver,
+    Method,
+    OuterOptimizer,
+    Selector,
+    Task,
+    as_solver,
+    closest,
+)
+
+KINDS: dict[Any, str] = {
+    CandidateGenerator: "a candidate generator",
+    Selector: "a selector",
+    LinearSolver: "a linear solver",
+    HyperGradient: "a hypergradient estimator",
+    OuterOptimizer: "an outer optimiser",
+    Task: "a task",
+    Method: "a method",
+}
+"""The kinds of component in words, by their protocols."""
+
+
+def methods(protocol: Any) -> set[str]:
+    """The methods of a protocol."""
+    return {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
+
+
+def is_of(kind: Any, value: object) -> bool:
+    """Whether a component, or its class, has the methods of a kind, and not those of one that has more: a method has those of
+    an outer optimiser, too.
+
+    >>> from hgms_core import Pipeline
+    >>> is_of(Method, Pipeline), is_of(OuterOptimizer, Pipeline)
+    (True, False)
+    """
+    wanted = methods(kind)
+    more = [methods(other) for other in KINDS if methods(other) > wanted]
+    return _has(value, wanted) and not any(_has(value, names) for names in more)
+
+
+def _has(value: object, names: set[str]) -> bool:
+    return all(callable(getattr(value, name, None)) for name in names)
+
+
+def part(value: Any, kind: Any) -> Any:
+    """The component that a field of this kind gets, None where ``value`` is none; a function may solve linear systems."""
+    if isinstance(value, type):
+        return None
+    if kind is LinearSolver and callable(value) and not hasattr(value, "solve"):
+        return as_solver(value)
+    return value if is_of(kind, value) else None
+
+
+def instead(value: object, kind: Any) -> str:
+    """What to write where ``value`` is no component of the kind: the end of a message."""
+    if isinstance(value, str):
+        classes = _classes(kind)
+        name = value if value in classes else closest(value, classes)
+        if name is None:
+            known = ", ".join(sorted(cls.__name__ for cls in classes.values())) or "none is installed"
+            also = "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
+            return f"\n  available: {known}{also}"
+        cls = classes[name]
+        return f"\n  write {cls.__name__}(), with `from {cls.__module__.partition('.')[0]} import {cls.__name__}`"
+    if isinstance(value, type):
+        return f"; write {value.__name__}() for an object of it" if is_of(kind, value) else _what(value)
+    return _what(value)
+
+
+def _what(value: object) -> str:
+    """The kind that it is instead."""
+    words = next((words for kind, words in KINDS.items() if is_of(kind, value)), None)
+    return f", which is {words}" if words else ""
+
+
+def _classes(kind: Any) -> dict[str, type]:
+    """The classes of a kind in the installed plugins, by the names that configurations have for them."""
+    classes: dict[str, type] = {}
+    for point in entry_points(group="hgms"):
+        with contextlib.suppress(Exception):  # a plugin that does not load has nothing to offer
+            offered = [value for value in vars(point.load()).values() if isinstance(value, type) and is_of(kind, value)]
+            classes |= {getattr(cls, "name", cls.__name__): cls for cls in offered}
+    return classes

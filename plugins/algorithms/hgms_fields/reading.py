@@ -1,0 +1,316 @@
+"""Arguments read by the types of their fields: what a person may mean by them, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import attrs
+
+from hgms_core import ConfigError, HgmsError, unknown
+from hgms_fields.parts import KINDS, instead, methods, part
+
+Place = tuple[str | int, ...]
+"""Names of arguments, keys and positions, from an object down to a value in it."""
+
+Reader = Callable[[Any], Any]
+"""The value that a field gets, from what a person wrote for it."""
+
+
+class Wrong(Exception):
+    """What is wrong with a value, each with its place in it."""
+
+    def __init__(self, *errors: tuple[Place, str]) -> None:
+        super().__init__(*errors)
+        self.errors = errors
+
+    def below(self, place: str | int) -> list[tuple[Place, str]]:
+        return [((place, *rest), message) for rest, message in self.errors]
+
+
+def refuse(message: str) -> NoReturn:
+    raise Wrong(((), message))
+
+
+def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError:
+    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands in another.
+
+    >>> print(config_error("CG", [(("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'")]))
+    2 errors in CG:
+      'ridge' must be >= 0: -1.0 @ CG.ridge
+      expected a number, got '3' @ CG.clip
+    """
+    messages = []
+    for place, message in errors:
+        first, *rest = message.splitlines()
+        keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+        messages.append("\n  ".join([f"{first} @ {owner}{keys}", *(line.strip() for line in rest)]))
+    lines = "".join("\n  " + message.replace("\n", "\n  ") for message in messages)
+    error = ConfigError(messages[0] if len(messages) == 1 else f"{len(messages)} errors in {owner}:{lines}")
+    vars(error)["errors"] = errors
+    return error
+
+
+# --- what may be given -------------------------------------------------------------------------------------------------
+
+
+def reader(hint: Any) -> Reader:
+    """What reads values of a type; what no reader knows is taken as it is."""
+    if hint is Any:
+        return lambda value: value
+    if hint in SCALARS:
+        return SCALARS[hint][1]
+    if hint in KINDS:
+        return lambda value: _part(value, hint)
+    if isinstance(hint, type) and attrs.has(hint):
+        return lambda value: _object(value, hint)
+    if isinstance(hint, type):
+        return lambda value: value if isinstance(value, hint) else _unexpected(hint, value)
+    return _generic(hint, typing.get_origin(hint), typing.get_args(hint))
+
+
+def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
+    if origin is Literal:
+        return lambda value: _choice(value, hint)
+    if origin in (typing.Union, types.UnionType):
+        return _union(hint, arguments)
+    if _is_a(origin, tuple, list, Sequence):
+        return _sequence(hint, origin, arguments)
+    if _is_a(origin, Mapping):
+        return _mapping(hint, reader(arguments[1]))
+    if _is_a(origin, Callable):
+        return lambda value: value if callable(value) else _unexpected(hint, value)
+    return lambda value: value
+
+
+def _is_a(origin: Any, *classes: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, classes)
+
+
+def _plain(value: Any) -> Any:
+    """A single number of numpy's or torch's as Python's own."""
+    return value.item() if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)) else value
+
+
+def _number(value: Any) -> float:
+    if type(value) is not float:
+        value = _plain(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            _unexpected(float, value)
+        try:
+            value = float(value)
+        except OverflowError:
+            refuse(f"expected a number, got {got(value)}, which is too large for one")
+    if math.isnan(value):
+        refuse("expected a number, got nan")
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        value = _plain(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            _unexpected(int, value)
+    return int(value)
+
+
+def _truth(value: Any) -> bool:
+    value = _plain(value)
+    return value if isinstance(value, bool) else _unexpected(bool, value)
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else str(value) if isinstance(value, str) else _unexpected(str, value)
+
+
+SCALARS: dict[Any, tuple[str, Reader]] = {
+    bool: ("True or False", _truth), int: ("an integer", _integer), float: ("a number", _number), str: ("a string", _text),
+}  # fmt: skip
+
+
+def _choice(value: Any, hint: Any) -> Any:
+    choices = typing.get_args(hint)
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+    if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
+        refuse(unknown("choice", value, choices))
+    _unexpected(hint, value)
+
+
+def _part(value: Any, kind: Any) -> Any:
+    component = part(value, kind)
+    if component is None:
+        refuse(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
+    return component
+
+
+def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
+    readers = [(member, reader(member)) for member in members if member is not type(None)]
+    optional = len(readers) < len(members)
+
+    def read(value: Any) -> Any:
+        if optional and value is None:
+            return None
+        failures = []
+        for _, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
+            try:
+                return function(value)
+            except Wrong as error:
+                failures.append(error)
+        inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
+        if inside or (len(failures) == 1 and isinstance(value, str) and typing.get_origin(readers[0][0]) is Literal):
+            raise (inside or failures)[0]
+        _unexpected(hint, value)
+
+    return read
+
+
+def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
+    fixed = origin is tuple and arguments[-1] is not Ellipsis
+    readers = [reader(argument) for argument in arguments if argument is not Ellipsis]
+
+    def read(value: Any) -> Any:
+        if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+            value = value.tolist()
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            _unexpected(hint, value)
+        if fixed and len(value) != len(readers):
+            refuse(f"expected {spelled(hint)}, got {len(value)} of them")
+        items = _each((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
+        return list(items.values()) if origin is list else tuple(items.values())
+
+    return read
+
+
+def _mapping(hint: Any, function: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            _unexpected(hint, value)
+        for key in value:
+            if not isinstance(key, str):
+                refuse(f"expected names as keys, got {got(key)}")
+        return _each((key, item, function) for key, item in value.items())
+
+    return read
+
+
+def _each(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
+    """Each (key, value, reader) as key and value; everything that is wrong at once."""
+    values, errors = {}, []
+    for key, item, function in items:
+        try:
+            values[key] = function(item)
+        except Wrong as error:
+            errors += error.below(key)
+    if errors:
+        raise Wrong(*errors)
+    return values
+
+
+def _object(value: Any, cls: Any) -> Any:
+    """An object of the class, or the table of its fields, as a configuration has it."""
+    if isinstance(value, cls):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        try:
+            return cls(**value)
+        except (ValueError, TypeError, HgmsError) as error:
+            raise Wrong(*getattr(error, "errors", [((), sentence(error))])) from None
+    _unexpected(cls, value)
+
+
+# --- in words ----------------------------------------------------------------------------------------------------------
+
+
+def _unexpected(hint: Any, value: object) -> NoReturn:
+    refuse(f"expected {spelled(hint)}, got {got(value)}{_meant(hint, value)}")
+
+
+def _meant(hint: Any, value: Any) -> str:
+    """What to write, where the value is the right one in another form."""
+    if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
+        return f"; write {value.__name__}()"
+    guesses: list[Any] = []
+    if isinstance(value, str):
+        guesses += [{"none": None, "true": True, "false": False}.get(value.casefold())] * (value.casefold() in _WORDS)
+        for form in (int, float):
+            try:
+                guesses.append(form(value))
+            except ValueError:
+                continue
+    elif isinstance(value, float) and value.is_integer():
+        guesses.append(int(value))
+    elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
+        guesses.append(value.item())
+    elif isinstance(value, list | tuple) and len(value) == 1:
+        guesses += value
+    for guess in guesses:
+        try:
+            return f"; write {reader(hint)(guess)!r}"
+        except Wrong:
+            continue
+    return ""
+
+
+_WORDS = ("none", "true", "false")
+
+
+def spelled(hint: Any) -> str:
+    """A type in words.
+
+    >>> spelled(tuple[float, float] | None)
+    '2 values (a number, a number) or None'
+    """
+    if hint in SCALARS:
+        return SCALARS[hint][0]
+    if hint in KINDS:
+        return f"{KINDS[hint]} (an object with {', '.join(sorted(methods(hint)))})"
+    if hint in (None, type(None)):
+        return "None"
+    if isinstance(hint, type) and attrs.has(hint):
+        names = [field.alias for field in attrs.fields(hint) if field.init]
+        return f"an object of {hint.__name__} or a dictionary of its arguments ({', '.join(names)})"
+    if isinstance(hint, type):
+        return f"an object of {hint.__name__}"
+    return _spelled_generic(hint, typing.get_origin(hint), typing.get_args(hint))
+
+
+def _spelled_generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(spelled(member) for member in arguments)
+    if origin is tuple and Ellipsis not in arguments:
+        return f"{len(arguments)} values ({', '.join(spelled(item) for item in arguments)})"
+    if _is_a(origin, tuple, list, Sequence):
+        return f"a list ({spelled(arguments[0])} each)"
+    if _is_a(origin, Mapping):
+        return f"a dictionary ({spelled(arguments[1])} each)"
+    return "a function" if _is_a(origin, Callable) else str(hint)
+
+
+def sentence(error: BaseException) -> str:
+    """The sentence of an exception; attrs' own ones carry more arguments behind it."""
+    return str(error.args[0]) if error.args else type(error).__name__
+
+
+def got(value: object) -> str:
+    """A value as a message shows it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{_article(type(value).__name__)} of shape {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
