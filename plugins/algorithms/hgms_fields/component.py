@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from hgms_core import ConfigError, HgmsError, unknown
+from hgms_core import ConfigError, HgmsError, as_html, unknown
 from hgms_fields.reading import Place, Reader, Wrong, config_error, got, reader, sentence, spelled
 
 
@@ -18,7 +18,8 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
 
     Numbers of numpy and tensors of one number are taken as numbers, lists as tuples, a dictionary of arguments as the object
     that a field holds. All else that does not fit its type or its validator, an argument that is misspelt, missing or given by
-    position, is one :class:`hgms_core.ConfigError` with all that is wrong, each with its place.
+    position, is one :class:`hgms_core.ConfigError` with all that is wrong, each with its place. An object shows itself in a
+    notebook.
 
     >>> from hgms_fields import positive
     >>> @frozen(kw_only=True)
@@ -61,6 +62,8 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
             raise
 
     made.__init__ = __init__
+    if not hasattr(made, "_repr_html_"):
+        made._repr_html_ = as_html
     return made
 
 

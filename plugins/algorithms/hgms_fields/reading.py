@@ -115,6 +115,8 @@ def _integer(value: Any) -> int:
         value = _plain(value)
         if isinstance(value, bool) or not isinstance(value, int):
             _unexpected(int, value)
+    if not -(2**63) <= value < 2**63:
+        refuse("expected an integer of at most 64 bits, got a larger one")
     return int(value)
 
 

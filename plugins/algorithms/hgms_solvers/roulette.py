@@ -6,11 +6,11 @@ import math
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, field, frozen, validators
+from attrs import evolve, field, validators
 from torch import Tensor
 
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
-from hgms_fields import decay_rate, not_negative, positive
+from hgms_fields import decay_rate, frozen, not_negative, positive
 
 norm, pick = LinearSystem.norm, LinearSystem.pick
 
