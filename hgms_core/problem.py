@@ -28,9 +28,9 @@ Loss = Callable[[Tree, Tree, Batch], Tensor]
 class Data:
     """The rows a loss is computed on.
 
-    ``rows(index)`` is the batch of the rows numbered by an integer tensor of any shape, whose axes lead every leaf of the
-    result; ``whole`` the batch of all ``size`` rows, left empty where it is better made when it is asked for (by
-    ``batch(None)``, from all numbers). ``Data.none()`` is for a loss without data.
+    ``rows(index)`` is the batch of the rows with these numbers; ``index`` is an integer tensor of any shape, whose axes lead
+    every leaf of the batch. ``whole`` is the batch of all ``size`` rows. It may be empty: ``batch(None)`` then takes all rows
+    from ``rows``. ``Data.none()`` is for a loss without data.
 
     ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds equally many
     rows of each, up to one; which groups get the odd rows is drawn anew for each batch. A group's rows are drawn by its name,
