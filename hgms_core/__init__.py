@@ -38,6 +38,7 @@ from hgms_core.hypergrad import (
     upper_gradients,
 )
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
+from hgms_core.modules import fresh_parameters
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import ROLES, Batch, Data, Loss, Problem, Sources, pure, roles
 from hgms_core.protocols import (
@@ -66,7 +67,7 @@ __all__ = [
     "MissingExtra", "Mode", "Nested", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError",
     "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy",
     "Task", "Tree", "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "choice", "clone", "closest",
-    "cross_product", "curvature", "detach", "differences_named", "gradient", "groups", "hookimpl", "hypergradient",
+    "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient",
     "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
     "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip
