@@ -61,13 +61,13 @@ from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, st
 __version__ = "0.4.0"
 
 __all__ = [
-    "PLUGIN_API", "ROLES", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates",
-    "CheckpointError", "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError",
-    "HyperGradient", "Key", "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method",
-    "MissingExtra", "Mode", "Nested", "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError",
-    "Problem", "Ravel", "Record", "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy",
-    "Task", "Tree", "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "choice", "clone", "closest",
-    "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient",
-    "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened",
-    "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
+    "PLUGIN_API", "ROLES", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates", "CheckpointError",
+    "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError", "HyperGradient", "Key",
+    "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method", "MissingExtra", "Mode", "Nested",
+    "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem", "Ravel", "Record",
+    "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree", "UnknownComponent",
+    "as_html", "as_solver", "as_text", "check_floating", "choice", "clone", "closest", "cross_product", "curvature", "detach",
+    "differences_named", "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm",
+    "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "sizes", "slopes",
+    "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ from hgms_core.trees import Tree, trainable
 Function = Callable[..., Any]
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-FUSED = (torch.backends.cudnn, torch.backends.mkldnn)
-"""Libraries whose recurrent kernels have no second derivative, or no forward mode."""
 CHUNK, CHUNKS = 256, 32
 """Rows of a batch, and batches at most, that give batch normalisation the statistics it is evaluated with."""
 
@@ -64,6 +62,20 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
 
 def _reset(layer: nn.Module) -> Any:
     return getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+
+
+@contextlib.contextmanager
+def without_fused() -> Iterator[None]:
+    """Inside, recurrent layers use no kernels that have no second derivative or no forward mode."""
+    libraries: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
+    before = [library.enabled for library in libraries]
+    try:
+        for library in libraries:
+            library.enabled = False
+        yield
+    finally:
+        for library, enabled in zip(libraries, before, strict=True):
+            library.enabled = enabled
 
 
 def refuse(wrong: bool, what: str, instead: str) -> None:
@@ -151,9 +163,7 @@ class View(nn.Module):
     def at(self, x: Tree, function: Function, batch: Batch) -> Any:
         where, before = next(iter(x.values())).device, [leaf._version for _, leaf in self.constants]
         self.batch, self.masks = {name: leaf.to(where) for name, leaf in batch.items()}, 0
-        with contextlib.ExitStack() as plain:
-            for library in FUSED if self.recurrent else ():
-                plain.enter_context(library.flags(enabled=False))
+        with without_fused() if self.recurrent else contextlib.nullcontext():
             lent = {place: x[name].to(kind) for name, (place, kind) in self.lent.items()}
             outcome = functional_call(self, lent, (function,))
         self.batch = {}
