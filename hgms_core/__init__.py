@@ -6,6 +6,7 @@ of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_cor
 from __future__ import annotations
 
 from hgms_core.budget import Budget
+from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.display import as_html, as_text, sizes
 from hgms_core.errors import (
     CheckpointError,
@@ -40,7 +41,7 @@ from hgms_core.hypergrad import (
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.modules import fresh_parameters
 from hgms_core.pipeline import Composition, Pipeline, overlay
-from hgms_core.problem import ROLES, Batch, Data, Loss, Problem, Sources, pure, roles
+from hgms_core.problem import Loss, Problem, Sources, pure
 from hgms_core.protocols import (
     CandidateGenerator,
     HyperGradient,

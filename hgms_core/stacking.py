@@ -13,8 +13,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.data import Batch
 from hgms_core.errors import explained, one_of
-from hgms_core.problem import Batch, Loss
+from hgms_core.problem import Loss
 from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
