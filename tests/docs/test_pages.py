@@ -131,8 +131,7 @@ class TestTheTwoCommands:
         shown = subprocess.run([ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True).stdout
         assert shown.startswith("".join(self.lines[:2]))
         pytest = self.lines[1].split("&&")[-1].strip()
-        install, *steps = shown.splitlines()[2:]
-        assert install == ".venv-test/bin/pip install -c constraints.txt -e '.[docs]'"
+        steps = shown.splitlines()[2:]
         assert all(step.startswith(f"{pytest} ") for step in steps)
         assert [re.findall(r"-m (\w+)", step) for step in steps] == [["docs"], ["thirdparty"], ["slow"]]
 
