@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import attrs
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core.errors import ConfigError
+from hgms_core.errors import ConfigError, closest, one_of
 
 _UNITS = {
     "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
@@ -21,31 +21,34 @@ _UNITS = {
 }  # fmt: skip
 
 
-def _finite(instance: object, attribute: Any, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{attribute.name!r} must be > 0 and finite: {value!r}")
-
-
-def _whole(instance: object, attribute: Any, value: Any) -> None:
-    if type(value) is not int or value < 1:  # True is no number of steps
-        raise ValueError(f"{attribute.name!r} must be a whole number > 0: {value!r}")
+def _amount(budget: object, attribute: Any, value: Any) -> None:
+    whole = attribute.name != "seconds"
+    right = type(value) is int or (type(value) is float and not whole)  # True is no number of steps
+    if value is not None and not (right and 0 < value < float("inf")):
+        raise ConfigError(f"{attribute.name!r} must be {'a whole number > 0' if whole else '> 0 and finite'}: {value!r}")
 
 
 @frozen(kw_only=True)
 class Budget:
-    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls.
+    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls; or a text, as :meth:`parse` takes it.
 
-    >>> Budget.parse("60s")
+    >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
-    >>> Budget.parse("1e5 calls").oracle_calls
-    100000
     >>> Budget(outer_steps=25).spent(seconds=3.0, steps=5, calls=900)
     0.2
     """
 
-    seconds: float | None = field(default=None, validator=validators.optional(_finite))
-    outer_steps: int | None = field(default=None, validator=validators.optional(_whole))
-    oracle_calls: int | None = field(default=None, validator=validators.optional(_whole))
+    seconds: float | None = field(default=None, validator=_amount)
+    outer_steps: int | None = field(default=None, validator=_amount)
+    oracle_calls: int | None = field(default=None, validator=_amount)
+
+    def __init__(self, text: str | Budget | None = None, /, **limits: Any) -> None:
+        for name in limits:
+            one_of("limit of a budget", name, [limit.name for limit in attrs.fields(Budget)])
+        if text is not None:
+            limits |= attrs.asdict(text if isinstance(text, Budget) else self.parse(text), filter=lambda _, limit: limit)
+        numbers = {name: limit.item() if getattr(limit, "ndim", None) == 0 else limit for name, limit in limits.items()}
+        self.__attrs_init__(**numbers)  # type: ignore[attr-defined]
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]
@@ -59,20 +62,19 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
-        match = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?) ?([a-z ]+)", " ".join(text.casefold().split()))
-        unit = _UNITS.get(match[2]) if match else None
-        try:
-            amount = float(match[1]) if match else None
-        except ValueError:
-            amount = None
-        if unit is None or amount is None:
-            raise ConfigError(f"cannot read the budget {text!r}; write for example '60s', '25 steps' or '1e5 calls'")
-        name, factor = unit
+        match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)", " ".join(str(text).casefold().split()))
+        if match is None or match[3] not in _UNITS:
+            near = closest(match[3], _UNITS) if match else None
+            hint = (
+                f"did you mean '{match[1]} {near}'?" if match and near else "write for example '60s', '25 steps' or '1e5 calls'"
+            )
+            raise ConfigError(f"cannot read the budget {text!r}; {hint}")
+        amount, (name, factor) = float(match[1] + (match[2] or "")), _UNITS[match[3]]
         if name != "seconds" and not amount.is_integer():
-            raise ConfigError(f"the budget {text!r} is not a whole number of {match[2] if match else name}")
+            raise ConfigError(f"the budget {text!r} is not a whole number of {match[3]}")
         try:
             return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
-        except ValueError as error:
+        except ConfigError as error:
             raise ConfigError(f"the budget {text!r} is not usable: {error}") from None
 
     def spent(self, seconds: float, steps: int, calls: int) -> float:

@@ -189,14 +189,12 @@ def choice(*words: str) -> Callable[[object, Any, object], None]:
     >>> Step("adam")
     Traceback (most recent call last):
         ...
-    ValueError: 'rule' must be in ['sgd', 'adamw']: 'adam'; did you mean 'adamw'?
+    hgms_core.errors.ConfigError: unknown rule 'adam'; did you mean 'adamw'?
+      available: adamw, sgd
 
     .. versionadded:: 0.3"""
 
     def check(instance: object, attribute: Any, value: object) -> None:
-        if value not in words:
-            near = closest(str(value), words)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{attribute.name!r} must be in {list(words)}: {value!r}{hint}")
+        one_of(attribute.name, value, words)
 
     return check

@@ -261,5 +261,5 @@ def test_held_out_stopping_needs_rows_for_it() -> None:
 
 
 def test_what_to_keep_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match="'keep' must be in"):
+    with pytest.raises(ConfigError, match="unknown keep 'median'"):
         pipeline(keep="median")

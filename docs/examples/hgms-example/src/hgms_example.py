@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_fields import frozen
 
 
 @final

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hgms_example import ChebyshevSolver
 
-from hgms_core import Outcome
+from hgms_core import ConfigError, Outcome
 from hgms_testing import parametrize_with_checks
 
 SPECTRUM = torch.logspace(-1, 1, 40, dtype=torch.float64)
@@ -71,5 +71,5 @@ def test_an_operator_that_is_not_finite_is_an_outcome():
 
 
 def test_wrong_bounds_are_named():
-    with pytest.raises(ValueError, match=r"'high' must be > 'low' \(2.0\): 1.0"):
+    with pytest.raises(ConfigError, match=r"'high' must be > 'low' \(2.0\): 1.0"):
         ChebyshevSolver(low=2.0, high=1.0)

@@ -12,7 +12,7 @@ from hgms_feature_penalties.task import loss, score, separation
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
-from hgms_core import Key, MissingExtra, Problem, Tree, hypergradient
+from hgms_core import ConfigError, Key, MissingExtra, Problem, Tree, hypergradient
 from hgms_testing import parametrize_with_checks
 
 CPU, F64 = torch.device("cpu"), torch.float64
@@ -177,11 +177,11 @@ def test_a_loss_is_the_mean_of_its_rows():
         ({"penalty": 20.0}, r"'penalty' must be in \[low, high\] = \[0.01, 10.0\]: 20.0"),
         ({"shares": (0.5, 0.5, 0.5)}, r"'shares' must be three positive shares \(train, validation, test\) of at most 1"),
         ({"noise_features": 901}, "'noise_features' must be <= 900: 901"),
-        ({"dataset": "iris"}, "'dataset' must be in"),
+        ({"dataset": "iris"}, "unknown choice 'iris'"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         FeaturePenalties(**settings)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, frozen, validators
+from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms_core import Batch, Data, Key, Problem, Tree, roles
 from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
-from hgms_fields import validation_shares
+from hgms_fields import frozen, validation_shares
 
 MOST = 900
 """Features of noise at most, so that there are fewer than 1,000 penalties, as the trait `few-upper` says."""
@@ -93,7 +93,7 @@ class FeaturePenalties:
     Metrics: ``test_loss``; ``test_score`` (accuracy, or R² for ``diabetes``); ``noise_auc``, the chance that a feature of noise
     has a larger penalty than one of the set's own (0.5: nothing was learned about them).
 
-    Errors: ValueError for settings out of range, DataError for shares that leave a part without rows, MissingExtra without
+    Errors: ConfigError for settings out of range, DataError for shares that leave a part without rows, MissingExtra without
     scikit-learn.
 
     >>> task = FeaturePenalties(dataset="wine", noise_features=7)
@@ -118,8 +118,8 @@ class FeaturePenalties:
     )
     noise_features: int = field(default=30, validator=[validators.instance_of(int), validators.ge(1), validators.le(MOST)])
     noise: Literal["permuted", "gaussian"] = field(default="permuted", validator=validators.in_(["permuted", "gaussian"]))
-    shares: tuple[float, float, float] = field(default=(0.25, 0.45, 0.3), converter=tuple, validator=_shares)
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), converter=tuple, validator=validation_shares)
+    shares: tuple[float, float, float] = field(default=(0.25, 0.45, 0.3), validator=_shares)
+    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
     penalty: float = field(default=0.1, validator=validators.gt(0))
     low: float = field(default=0.01, validator=validators.gt(0))
     high: float = field(default=10.0)
