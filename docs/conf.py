@@ -1,4 +1,4 @@
-"""Sphinx: Markdown pages, the furo theme, and pictures of real runs (docs/figures.py)."""
+"""Sphinx: Markdown pages and executed notebooks, the furo theme, and pictures of real runs (docs/figures.py)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ project = "HGMS"
 author = "The HGMS developers"
 copyright = author
 release = hgms_core.__version__
-extensions = ["myst_parser"]
+extensions = ["myst_nb", "sphinx_copybutton"]  # the first brings MyST's Markdown along
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds a cell
+nb_merge_streams = True
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nitpicky = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 72
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"HGMS {release}"
 html_math_renderer = "mathml"  # browsers show it by themselves: a page needs no network and no script
 # Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve; tests/docs follows them.
@@ -41,7 +51,8 @@ NEW = Path(tempfile.mkdtemp(prefix="hgms-figures-"))
 
 def draw(app: Sphinx) -> None:
     """Runs what the figures show. Numbers that are not those beside the committed pictures are a warning, so an error."""
-    if app.builder.format != "html" or app.builder.name == "linkcheck":
+    whole = Path(app.srcdir) == Path(__file__).parent  # not the reference alone, which shows none
+    if not whole or app.builder.format != "html" or app.builder.name == "linkcheck":
         return
     sys.path.insert(0, str(Path(__file__).parent))
     import figures
@@ -58,6 +69,23 @@ def show(app: Sphinx, exception: Exception | None) -> None:
         if exception is None and place.exists():
             shutil.copyfile(picture, place)
     shutil.rmtree(NEW, ignore_errors=True)
+
+
+def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
+    """A type of ours in a signature leads to where it is described, whichever package it is in. Types of others stay text."""
+    from sphinx.errors import NoUri
+    from sphinx.util.nodes import make_refnode
+
+    if node["refdomain"] != "py":
+        return None
+    name = node["reftarget"].rpartition(".")[2]
+    places = {full: entry for full, entry in env.get_domain("py").objects.items() if full.rpartition(".")[2] == name}
+    # of equal names the core's, then those of classes
+    ours = sorted(places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full))
+    if ours and ours[0].count(".") == 1:
+        entry = places[ours[0]]
+        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contents, ours[0])
+    raise NoUri
 
 
 def formula(translator: Any, node: Any) -> None:
@@ -77,5 +105,6 @@ def formula(translator: Any, node: Any) -> None:
 
 def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
+    app.connect("missing-reference", resolve)
     app.connect("builder-inited", draw)
     app.connect("build-finished", show)

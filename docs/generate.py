@@ -6,19 +6,21 @@ A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import itertools
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
 import columns as parquet
+import described
 import traced
 from click.testing import CliRunner
 
@@ -63,9 +65,9 @@ def _context(command: click.Command, name: str, parent: click.Context) -> click.
 
 def run_keys() -> str:
     """The keys of a run's configuration that are not a component's."""
-    top = _fields(config.RunConfig, skip=("run",))
-    settings = _fields(config.RunSettings)
-    budget = _fields(hgms_core.Budget)
+    top = _meant(_fields(config.RunConfig, skip=("run",)), {"hgms_run": [config.RunConfig]})
+    settings = _meant(_fields(config.RunSettings), {"hgms_run": [config.RunSettings]})
+    budget = _meant(_fields(hgms_core.Budget), {"hgms_core": [hgms_core.Budget]})
     strings = 'As a string: `"60s"`, `"25 steps"`, `"1e5 calls"`; or as a table:'
     return (
         f"## Top level\n\n{_table(top)}\n"
@@ -76,6 +78,9 @@ def run_keys() -> str:
 
 def component_keys() -> str:
     """Each component's keys, by kind."""
+    wrappers: dict[str, list[type]] = {}
+    for wrapper in Registry.load().wrappers:
+        wrappers.setdefault(wrapper.__module__.partition(".")[0], []).append(wrapper)
     shown = []
     for kind in registry.KINDS.values():
         shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
@@ -89,9 +94,25 @@ def component_keys() -> str:
                 shown.append(f"```toml\n{_toml(description['name'], description['parts'])}```\n")
                 for trait, parts in description["on"].items():
                     shown.append(f"On a task with the trait `{trait}`:\n\n```toml\n{_toml(description['name'], parts)}```\n")
-            elif description["fields"]:
-                shown.append(_table(description["fields"]))
+                continue
+            target, module = component.target, component.plugin.module
+            if component.plugin.name != "core" and getattr(importlib.import_module(module), target.__name__, None) is target:
+                shown.append(_directive("py:class", target.__name__, [f":module: {module}"]) + "\n")
+            if description["fields"]:
+                classes = {module: [target], **(wrappers if target is hgms_core.Pipeline else {})}
+                shown.append(_table(_meant(description["fields"], classes)))
     return "\n".join(shown)
+
+
+def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> list[dict[str, Any]]:
+    """The rows of a table with each key's range and meaning, from the fields of classes by their packages."""
+    known = {
+        field.alias or field.name: (described.range_of(field.validator), described.meanings(cls, module).get(field.name, ""))
+        for module, group in classes.items()
+        for cls in group
+        for field in described.fields(cls)
+    }
+    return [row | dict(zip(("range", "meaning"), known.get(row["name"], ("", "")), strict=True)) for row in rows]
 
 
 def hooks() -> str:
@@ -118,53 +139,85 @@ def programs() -> str:
 
 
 def full() -> str:
-    """The public functions and classes of which there is more to say than a line, each with its whole docstring."""
+    """Every public name of the core in full, but for the protocols, which have a page of their own."""
+    return _described((hgms_core,))
+
+
+def full_programs() -> str:
+    """Every public name of the packages of programs in full."""
+    return _described(PROGRAMS)
+
+
+def _described(modules: tuple[Any, ...]) -> str:
+    """Package by package; several of them have a heading each."""
     shown = []
-    for module in (hgms_core, *PROGRAMS):
-        for name in _in_full(module):
-            thing = getattr(module, name)
-            written = f"from {module.__name__} import {name}\n\n{name}{_bare(inspect.signature(thing))}"
-            shown.append(f"## `{name}`\n\n```{{code-block}} python\n{written}\n```\n\n{_prose(thing)}\n")
+    for module in modules:
+        if len(modules) > 1:
+            shown.append(f"## `{module.__name__}`\n\n{_safe(registry.summary_of(module.__doc__))}\n")
+        shown.append(f"```{{py:module}} {module.__name__}\n```\n")
+        shown += [_entry(module, name, "#" * (2 + (len(modules) > 1))) for name in _in_full(module)]
     return "\n".join(shown)
 
 
 def _in_full(module: Any) -> list[str]:
-    """The names that the page `functions.md` has. Protocols and hooks have pages of their own; an error says all in a line."""
+    """The names described at length. Protocols and hooks have pages of their own."""
     protocols = {kind.protocol for kind in registry.KINDS.values()}
-    names = []
-    for name in module.__all__:
-        thing = getattr(module, name)
-        described = inspect.isfunction(thing) or (inspect.isclass(thing) and not issubclass(thing, Exception))
-        if described and thing not in protocols and "\n\n" in (inspect.getdoc(thing) or "").partition("\n\n.. versionadded")[0]:
-            names.append(name)
-    return names
+    return [name for name in module.__all__ if not any(getattr(module, name) is protocol for protocol in protocols)]
 
 
-def _bare(signature: inspect.Signature) -> str:
-    """Names and defaults, in lines of no more than 100 characters."""
-    arguments, star = [], False
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            arguments.append("*")
-            star = True
-        plain = parameter.default is None or isinstance(parameter.default, str | int | float)
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}" if plain else "=..."
-        arguments.append(
-            {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name + default
-        )
-        star = star or parameter.kind is parameter.VAR_POSITIONAL
-    inside = ", ".join(arguments)
-    return (
-        f"({inside})"
-        if len(inside) < 80
-        else "(\n" + textwrap.fill(inside, 90, initial_indent="    ", subsequent_indent="    ") + "\n)"
-    )
+def _entry(module: Any, name: str, level: str) -> str:
+    """One name: its typed signature, its docstring, its fields, its members."""
+    thing = getattr(module, name)
+    parts = [f"{level} `{name}`"]
+    if inspect.isfunction(thing):
+        parts += [_directive("py:function", name + described.signature(thing)), _prose(thing)]
+    elif described.is_class(thing):
+        kind = "py:exception" if issubclass(thing, BaseException) else "py:class"
+        parts += [_directive(kind, name + (described.signature(thing) if attrs.has(thing) else "")), _prose(thing)]
+        parts.append(_field_table(thing, module.__name__))
+        for member in described.members(thing):
+            meaning = described.MEANINGS.get(f"{module.__name__}.{name}", {}).get(member.name, "")
+            parts += [_directive(member.directive, member.text, member.options), _prose_of(member.doc or meaning)]
+    else:
+        parts += [_directive(*described.value(name, thing)), _prose_of(_attribute_docs(module).get(name, ""))]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _directive(name: str, argument: str, options: Iterable[str] = ()) -> str:
+    return "\n".join([f"```{{{name}}} {argument}", *options, "```"])
+
+
+def _field_table(cls: type, module: str) -> str:
+    """The fields of a class: type, default, range where there is one, meaning."""
+    meanings = described.meanings(cls, module)
+    rows = [
+        (f"`{field.alias or field.name}`", f"`{described.annotation(field.type)}`", described.default_of(field),
+         described.range_of(field.validator), _safe(meanings.get(field.name, "")))
+        for field in described.fields(cls)
+    ]  # fmt: skip
+    return _columns(("field", "type", "default", "range", "meaning"), rows)
+
+
+def _columns(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table without the columns that are empty."""
+    if not rows:
+        return ""
+    kept = [i for i in range(len(names)) if any(row[i] for row in rows)]
+    lines = ["| " + " | ".join(row[i].replace("|", "\\|") for i in kept) + " |" for row in (names, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(kept), *lines[1:]])
 
 
 def _prose(thing: Any) -> str:
+    """A docstring as Markdown, but for the arguments of a class, which stand in the table of its fields."""
+    doc = inspect.getdoc(thing) or ""
+    parts = doc.split("\n\n")
+    return _prose_of("\n\n".join(part for part in parts if not (attrs.has(thing) and part.startswith("Arguments:\n"))))
+
+
+def _prose_of(doc: str) -> str:
     """A docstring as Markdown. What is indented below a line is a list if that line is a heading, else an equation."""
     shown = []
-    for part in inspect.getdoc(thing).split("\n\n"):
+    for part in doc.split("\n\n"):
         head, _, rest = part.partition("\n")
         if part.startswith((">>> ", ".. versionadded:: ")):
             shown.append(_paragraph(part))
@@ -189,33 +242,39 @@ def _safe(text: str) -> str:
 
 def _names(module: Any, first: str) -> str:
     """A module's public names: first paragraph, and since when (``first`` where nothing else is said)."""
-    notes = _attribute_docs()
+    notes = _attribute_docs(module)
     places = _places()
     rows = []
     for name in module.__all__:
         thing = getattr(module, name)
-        documented = name not in notes
-        text = registry.summary_of(thing.__doc__ if documented else notes[name])
-        since = re.search(r"versionadded:: (\S+)", (thing.__doc__ or "") if documented else "")
-        shown = f"[`{name}`]({places[name]})" if name in places else f"`{name}`"
-        rows.append(f"| {shown} | {_escaped(text)} | {since[1] if since else first} |")
+        text = notes.get(name) or (inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else "")
+        since = re.search(r"versionadded:: (\S+)", text or "")
+        shown = f"[`{name}`]({places[module.__name__, name]})"
+        rows.append(f"| {shown} | {_escaped(registry.summary_of(text))} | {since[1] if since else first} |")
     return "| name | what it is | since |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def _places() -> dict[str, str]:
-    """Where each name is described in full; of two headings that differ in case, the second is numbered."""
-    places = {kind.protocol.__name__: f"protocols.md#{kind.protocol.__name__.lower()}" for kind in registry.KINDS.values()}
-    taken: list[str] = []
-    for name in [name for module in (hgms_core, *PROGRAMS) for name in _in_full(module)]:
-        places[name] = f"functions.md#{name.lower()}" + (f"-{taken.count(name.lower())}" if name.lower() in taken else "")
-        taken.append(name.lower())
+def _places() -> dict[tuple[str, str], str]:
+    """Where each name of a module is described in full; of headings of one page that differ in case alone, later ones are
+    numbered."""
+    places = {}
+    for page, modules in {"functions.md": (hgms_core,), "programs.md": PROGRAMS}.items():
+        taken: list[str] = []
+        for module in modules:
+            headings = [module.__name__] * (len(modules) > 1) + _in_full(module)
+            for name in headings:
+                number = f"-{taken.count(name.lower())}" if name.lower() in taken else ""
+                places[module.__name__, name] = f"{page}#{name.lower()}{number}"
+                taken.append(name.lower())
+    for kind in registry.KINDS.values():
+        places["hgms_core", kind.protocol.__name__] = f"protocols.md#{kind.protocol.__name__.lower()}"
     return places
 
 
-def _attribute_docs() -> dict[str, str]:
-    """The strings below the assignments of the core's modules: what documents a name that is no class or function."""
+def _attribute_docs(module: Any) -> dict[str, str]:
+    """The strings below the assignments of a package's modules: what documents a name that is no class or function."""
     docs = {}
-    for path in sorted(Path(inspect.getfile(hgms_core)).parent.glob("*.py")):
+    for path in sorted(Path(inspect.getfile(module)).parent.glob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, next_one in itertools.pairwise(body):
             if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):
@@ -228,27 +287,43 @@ def _attribute_docs() -> dict[str, str]:
                 )
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        docs[target.id] = str(next_one.value.value)
+                        docs[target.id] = inspect.cleandoc(str(next_one.value.value))
     return docs
 
 
 def kinds() -> str:
     """Each kind of component: its protocol, its hook, its methods and an example that runs."""
-    shown = []
+    shown = ["```{py:currentmodule} hgms_core\n```"]
     for kind in registry.KINDS.values():
-        methods = "\n".join(f"{name}{_signature(signature)}" for name, signature in kind.methods().items())
-        text = _whole_doc(kind.protocol)
-        shown.append(f"## {kind.protocol.__name__}\n\nRegistered by `{kind.hook}`.\n\n```text\n{methods}\n```\n\n{text}\n")
-    return "\n".join(shown)
+        name = kind.protocol.__name__
+        shown += [f"## {name}", f"Registered by `{kind.hook}`.", _directive("py:class", name), _whole_doc(kind.protocol)]
+        for member in described.members(kind.protocol):
+            shown += [_directive(member.directive, member.text, member.options), _prose_of(member.doc)]
+    return "\n\n".join(filter(None, shown)) + "\n"
 
 
-def _signature(signature: inspect.Signature) -> str:
-    bare = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for name, parameter in signature.parameters.items()
-        if name != "self"
+def traits() -> str:
+    """Each trait: what it means, the tasks that have it, the methods and parts that need it with their defaults."""
+    components = Registry.load()
+    having: dict[str, list[str]] = {}
+    needing: dict[str, dict[str, list[str]]] = {"method": {}, "part": {}}
+    for kind in registry.KINDS:
+        for component in _ours(kind):
+            if kind == "task":
+                wanted, place = getattr(component.target, "traits", ()), having
+            else:
+                try:
+                    wanted = hgms_run.needs(hgms_run.built(component.name, registry.KINDS[kind].protocol, registry=components))
+                except hgms_core.HgmsError:  # it cannot be built from its defaults
+                    wanted = ()
+                place = needing["method" if kind == "method" else "part"]
+            for trait in wanted:
+                place.setdefault(trait, []).append(f"`{component.name}`")
+    rows = [
+        (f"`{trait}`", _escaped(meaning), *(", ".join(place.get(trait, [])) for place in (having, *needing.values())))
+        for trait, meaning in hgms_run.TRAITS.items()
     ]
-    return f"({', '.join(map(str, bare))}) -> {signature.return_annotation}"
+    return _columns(("trait", "the problem has", "tasks that have it", "methods that need it", "parts that need it"), rows)
 
 
 def step() -> str:
@@ -323,11 +398,12 @@ def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 
 def _table(fields: list[dict[str, Any]]) -> str:
-    rows = []
-    for row in fields:
-        default = "required" if row["required"] else f"`{_value(row['default'])}`"
-        rows.append(f"| `{row['name']}` | {_escaped(row['type'])} | {default} |")
-    return "| key | type | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    rows = [
+        (f"`{row['name']}`", _escaped(row["type"]), "required" if row["required"] else f"`{_value(row['default'])}`",
+         _safe(row["range"]), _safe(row["meaning"]))
+        for row in fields
+    ]  # fmt: skip
+    return _columns(("key", "type", "default", "range", "meaning"), rows) + "\n"
 
 
 def _value(value: Any) -> str:
@@ -374,7 +450,22 @@ def _escaped(text: str) -> str:
 
 MAKERS: dict[str, Callable[[], str]] = {
     maker.__name__: maker
-    for maker in (commands, run_keys, component_keys, hooks, kinds, step, api, programs, full, plugins, kit, columns)
+    for maker in (
+        commands,
+        run_keys,
+        component_keys,
+        hooks,
+        kinds,
+        traits,
+        step,
+        api,
+        programs,
+        full,
+        full_programs,
+        plugins,
+        kit,
+        columns,
+    )
 }
 
 

@@ -8,156 +8,19 @@ from typing import Any, cast
 
 import torch
 from attrs import Factory, field, frozen
-from torch import Tensor
+from torch import Tensor, nn
 
+from hgms_core.data import Batch, Data, by_role
 from hgms_core.display import as_html, as_text, changed, sizes
 from hgms_core.errors import DRAWS, ConfigError
 from hgms_core.seeding import Key, global_states
 from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Tree, detach, require_grad
 
-Batch = Tree
-"""Rows of a data set by the names of their columns, each ``[B, …]``."""
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
 
 .. versionadded:: 0.2"""
-
-
-@frozen
-class Data:
-    """The rows a loss is computed on.
-
-    ``rows(index)`` is the batch of the rows numbered by an integer tensor of any shape, whose axes lead every leaf of the
-    result; ``whole`` the batch of all ``size`` rows, left empty where it is better made when it is asked for (by
-    ``batch(None)``, from all numbers). ``Data.none()`` is for a loss without data.
-
-    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds equally many
-    rows of each, up to one; which groups get the odd rows is drawn anew for each batch. A group's rows are drawn by its name,
-    not by where it stands, and within one call none comes twice before all of the group have come.
-
-    >>> table = torch.arange(10.0)
-    >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
-    >>> data.batch(data.draw(Key(0), batch_size=4, steps=3))["t"].shape
-    torch.Size([3, 4])
-    """
-
-    size: int
-    whole: Batch = Factory(dict)
-    rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False)
-    device: torch.device = torch.device("cpu")
-    strata: tuple[tuple[str, int], ...] | None = None
-
-    __repr__, _repr_html_ = as_text, as_html
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        yield "rows", f"{self.size:,}" + (f" in {len(self.strata)} groups" if self.strata else "")
-        columns = [f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip() for name, leaf in self.whole.items()]
-        yield "columns", ", ".join(columns[:9] + ["…"] * (len(columns) > 9)) or "those that a batch has"
-
-    @classmethod
-    def none(cls) -> Data:
-        return cls(0)
-
-    @classmethod
-    def of(cls, table: Mapping[str, Tensor]) -> Data:
-        """Rows of tensors that share their first axis; the batch also holds each row's number as ``index``.
-
-        Errors: ConfigError where they do not share it, where something is no tensor, and where there is none."""
-        for name, leaf in table.items():
-            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-                shown = "a tensor without rows" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
-                raise ConfigError(f"a table's columns are tensors whose first axis counts the rows, and {name!r} is {shown}")
-        counts = {name: leaf.shape[0] for name, leaf in table.items()}
-        if len(set(counts.values())) != 1:
-            known = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
-            hint = "" if counts else "\n  a loss without data takes `Data.none()`"
-            raise ConfigError(f"a table's columns must have the same number of rows: {known}{hint}")
-        first = next(iter(table.values()))
-        size, device = first.shape[0], first.device
-        whole = {**table, "index": torch.arange(size, device=device)}
-
-        def rows(index: Tensor) -> Batch:
-            flat = index.reshape(-1)  # index_select copies whole rows, three times as fast as table[index]
-            return {name: leaf.index_select(0, flat).reshape(index.shape + leaf.shape[1:]) for name, leaf in whole.items()}
-
-        return cls(size, whole, rows, device)
-
-    def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
-        """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole data."""
-        if batch_size is None or batch_size >= self.size:
-            return None
-        return self.numbers(key, batch_size, steps)
-
-    def numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
-        """Numbers of rows, ``[steps, batch_size]``, also where a batch is larger than the data."""
-        if self.strata is None:
-            return key.indices(self.size, batch_size, steps, self.device)
-        return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
-
-    def _stratified(self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]) -> Tensor:
-        even, odd = divmod(batch_size, len(strata))
-        # By name, so that the same rows are drawn in whichever order the groups stand.
-        names, generator = sorted(name for name, _ in strata), key.fold("odd").generator()
-        luck = [torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else [] for _ in range(steps)]
-        chosen = [[names[i] for i in sorted(step)] for step in luck]
-        own, first = {}, 0
-        for name, size in strata:
-            counts = [even + (name in step) for step in chosen]
-            numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[0, : sum(counts)]
-            own[name] = torch.split(first + numbers, counts)
-            first += size
-        batches = [
-            [*(own[name][step][:even] for name, _ in strata), *(own[name][step][even:] for name in more)]
-            for step, more in enumerate(chosen)
-        ]
-        return torch.stack([torch.cat(parts) for parts in batches])
-
-    def batch(self, index: Tensor | None) -> Batch:
-        if index is not None:
-            return self.rows(index)
-        return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
-
-    def sample(self, key: Key, size: int | None) -> tuple[Batch, int]:
-        """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts (:meth:`count`).
-
-        >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
-        >>> batch["t"].shape, rows
-        (torch.Size([4]), 4)
-
-        .. versionadded:: 0.3"""
-        numbers = self.draw(key, size, 1)
-        return self.batch(None if numbers is None else numbers[0]), self.count(size)
-
-    def count(self, batch_size: int | None) -> int:
-        """Rows in a batch of the asked size; a loss without data counts one."""
-        return max(1, self.size if batch_size is None else min(batch_size, self.size))
-
-
-ROLES = ("differentiate", "select", "stop")
-"""What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
-
-
-def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
-    """The validation rows each role sees: consecutive parts (views, not copies), or all of them for shares (1, 1, 1).
-
-    >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
-    {'differentiate': 6, 'select': 2, 'stop': 2}
-
-    .. versionadded:: 0.2"""
-    whole = Data.of(validation)
-    if all(share == 1 for share in shares):
-        return dict.fromkeys(ROLES, whole)
-    ends = [round(whole.size * sum(shares[:i])) for i in range(len(ROLES) + 1)]
-    parts = {}
-    for role, first, end in zip(ROLES, ends, ends[1:], strict=False):
-        if first == end:
-            raise ConfigError(
-                f"validation_split = {shares} leaves the role {role!r} none of the {whole.size} validation rows\n"
-                "  raise its share or validation_size"
-            )
-        parts[role] = Data.of({name: leaf[first:end] for name, leaf in validation.items()})
-    return parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -185,8 +48,17 @@ class Sources:
     parts: tuple[str, ...] = ("validation",)
 
 
-def _nested(value: Nested) -> Tree:
-    return cast("Tree", value)  # for callers' type checkers; :class:`Problem` makes it flat
+# These three tell type checkers what callers may give; what it becomes is said in Problem.__attrs_post_init__.
+def _any_shape(value: Nested) -> Tree:
+    return cast("Tree", value)
+
+
+def _any_rows(value: Any) -> Data:
+    return cast("Data", value)
+
+
+def _any_rows_by_role(value: Any) -> Mapping[str, Data]:
+    return cast("Mapping[str, Data]", value)
 
 
 @frozen(kw_only=True, eq=False)
@@ -208,12 +80,12 @@ class Problem:
     then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
     same; ``shapes`` leads back (:meth:`restore`)."""
 
-    theta0: Tree = field(converter=_nested)
-    x0: Tree = field(converter=_nested)
+    theta0: Tree = field(converter=_any_shape)
+    x0: Tree = field(converter=_any_shape)
     g: Loss
     f: Loss
-    lower_data: Data = Factory(Data.none)
-    upper_data: Mapping[str, Data] = Factory(lambda: {role: Data.none() for role in ROLES})
+    lower_data: Data = field(factory=Data.none, converter=_any_rows)
+    upper_data: Mapping[str, Data] = field(factory=Data.none, converter=_any_rows_by_role)
     project: Callable[[Tree], Tree] = lambda theta: theta
     evaluate: Callable[[Tree, Tree], Mapping[str, float]] = lambda theta, x: {}
     fresh: Callable[[Key], Tree] | None = None
@@ -240,6 +112,9 @@ class Problem:
             object.__setattr__(self, name, value)
         check_floating("'theta0'", self.theta0)
         check_floating("'x0'", self.x0)
+        dtype = next((leaf.dtype for leaf in self.x0.values()), torch.get_default_dtype())
+        object.__setattr__(self, "lower_data", Data.of(self.lower_data, dtype))
+        object.__setattr__(self, "upper_data", by_role(self.upper_data, dtype))
 
     def _changed(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
@@ -275,6 +150,53 @@ class Problem:
 
         .. versionadded:: 0.5"""
         return (theta, x) if self.shapes is None else (self.shapes[0].restore(theta), self.shapes[1].restore(x))
+
+    @classmethod
+    def of_module(
+        cls, model: nn.Module, loss: Callable[..., Tensor], train: Any, validation: Any, *, theta0: Any = None,
+        lower: Callable[..., Tensor] | None = None, upper: Callable[..., Tensor] | None = None,
+        evaluate: Callable[..., Mapping[str, float]] | None = None, fresh: Callable[[Key], Tree] | None = None, **more: Any,
+    ) -> Problem:  # fmt: skip
+        """A problem whose lower level trains a module of yours. By default θ weighs the rows of the training data::
+
+            g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x),      f(θ, x; batch) = mean_j ℓ_j(x),      θ0 = 0
+
+        x are the module's trainable parameters by name, a tied one once; the result goes back into it by
+        ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are constants. A run changes nothing in
+        the module. In the functions below ``model`` is a copy that computes with x: call it, or its methods and layers.
+
+        Arguments:
+            model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or DistributedDataParallel, what is inside (a
+                run compiles whole steps by itself). Layers are in the mode that they have: dropout and batch normalisation in
+                training mode act as such in g.
+            loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a scalar.
+            train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each role.
+            theta0: where θ starts, a tree of any shape.
+            lower, upper: ``lower(theta, model, batch)`` is g, ``upper(theta, model, batch)`` is f.
+            evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in evaluation mode.
+            fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all start at the module's
+                own parameters.
+            more: other fields of the problem (``project``, ``references``, …).
+
+        **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to evaluate, those that x has
+        on the training rows. In evaluation mode its running statistics are constants. **Dropout** (``nn.Dropout`` and its kin)
+        acts in g alone, with masks that are a function of the batch's row numbers: what evaluates a batch again sees the same.
+        **Parameters in bfloat16** are float32 in x, rounded for each pass.
+
+        Errors: ConfigError for a module without trainable parameters, with some on several devices, or whose loss would be no
+        function of x, with the way out; for losses that are not of rows where there is no ``lower``.
+
+        >>> model, rows = torch.nn.Linear(1, 1), {"a": torch.ones(4, 1)}
+        >>> problem = Problem.of_module(model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows)
+        >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
+        (['bias', 'weight'], tensor([0., 0., 0., 0.]))
+
+        .. versionadded:: 0.5"""
+        from hgms_core.modules import fields  # which needs Data
+
+        data = train if isinstance(train, Data) else Data.of(train)
+        own = fields(model, loss, data, theta0, lower, upper, evaluate)
+        return cls(**own, lower_data=data, upper_data=validation, fresh=fresh, **more)
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""

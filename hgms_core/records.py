@@ -98,11 +98,11 @@ class Branch:
     """The selected candidate, its baggage, and the ways back through it, where its generator knows some (else None).
 
     ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
-    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch once more at a θ, the present
-    one or any other, and returns its end as a differentiable function of that θ through the ``last`` steps (None: all of them),
-    and what that costs together with the backward pass. Where no leaf of θ requires a gradient the run is a forward one,
-    without a graph, and costs that alone. ``last_step()`` is the branch's last step, from generators whose last step is linear
-    in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn by ``key``.
+    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch again at any θ. It
+    returns where the branch then ends, differentiable in that θ through its ``last`` steps (None: all of them), and the cost of
+    this run and of going back through it. Where no leaf of θ requires a gradient there is no graph, and the run alone is
+    counted. ``last_step()`` is the branch's last step, from generators whose last step is linear in ∇_x g; ``next_step(key)``
+    is one plain step more from ``x``, on a batch drawn by ``key``.
 
     >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]

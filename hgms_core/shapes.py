@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 from hgms_core.errors import ConfigError
 from hgms_core.trees import Tree
@@ -78,10 +79,10 @@ def _mapped(value: Any, leaf: Callable[[tuple[str, ...], Any], Any], path: tuple
 
 def _no_tensor(what: str, name: str, leaf: object) -> str:
     place = f"{what}, at {name!r}," if name else what
-    if isinstance(leaf, nn.Module | Iterator):
+    if isinstance(leaf, torch.nn.Module | Iterator):
         kind = type(leaf).__name__
         return (
-            f"{place} must be tensors, not the {'module' if isinstance(leaf, nn.Module) else 'iterator'} {kind}\n"
+            f"{place} must be tensors, not the {'module' if isinstance(leaf, torch.nn.Module) else 'iterator'} {kind}\n"
             "  write `trainable(module)` for the parameters that training changes, or make the problem by `Problem.of_module`"
         )
     if leaf is None:

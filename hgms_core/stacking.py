@@ -13,8 +13,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.data import Batch
 from hgms_core.errors import explained, one_of
-from hgms_core.problem import Batch, Loss
+from hgms_core.problem import Loss
 from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
@@ -50,10 +51,10 @@ class Group:
 def groups(
     loss: Loss, x: Tree, *, own_batch: bool = False, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
 ) -> list[Group]:
-    """The candidates in the groups in which they are best evaluated. ``own_batch`` says that each candidate gets its own batch
-    (a stacked one); otherwise all share it. ``rows`` is the size of one candidate's batch; ``chunk`` bounds how many stacked
-    candidates are in one group, and so the memory of their activations. A group's ``x`` are views: changing them in place
-    changes the candidates."""
+    """The N candidates, split into groups that are evaluated one after the other: each alone (``mode = "loop"``) or stacked, at
+    most ``chunk`` of them at a time, which bounds the memory of their activations. ``auto`` picks by their size, and by
+    ``rows``, that of one candidate's batch. With ``own_batch`` each candidate has its own (they are stacked too); else all
+    share one. A group's ``x`` are views: changing them in place changes the candidates."""
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):

@@ -42,7 +42,7 @@ CORE = [
     "hypergrad",
     "linear | stacking",
     "protocols",
-    "problem : records : budget : seeding",
+    "problem : records : budget : seeding : data : columns",
     "shapes",
     "trees : errors : display",
 ]

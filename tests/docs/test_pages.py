@@ -131,7 +131,8 @@ class TestTheTwoCommands:
         shown = subprocess.run([ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True).stdout
         assert shown.startswith("".join(self.lines[:2]))
         pytest = self.lines[1].split("&&")[-1].strip()
-        steps = shown.splitlines()[2:]
+        install, *steps = shown.splitlines()[2:]
+        assert install == ".venv-test/bin/pip install -c constraints.txt -e '.[docs]'"
         assert all(step.startswith(f"{pytest} ") for step in steps)
         assert [re.findall(r"-m (\w+)", step) for step in steps] == [["docs"], ["thirdparty"], ["slow"]]
 

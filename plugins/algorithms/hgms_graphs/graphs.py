@@ -139,7 +139,7 @@ def recorded(problem: Problem, key: Hashable, device: torch.device, record: Call
     (:attr:`Problem.kept`).
 
     None at the first request, since what is done once is not worth recording, and wherever nothing is recorded (on a CPU).
-    What is recorded must not refer to the problem itself, or neither would be freed at once.
+    What is recorded is kept by the problem, and must hold no reference to it: the memory of such a circle stays taken for long.
 
     .. versionadded:: 0.2
     """

@@ -20,7 +20,7 @@ def innermost(method: Any) -> Any:
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:
     """The problem that a wrapper makes of this one, the same at every step: what is compiled or recorded is kept by its losses.
 
-    It must not refer to this one, by which it is kept."""
+    This problem keeps the other one, which must hold no reference back: the memory of such a circle stays taken for long."""
     if key not in problem.kept:
         problem.kept[key] = make()
     other: Problem = problem.kept[key]

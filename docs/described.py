@@ -1,0 +1,209 @@
+"""What Python says of a public name, for the reference: typed signatures, tables of fields, lists of members.
+
+A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section; of classes that have none it
+stands in ``fields.toml`` beside this file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads((Path(__file__).parent / "fields.toml").read_text(encoding="utf-8"))
+"""What the fields of a class mean, by ``package.Class`` and the field's name."""
+
+SIGNS = {"<": "<", "<=": "≤", ">": ">", ">=": "≥"}
+
+
+def signature(thing: Any) -> str:
+    """Parameters with types and defaults, and what is returned, on one line. A default that is no plain value is ``...``."""
+    whole = inspect.signature(thing)
+    shown = [parameter.replace(default=_default(parameter.default)) for parameter in whole.parameters.values()]
+    kept = [
+        parameter for parameter in shown if parameter.name not in ("self", "cls") or parameter.annotation is not parameter.empty
+    ]
+    returned = whole.return_annotation if not inspect.isclass(thing) else inspect.Signature.empty
+    text = str(whole.replace(parameters=[_spelt(parameter) for parameter in kept], return_annotation=inspect.Signature.empty))
+    return text + ("" if returned is inspect.Signature.empty else f" -> {annotation(returned)}")
+
+
+class _Dots:
+    def __repr__(self) -> str:
+        return "..."
+
+
+class _Plain:
+    """A type as it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _default(value: Any) -> Any:
+    """A default that can stand in a signature as it is."""
+    simple = value is inspect.Parameter.empty or value is None or isinstance(value, bool | int | float | str)
+    return (
+        value
+        if simple or (isinstance(value, tuple) and all(isinstance(part, int | float | str) for part in value))
+        else _Dots()
+    )
+
+
+def _spelt(parameter: inspect.Parameter) -> inspect.Parameter:
+    if parameter.annotation is parameter.empty:
+        return parameter
+    return parameter.replace(annotation=_Plain(annotation(parameter.annotation)))
+
+
+def annotation(hint: Any) -> str:
+    """A type as it is written in the code."""
+    if isinstance(hint, str):
+        return hint
+    if hint is None or hint is type(None):
+        return "None"
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        return hint.__qualname__
+    text = inspect.formatannotation(hint)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", text).replace("NoneType", "None")
+
+
+def range_of(validator: Any) -> str:
+    """What a validator lets through beside its type: ``> 0``, ``in [0, 1]``; empty where it says nothing more."""
+    kind = type(validator).__name__
+    if isinstance(validator, list | tuple):
+        return _together(map(range_of, validator))
+    if kind == "_AndValidator":
+        return _together(map(range_of, validator._validators))
+    if kind == "_OptionalValidator":
+        return range_of(validator.validator)
+    if kind == "_NumberValidator":
+        return f"{SIGNS[validator.compare_op]} {validator.bound}"
+    if kind == "_InValidator":
+        return "one of " + ", ".join(f"`{option}`" for option in validator.options)
+    if kind == "_MinLengthValidator":
+        return f"at least {validator.min_length}"
+    if kind == "_MaxLengthValidator":
+        return f"at most {validator.max_length}"
+    if kind == "_DeepIterable":
+        inner = range_of(validator.member_validator)
+        return inner and f"each {inner}"
+    if inspect.isfunction(validator) and validator.__doc__:
+        return " ".join(validator.__doc__.partition("\n\n")[0].split()).rstrip(".")
+    return ""
+
+
+def _together(ranges: Iterable[str]) -> str:
+    text = ", ".join(filter(None, ranges))
+    # two bounds are an interval
+    bounds = re.fullmatch(r"(≥|>) (\S+), (≤|<) (\S+)", text)
+    return (
+        f"in {'[' if bounds[1] == '≥' else '('}{bounds[2]}, {bounds[4]}{']' if bounds[3] == '≤' else ')'}" if bounds else text
+    )
+
+
+def fields(cls: type) -> list[attrs.Attribute[Any]]:
+    """The public fields of an attrs class."""
+    return [field for field in attrs.fields(cls) if not field.name.startswith("_")] if attrs.has(cls) else []
+
+
+def default_of(field: attrs.Attribute[Any]) -> str:
+    """A default in a table: code, ``required``, or ``made`` by a function."""
+    if not field.init:
+        return "–"
+    if field.default is attrs.NOTHING:
+        return "required"
+    value = field.default
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        if value.takes_self or value.factory not in (dict, list, tuple):
+            return "made anew"
+        value = value.factory()
+    if inspect.isroutine(value):
+        return "a function"
+    if attrs.has(type(value)) and value == _made(type(value)):
+        return f"`{type(value).__name__}()`"
+    return f"`{value.__qualname__}`" if inspect.isclass(value) else f"`{value!r}`"
+
+
+def _made(cls: type) -> Any:
+    """An object with all defaults; None where there is none."""
+    try:
+        return cls()
+    except TypeError:
+        return None
+
+
+def meanings(cls: type, module: str) -> dict[str, str]:
+    """What each field means: from the docstring's ``Arguments:``, and from ``fields.toml``."""
+    names = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
+    read = {name: text for name, text in arguments(cls.__doc__).items() if name in names}
+    return {**read, **MEANINGS.get(f"{module}.{cls.__name__}", {})}
+
+
+def arguments(doc: str | None) -> dict[str, str]:
+    """The entries of a docstring's ``Arguments:``, by name; several names may share one: ``a, b: text``, or, further on in the
+    text of another, ````a``, ``b``: text``."""
+    entries: dict[str, str] = {}
+    for part in inspect.cleandoc(doc or "").split("\n\n"):
+        head, _, rest = part.partition("\n")
+        if head != "Arguments:":
+            continue
+        for item in re.split(r"\n(?=\S)", inspect.cleandoc(rest)):
+            text = re.sub(r"^([\w, ]+): ", lambda match: re.sub(r"\w+", r"``\g<0>``", match[1]) + ": ", " ".join(item.split()))
+            pieces = re.split(r"(?:^|(?<=[.;] ))((?:``\w+``(?:, | and )?)+): ", text)
+            for names, meaning in zip(pieces[1::2], pieces[2::2], strict=True):
+                entries |= dict.fromkeys(re.findall(r"``(\w+)``", names), meaning.strip().rstrip(";,."))
+    return entries
+
+
+@attrs.frozen
+class Member:
+    """A method or property: its name, the directive that describes it with its argument and options, and the docstring."""
+
+    name: str
+    directive: str
+    text: str
+    options: tuple[str, ...]
+    doc: str
+
+
+def members(cls: type) -> list[Member]:
+    """The public methods and properties that a class has itself."""
+    shown = []
+    for name, member in vars(cls).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        full = f"{cls.__name__}.{name}"
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            returned = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
+            options = () if returned is inspect.Signature.empty else (f":type: {annotation(returned)}",)
+            shown.append(Member(name, "py:property", full, options, inspect.getdoc(member) or ""))
+        elif inspect.isfunction(function):
+            options = (f":{type(member).__name__}:",) if isinstance(member, classmethod | staticmethod) else ()
+            shown.append(Member(name, "py:method", full + signature(function), options, inspect.getdoc(function) or ""))
+    return shown
+
+
+def is_class(thing: Any) -> bool:
+    """Whether a name is a class, and no type by another name."""
+    return inspect.isclass(thing) and thing is not Any and typing.get_origin(thing) is None
+
+
+def value(name: str, thing: Any) -> tuple[str, str, tuple[str, ...]]:
+    """The directive of a name that is no function or class: a type by another name, or a constant."""
+    if thing is Any or typing.get_origin(thing) is not None:
+        return "py:type", name, (f":canonical: {annotation(thing)}",)
+    shown = repr(thing)
+    short = len(shown) < 100 and not shown.startswith("<")
+    return "py:data", name, (f":type: {type(thing).__name__}", *([f":value: {shown}"] if short else []))

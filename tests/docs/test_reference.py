@@ -1,0 +1,129 @@
+"""The reference is whole: every field and member of a public class is described, and other projects can link to all of it."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+
+import hgms_core
+from hgms_core.registry import Registry
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+
+import described
+import generate
+
+pytestmark = [pytest.mark.plugins, pytest.mark.docs]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MODULES = (hgms_core, *generate.PROGRAMS)
+
+
+def public_classes() -> Iterator[tuple[ModuleType, str, type]]:
+    for module in MODULES:
+        for name in module.__all__:
+            if described.is_class(thing := getattr(module, name)):
+                yield module, name, thing
+
+
+def test_every_field_of_a_public_class_has_a_meaning() -> None:
+    missing = [
+        f"{module.__name__}.{name}.{field.name}"
+        for module, name, cls in public_classes()
+        for field in described.fields(cls)
+        if field.name not in described.meanings(cls, module.__name__)
+    ]
+    assert missing == [], "write them into docs/fields.toml, or into a section Arguments: of the docstring"
+
+
+def test_every_key_of_a_component_has_a_meaning() -> None:
+    classes = [(component.plugin.module, component.target) for component in Registry.load().components()]
+    missing = [
+        f"{module}.{cls.__name__}.{field.name}"
+        for module, cls in classes
+        if inspect.isclass(cls) and cls is not hgms_core.Pipeline
+        for field in described.fields(cls)
+        if field.metadata.get("toml", True) and field.name not in described.meanings(cls, module)
+    ]
+    assert missing == []
+
+
+def test_every_member_of_a_public_class_says_what_it_does() -> None:
+    missing = [
+        f"{module.__name__}.{member.text}"
+        for module, name, cls in public_classes()
+        for member in described.members(cls)
+        if not (member.doc or member.name in described.MEANINGS.get(f"{module.__name__}.{name}", {}))
+    ]
+    assert missing == []
+
+
+def test_nothing_is_described_that_is_not_there() -> None:
+    classes: dict[str, Any] = {f"{module.__name__}.{name}": cls for module, name, cls in public_classes()}
+    for component in Registry.load().components():
+        if inspect.isclass(component.target):
+            classes[f"{component.plugin.module}.{component.target.__name__}"] = component.target
+    for key, meanings in described.MEANINGS.items():
+        cls = classes[key]
+        there = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
+        assert set(meanings) <= there | {member.name for member in described.members(cls)}, key
+
+
+def test_an_argument_is_read_with_its_neighbours() -> None:
+    doc = """Steps.
+
+    Arguments:
+        lr, clip: the rate, and
+            its bound. ``steps``: how many; ``mode``, ``chunk``: how.
+        name: none.
+    """
+    read = described.arguments(doc)
+    assert read == {
+        "lr": "the rate, and its bound", "clip": "the rate, and its bound", "steps": "how many", "mode": "how", "chunk": "how",
+        "name": "none",
+    }  # fmt: skip
+
+
+def test_signatures_and_ranges_are_those_of_the_code() -> None:
+    assert described.signature(hgms_core.LinearSystem.start) == "(x0: Tensor | None) -> tuple[Tensor, Tensor]"
+    validators = attrs.validators
+    both = validators.optional([validators.instance_of(int), validators.ge(0), validators.lt(1)])
+    assert described.range_of(both) == "in [0, 1)"
+    assert described.range_of(validators.deep_iterable(validators.gt(0))) == "each > 0"
+    assert described.range_of(validators.in_(["a", "b"])) == "one of `a`, `b`"
+
+
+@pytest.fixture(scope="module")
+def inventory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The Python names in `objects.inv` of the pages of the reference, built without their neighbours."""
+    from sphinx.util.inventory import InventoryFile
+
+    folder = tmp_path_factory.mktemp("reference")
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(DOCS), str(DOCS / "reference"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    read = InventoryFile.loads((folder / "objects.inv").read_bytes(), uri="https://example.org")
+    return {domain: dict(names) for domain, names in read.data.items() if domain.startswith("py:")}
+
+
+def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[str, Any]]) -> None:
+    known = set().union(*inventory.values())
+    assert {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__} <= known
+    assert {module.__name__ for module in MODULES} <= set(inventory["py:module"])
+    members = {"start", "apply", "dot", "rows", "codes", "solution"}
+    assert {f"hgms_core.LinearSystem.{name}" for name in members} <= set(inventory["py:method"])
+    assert {"hgms_run.RunFolder.records", "hgms_compare.Comparison.as_dict"} <= set(inventory["py:method"])
+    assert "hgms_run.RunResult.seconds" in inventory["py:property"]
+    entry = inventory["py:class"]["hgms_core.Problem"]
+    assert (entry.uri, entry.project_name) == ("https://example.org/functions.html#hgms_core.Problem", "HGMS")
+
+
+def test_the_classes_of_components_are_there_too(inventory: dict[str, dict[str, Any]]) -> None:
+    assert {"hgms_solvers.CG", "hgms_branches.Branches", "hgms_outer.Adam"} <= set(inventory["py:class"])
