@@ -24,10 +24,12 @@ import hgms_report as report
 from hgms_cli import main
 from hgms_core.errors import ConfigError
 from hgms_report import Study, curves, tables
-from hgms_report.figures import DARK, LIGHT, figures, source_colours, styles
+from hgms_report.curves import Curve
+from hgms_report.figures import figures, source_colours, span, styles
 from hgms_report.formats import WRITERS
 from hgms_report.latex import latex
 from hgms_report.markdown import markdown
+from hgms_results import DARK, LIGHT, Look
 from hgms_results.statistics import Interval
 
 
@@ -415,24 +417,45 @@ def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     assert line["x"][-1] == 120
 
 
-def test_a_method_looks_the_same_everywhere_and_unlike_any_other() -> None:
+def test_a_method_has_the_colour_of_its_name_in_every_report() -> None:
     assert len(LIGHT) == len(DARK)
 
-    def looks(*labels: str) -> dict[str, Any]:
-        return styles(SimpleNamespace(labels=sorted(labels)))  # type: ignore[arg-type]
+    def alone(label: str) -> Look:
+        return styles(SimpleNamespace(labels=[label]))[label]  # type: ignore[arg-type]
 
-    many = looks(*(f"method-{number:02}" for number in range(40)))
-    assert len({(look["colour"], look["dash"]) for look in many.values()}) == 40
-    first = looks(*list(many)[:5])
-    assert len({look["dash"] for look in first.values()}) == len({look["colour"] for look in first.values()}) == 5
-    # in another report, beside others, a method has its own colour, if no other method has the same one
-    own = {label: looks(label)[label]["colour"] for label in many}
-    apart = list({colour: label for label, colour in own.items()}.values())
-    assert len(apart) == 8
-    for count in range(1, 9):
-        assert {label: look["colour"] for label, look in looks(*apart[:count]).items()} == {
-            label: own[label] for label in apart[:count]
-        }
+    labels = [f"method-{number:02}" for number in range(40)]
+    beside = styles(SimpleNamespace(labels=labels))  # type: ignore[arg-type]
+    assert {label: beside[label].colour for label in labels} == {label: alone(label).colour for label in labels}
+    # of one colour, as many as there are dashes have different ones
+    for colour in range(len(LIGHT)):
+        dashes = [look.dash for look in beside.values() if look.colour == colour]
+        assert len(set(dashes)) == min(len(dashes), 5)
+    known = ["uniform", "hg-ms", "hg-baseline", "hg-implicit", "scalebio", "hg-ms-ula", "v-pbgd", "stocbio"]
+    assert len({alone(label).colour for label in known}) == len(known)
+
+
+def test_what_a_curve_does_at_first_does_not_set_the_axis() -> None:
+    x = np.linspace(0, 10, 101)
+    y = 2.0 - x / 20
+    y[1] = 400.0
+    ends = span({"a": Curve(x, y)})
+    assert ends is not None
+    assert 1.4 < ends[0] < 1.5
+    assert 2.0 < ends[1] < 2.1
+    y[0] = 300.0  # so far off that it is no place to begin
+    assert span({"a": Curve(x, y)}) == pytest.approx(ends, abs=0.1)
+    y[:2] = 4.0
+    assert span({"a": Curve(x, y)})[1] > 4.0  # type: ignore[index]
+
+
+def test_an_axis_begins_at_zero_where_that_is_near() -> None:
+    x = np.linspace(0, 10, 101)
+    low, high = span({"a": Curve(x, 10 + 8 * x)}, share=True) or []
+    assert -3 < low <= 0
+    assert 90 < high < 95
+    assert (span({"a": Curve(x, 90 + x / 2)}, share=True) or [0])[0] > 85
+    band = Curve(x, 2 + x, np.full(101, -40.0), 3 + x)
+    assert -0.5 < (span({"a": band}) or [-9])[0] <= 0  # a band alone does not lead below zero
 
 
 def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:

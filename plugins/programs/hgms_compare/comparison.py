@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
@@ -14,8 +15,12 @@ from attrs import field, frozen
 from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
-from hgms_core import CheckpointError
-from hgms_results import StoredRun, Table, execution_notes, read_run, table
+from hgms_core import CheckpointError, as_text
+from hgms_results import StoredRun, Table, execution_notes, in_notebook, read_run, table
+from hgms_run import frame, reporter
+
+if TYPE_CHECKING:
+    import pandas
 
 ALIKE = "equal candidates"
 """The note of a method whose candidates never differed."""
@@ -47,6 +52,65 @@ class Comparison:
     sweeps: Sequence[Mapping[str, Any]]
     execution: Mapping[str, Sequence[str]] = field(factory=dict)
     grid: Grid = field(repr=False)
+    runs: Sequence[StoredRun] = field(factory=list, repr=False)
+
+    __repr__ = as_text
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield (
+            "each run",
+            f"{self.grid.budget}, seeds {', '.join(map(str, self.grid.seeds[:9]))}" + " …" * (len(self.grid.seeds) > 9),
+        )
+        yield "runs", f"{len(self.runs)} done" + (f", {len(self.failures)} without a result" if self.failures else "")
+        for results in self.tables[:5]:
+            yield results.task, f"{results.winner or 'no method'} is ahead of all others"
+        if len(self.tables) > 5:
+            yield "…", f"{len(self.tables) - 5} more tasks"
+        yield "folder", str(self.grid.out)
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
+        return in_notebook(f"<p>{html.escape(self.heading)}</p>{''.join(table.html for table in self.tables)}<ul>{lines}</ul>")
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs. Errors: MissingExtra without
+        pandas.
+
+        .. versionadded:: 0.5"""
+        rows = [
+            {
+                "task": run.task_label, "method": run.label, "seed": run.seed, "status": "done", **run.metrics,
+                **{key: run.summary.get(key) for key in ("upper_loss", "outer_steps", "oracle_calls")},
+                "seconds": run.seconds, "folder": str(run.path),
+            }
+            for run in self.runs
+        ]  # fmt: skip
+        lost = [attrs.asdict(failure) | {"folder": str(failure.path)} for failure in self.failures]
+        return frame([*rows, *({key: value for key, value in row.items() if key != "path"} for row in lost)])
+
+    def plot(
+        self, what: Literal["differences", "curves"] = "differences", *, backend: Literal["matplotlib", "plotly"] = "matplotlib"
+    ) -> Any:
+        """A figure, a panel a task: each method's paired difference to the reference, or its metric against seconds and oracle
+        calls. Errors: MissingExtra without the library.
+
+        .. versionadded:: 0.5"""
+        if what == "differences":
+            return reporter().plot_forests([table.forest for table in self.tables], backend)
+        return reporter().plot_curves(self._study(), backend)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes what `hgms report` writes of these runs; the suffix decides the format. Errors: those of `hgms report`.
+
+        .. versionadded:: 0.5"""
+        return Path(reporter().write(self._study(), Path(path))[0])
+
+    def _study(self) -> Any:
+        begun = [failure.path for failure in self.failures if failure.path.is_dir()]
+        return reporter().build(
+            [*(run.path for run in self.runs), *begun], metrics=list(dict.fromkeys(self.grid.metrics.values())),
+            reference=self.grid.reference, sweeps=self.grid.out if self.sweeps else None,
+        )  # fmt: skip
 
     @property
     def complete(self) -> bool:
@@ -156,7 +220,8 @@ def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: 
         )
     execution = {task: execution_notes(itertools.chain(*by_method.values())) for task, by_method in runs.items()}
     swept_as = [sweep.as_dict() for sweep in sweeps]
-    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid)
+    done = [run for by_method in runs.values() for group in by_method.values() for run in group]
+    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid, runs=done)
 
 
 def _alike(gaps: Sequence[np.ndarray]) -> bool:

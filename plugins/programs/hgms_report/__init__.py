@@ -8,8 +8,9 @@ from hgms_core import hookimpl
 from hgms_report.compute import build
 from hgms_report.curves import Curve
 from hgms_report.figures import COLOURS
-from hgms_report.formats import SUFFIXES, suffix, write
+from hgms_report.formats import SUFFIXES, report, suffix, write
 from hgms_report.paper import draw_band, draw_curves, draw_mixtures, new_figure, save
+from hgms_report.pictures import plot_curves, plot_forests, plot_run
 from hgms_report.study import Section, Study
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS", "SUFFIXES", "Curve", "Section", "Study", "build", "draw_band", "draw_curves", "draw_mixtures", "new_figure",
-    "save", "suffix", "write",
+    "plot_curves", "plot_forests", "plot_run", "report", "save", "suffix", "write",
 ]  # fmt: skip
 
 

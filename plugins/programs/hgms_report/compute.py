@@ -36,12 +36,14 @@ def build(
     reference: str | None = None,
     separate: bool = False,
     title: str | None = None,
+    sweeps: str | Path | None = None,
 ) -> Study:
     """Reads all runs below ``folders`` and computes everything a report says.
 
     ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is
     the method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task
-    versions or budgets sections of their own.
+    versions or budgets sections of their own. Pilot sweeps are read below ``folders``, or below
+    the folder ``sweeps``.
 
     Raises:
         ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be compared.
@@ -69,13 +71,13 @@ def build(
         skipped += damaged
         if rows:
             sections.append(_section(heading, name, rows, metrics, reference, points))
-    sweeps, damaged = scan_sweeps(folders)
+    pilots, damaged = scan_sweeps(folders if sweeps is None else sweeps)
     return Study(
         title=title or "Bilevel methods compared",
         sources=[str(folder) for folder in folders],
         sections=sections,
         skipped=skipped + damaged,
-        sweeps=sweeps,
+        sweeps=pilots,
     )
 
 

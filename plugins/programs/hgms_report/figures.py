@@ -1,16 +1,13 @@
 """The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
 
-A method has one colour and one dash on the whole page, by its name. Colours come in a light and a dark set (after Okabe and
-Ito's, which colour-blind readers can tell apart), so a trace holds the *number* of its colour and the page puts it in.
+A method has one colour and one dash, by its name. Colours come in a light and a dark set, so a trace holds the *number* of its
+colour and the page puts it in.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import zlib
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,46 +16,30 @@ from hgms_report.curves import Curve
 from hgms_report.mixture import Mixture, prominent
 from hgms_report.study import Section, Study
 from hgms_report.tables import heading, outcome
-from hgms_results import is_share
+from hgms_results import Look, is_share, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in which they are given out."""
 
-LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00")
-DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+LEVEL = 0.15
+"""How much of its line's colour a band has."""
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
 _BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}  # a legend above would lie under the buttons of a plot
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
-Style = Mapping[str, Mapping[str, Any]]
-"""Colour number and dash, by method."""
+Style = Mapping[str, Look]
+"""The look of every method."""
 
 
-def styles(study: Study) -> dict[str, dict[str, Any]]:
-    """Colour number and dash of every method; 8 × 5 of them differ. A method has the colour of its name in every report, or the
-    next one where that is taken."""
-    chosen: dict[str, dict[str, Any]] = {}
-    colours, dashes, looks = (Counter[Any]() for _ in range(3))
-    for label in study.labels:
-        own = zlib.crc32(label.encode(errors="backslashreplace"))
-
-        def order(look: tuple[int, int], own: int = own) -> tuple[int, ...]:
-            colour, dash = look
-            free = looks[look], colours[colour]
-            return *free, (colour - own) % len(LIGHT), dashes[dash], (dash - own // len(LIGHT)) % len(DASHES)
-
-        colour, dash = min(itertools.product(range(len(LIGHT)), range(len(DASHES))), key=order)
-        for taken, key in ((colours, colour), (dashes, dash), (looks, (colour, dash))):
-            taken[key] += 1
-        chosen[label] = {"colour": colour, "dash": DASHES[dash]}
-    return chosen
+def styles(study: Study) -> dict[str, Look]:
+    """The looks of a study's methods. The colour is that of the name in every report."""
+    return looks(study.labels)
 
 
 def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Mapping[str, int]]) -> list[dict[str, Any]]:
-    """The section's figures that have something to show, each ``{"title", "text", "spec"}``; ``style`` is that of the methods,
-    ``colours`` of the sources."""
+    """The section's figures that have something to show, each ``{"title", "text", "spec", "ends"}``; ``style`` is that of the
+    methods, ``colours`` of the sources, and with ``ends`` a reader may zoom to where the curves end."""
     shown = []
     for metric in section.drawn:
         for axis in ("seconds", "oracle_calls"):
@@ -68,12 +49,13 @@ def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Ma
                 many = any(curve.low is not None for curve in curves.values())
                 text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
                 zoom = span(curves, share=is_share(metric))
-                shown.append(_figure(title, text, _curves(curves, style, held=True), AXES[axis], heading(metric), zoom=zoom))
+                figure = _figure(title, text, traces(curves, style, held=True), AXES[axis], heading(metric), zoom=zoom)
+                shown.append({**figure, "ends": True})
     shown += [_mixture(label, mix, section.axis, colours[mix.sources]) for label, mix in section.mixtures.items() if mix.moves]
     gaps = {entry.label: entry.gap for entry in section.entries if entry.gap is not None and np.nanmax(entry.gap.y) > 0}
     if gaps:
         text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
-        shown.append(_figure("Selection gap", text, _curves(gaps, style), _STEPS, "gap", zoom=span(gaps)))
+        shown.append(_figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", zoom=span(gaps)))
     branches = {entry.label: entry.branches for entry in section.entries if len(entry.branches) > 1}
     if branches:
         shown.append(_branches(branches, style))
@@ -81,8 +63,8 @@ def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Ma
     residuals = {label: curve for label, curve in solved.items() if np.nanmax(curve.y) > 0}
     if residuals:
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
-        traces = _curves(residuals, style, positive=True)
-        shown.append(_figure("Linear-solver residual", text, traces, _STEPS, "residual", log=True))
+        lines = traces(residuals, style, positive=True)
+        shown.append(_figure("Linear-solver residual", text, lines, _STEPS, "residual", log=True))
     outcomes = {entry.label: entry.outcomes for entry in section.entries if entry.solves}
     if outcomes:
         shown.append(_outcomes(outcomes))
@@ -90,16 +72,16 @@ def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Ma
 
 
 def _figure(
-    title: str, text: str, traces: list[dict[str, Any]], x: str, y: str, *, log: bool = False, zoom: list[float] | None = None
+    title: str, text: str, lines: list[dict[str, Any]], x: str, y: str, *, log: bool = False, zoom: list[float] | None = None
 ) -> dict[str, Any]:
     scale: dict[str, Any] = {"type": "log", "exponentformat": "power"} if log else {}
     if zoom is not None:
         scale["range"] = zoom
     layout = {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "yaxis": {"title": {"text": y}, **scale}}
-    return {"title": title, "text": text, "spec": {"data": traces, "layout": layout}}
+    return {"title": title, "text": text, "spec": {"data": lines, "layout": layout}, "ends": False}
 
 
-def _curves(curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False) -> list[dict[str, Any]]:
+def traces(curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False) -> list[dict[str, Any]]:
     """A band and a line for each method.
 
     ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold until the next report as steps.
@@ -108,9 +90,9 @@ def _curves(curves: Mapping[str, Curve], style: Style, *, positive: bool = False
     def shown(values: np.ndarray) -> np.ndarray:
         return np.where(values > 0, values, np.nan) if positive else values
 
-    traces: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
     for label, curve in curves.items():
-        meta = {"colour": style[label]["colour"]}
+        meta = {"colour": style[label].colour}
         look: dict[str, Any] = {"name": label, "legendgroup": label, "meta": meta, "mode": "lines"}
         if curve.low is not None and curve.high is not None:
             low, high = shown(curve.low), shown(curve.high)
@@ -120,11 +102,11 @@ def _curves(curves: Mapping[str, Curve], style: Style, *, positive: bool = False
                 at, low, high = np.repeat(at, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
             outline, area = numbers(np.concatenate([at, at[::-1]])), numbers(np.concatenate([high, low[::-1]]))
             band = {"x": outline, "y": area, "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
-            traces.append({**look, "meta": {**meta, "band": True}, **band})
-        line = {"width": 2, "dash": style[label]["dash"], **({"shape": "hv"} if held else {})}
+            shapes.append({**look, "meta": {**meta, "band": True}, **band})
+        line = {"width": 2, "dash": style[label].dash, **({"shape": "hv"} if held else {})}
         y = numbers(shown(curve.y))
-        traces.append({**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"})
-    return traces
+        shapes.append({**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"})
+    return shapes
 
 
 # --- mixtures ----------------------------------------------------------------------------------------------------------
@@ -193,7 +175,7 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
                 "x": index,
                 "y": [round(100 * counts.get(number, 0) / total, 3) for number in index],
                 "customdata": [counts.get(number, 0) for number in index],
-                "meta": {"colour": style[label]["colour"]},
+                "meta": {"colour": style[label].colour},
                 "hovertemplate": hover,
             }
         )
@@ -250,24 +232,45 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
-    """The ends of the y axis. They follow the means, and the bands up to half of that beyond them: with two seeds a band can be
-    huge. A share in percent stays within 0 and 100, whatever its band does."""
-    means = np.concatenate([curve.y for curve in curves.values()])
-    means = means[np.isfinite(means)]
-    if not means.size:
+    """The ends of the y axis.
+
+    They follow the means once these have settled (after a twentieth of the x axis) and where they began, unless that is far
+    off: what a curve does in the first second does not set the axis. Bands count up to half of that beyond the means: with two
+    seeds a band can be huge. The axis begins at zero where that is near, and a share in percent ends at 100.
+    """
+    lines = [curve for curve in curves.values() if np.isfinite(curve.y).any()]
+    if not lines:
         return None
+    settled = 0.05 * max(float(curve.x[-1]) for curve in lines)
+    late = [curve.x >= min(settled, curve.x[-1]) for curve in lines]
+    means = _finite(curve.y[kept] for curve, kept in zip(lines, late, strict=True))
+    first = np.array([curve.y[np.isfinite(curve.y)][0] for curve in lines])
+    if not means.size:
+        means = first
+    near = np.abs(first) / 5 <= np.abs(means).max()
+    means = np.concatenate([means, first[near]])
     low, high = float(means.min()), float(means.max())
     room = (high - low) or abs(high) or 1.0
-    bands = [band for curve in curves.values() for band in (curve.low, curve.high) if band is not None]
-    known = np.concatenate([band[np.isfinite(band)] for band in bands]) if bands else means
+    bands = (
+        (band, kept) for curve, kept in zip(lines, late, strict=True) for band in (curve.low, curve.high) if band is not None
+    )
+    known = _finite(band[kept] for band, kept in bands)
     if known.size:
         bottom, top = max(float(known.min()), low - room / 2), min(float(known.max()), high + room / 2)
-        low, high = min(low, bottom), max(high, top)
+        low, high = min(low, bottom if low < 0 else max(bottom, 0.0)), max(high, top)
     if share:
         low, high = max(low, 0.0), min(high, 100.0)
+    if 0 <= low < 0.5 * high:
+        low = 0.0
     margin = 0.04 * ((high - low) or room)
-    ends = low - margin, high + margin
+    ends = low - margin / 2, high + margin
     return [_rounded(end) for end in ends] if math.isfinite(ends[1] - ends[0]) else None
+
+
+def _finite(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """All finite numbers of several arrays."""
+    whole = np.concatenate([np.empty(0), *parts])
+    return whole[np.isfinite(whole)]
 
 
 def numbers(values: np.ndarray) -> list[float | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hgms_core import ConfigError
 from hgms_report import parquet
+from hgms_report.compute import build
 from hgms_report.latex import latex
 from hgms_report.markdown import markdown
 from hgms_report.page import html
@@ -52,6 +53,14 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     with whole(beside) as aside:
         parquet.write_steps(study, aside)
     return [path, beside]
+
+
+def report(folders: Iterable[str | Path], path: str | Path) -> Path:
+    """Writes a report of all runs below ``folders``, and returns its file. Raises what :func:`build` and :func:`write` raise.
+
+    .. versionadded:: 0.5
+    """
+    return write(build(folders), Path(path))[0]
 
 
 @contextlib.contextmanager

@@ -8,16 +8,16 @@ from typing import Any
 
 from hgms_core import MissingExtra, __version__
 from hgms_report import tables
-from hgms_report.figures import DARK, DASHES, LIGHT, figures, source_colours, styles
+from hgms_report.figures import Style, figures, source_colours, styles
 from hgms_report.study import Section, Study
-from hgms_results import StoredRun
+from hgms_results import DARK, DASHES, LIGHT, STYLE, StoredRun
 from hgms_run import difference, flatten, read_file
 
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 
 
-def html(study: Study) -> str:
-    """The page."""
+def html(study: Study, *, watch: str = "") -> str:
+    """The page. ``watch`` is what it is to ask for again every few seconds, where it is served while runs go on."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
@@ -27,7 +27,9 @@ def html(study: Study) -> str:
             "  (Markdown and LaTeX need nothing: --out report.md)"
         ) from None
     style, colours = styles(study), source_colours(study)
-    sections = [_section(section, number, figures(section, style, colours)) for number, section in enumerate(study.sections)]
+    sections = [
+        _section(section, number, figures(section, style, colours), style) for number, section in enumerate(study.sections)
+    ]
     loader = PackageLoader("hgms_report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     specs = {figure["id"]: figure["spec"] for section in sections for figure in section["figures"]}
@@ -43,11 +45,13 @@ def html(study: Study) -> str:
         dashes=_DASH_ARRAYS,
         plots=_script_json(specs),
         palette=_script_json({"light": LIGHT, "dark": DARK}),
+        forest_style=STYLE,
+        watch=watch,
         plotly=get_plotlyjs(),
     )
 
 
-def _section(section: Section, number: int, shown: list[dict[str, Any]]) -> dict[str, Any]:
+def _section(section: Section, number: int, shown: list[dict[str, Any]], style: Style) -> dict[str, Any]:
     """What the template shows of a section."""
     results, *rest = tables.tables(section)
     return {
@@ -56,6 +60,7 @@ def _section(section: Section, number: int, shown: list[dict[str, Any]]) -> dict
         "about": tables.about(section),
         "verdict": section.verdict,
         "winner": section.winner,
+        "forest": section.forest.html(style) if section.forest is not None else "",
         "results": results,
         "tables": {table.ident: table for table in rest},
         "figures": [{"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)],

@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING, Any
 from hgms_cli import printable
 from hgms_core import ConfigError, MissingExtra
 from hgms_report.curves import Curve
-from hgms_report.figures import AXES, DASHES, LIGHT, areas, source_colours, span, styles
+from hgms_report.figures import AXES, areas, source_colours, span, styles
 from hgms_report.formats import whole
 from hgms_report.study import Study
 from hgms_report.tables import heading
-from hgms_results import is_share
+from hgms_results import DASHES, LIGHT, is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".pdf", ".png")
+COLUMNS = 7.0
+"""Inches across two columns of a paper."""
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
 
 
 def draw_curves(study: Study, path: Path) -> Path:
+    """:func:`curve_panels` as a file."""
+    return save(curve_panels(study), path)
+
+
+def curve_panels(study: Study) -> Figure:
     """One row of two panels for each task: mean over seeds, with a band where there are several. Colours as in the report."""
     count = len(study.sections)
-    figure = new_figure(7.0, 2.6 * count + 0.5)
+    figure = new_figure(COLUMNS, 2.6 * count + 0.5)
     style = styles(study)
     panels = figure.subplots(count, 2, squeeze=False)
     for row, section in zip(panels, study.sections, strict=True):
@@ -34,23 +41,28 @@ def draw_curves(study: Study, path: Path) -> Path:
             curves = section.curves(name, section.metric)
             for method, curve in curves.items():
                 look = style[method]
-                draw_band(axis, curve, LIGHT[look["colour"]], label=_text(method), linestyle=_LINES[look["dash"]])
+                draw_band(axis, curve, LIGHT[look.colour], label=plain(method), linestyle=_LINES[look.dash])
             zoom = span(curves, share=is_share(section.metric)) if curves else None
             if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
             axis.set_xlabel(AXES[name], fontsize=8)
-            axis.tick_params(labelsize=7)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.grid(alpha=0.25, linewidth=0.5)
-        row[0].set_ylabel(_text(heading(section.metric)), fontsize=8)
+            bare(axis)
+        row[0].set_ylabel(plain(heading(section.metric)), fontsize=8)
         if count > 1:
-            row[0].set_title(_text(section.title), fontsize=9, loc="left")
+            row[0].set_title(plain(section.title), fontsize=9, loc="left")
     handles = {label: handle for axis in panels.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if handles:
         labels = sorted(handles)
         _legend(figure, [handles[label] for label in labels], fontsize=8, labels=labels)
-    return save(figure, path)
+    return figure
+
+
+def bare(axis: Axes) -> None:
+    """Small numbers, a faint grid and no frame."""
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, linewidth=0.5)
 
 
 def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
@@ -79,13 +91,13 @@ def draw_mixtures(study: Study, path: Path) -> Path:
             stack, x = areas(mixture, colours[mixture.sources]), mixture.x
             axis.stackplot(x, [values for _, _, values in stack], colors=[LIGHT[colour] for _, colour, _ in stack], linewidth=0)
             known |= dict.fromkeys((name, colour) for name, colour, _ in stack)
-            axis.set_title(_text(label), fontsize=8)
+            axis.set_title(plain(label), fontsize=8)
             axis.set_xlabel(AXES[section.axis], fontsize=8)
             axis.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
             axis.set_ylim(0, 1)
             axis.tick_params(labelsize=7)
-        row[0].set_ylabel("weight" if len(rows) == 1 else f"{_text(section.title)}\nweight", fontsize=8)
-    _legend(figure, [Patch(color=LIGHT[colour], label=_text(name)) for name, colour in known], fontsize=7)
+        row[0].set_ylabel("weight" if len(rows) == 1 else f"{plain(section.title)}\nweight", fontsize=8)
+    _legend(figure, [Patch(color=LIGHT[colour], label=plain(name)) for name, colour in known], fontsize=7)
     return save(figure, path)
 
 
@@ -93,7 +105,7 @@ def _legend(figure: Figure, handles: list[Any], **how: Any) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, **how)
 
 
-def _text(name: str) -> str:
+def plain(name: str) -> str:
     """A name as it is: matplotlib would set what stands between dollars as a formula."""
     return printable(name).replace("$", r"\$")
 

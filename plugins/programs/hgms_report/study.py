@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from hgms_report.curves import Curve
 from hgms_report.mixture import Mixture
-from hgms_results import Interval, Skipped, StoredRun, StoredSweep, is_share, spell
+from hgms_results import Forest, Interval, Skipped, StoredRun, StoredSweep, is_share, spell
 
 
 @frozen(kw_only=True)
@@ -103,6 +103,15 @@ class Section:
     @property
     def runs(self) -> list[StoredRun]:
         return [run for entry in self.entries for run in entry.runs + entry.failed]
+
+    @property
+    def forest(self) -> Forest | None:
+        """The paired differences as a picture; None where there is nothing to compare."""
+        return Forest.of(
+            self.pairs, [entry.label for entry in self.entries], self.reference, title=self.title,
+            metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher, winner=self.winner,
+            excluded={entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries},
+        )  # fmt: skip
 
     @property
     def mixtures(self) -> dict[str, Mixture]:

@@ -149,6 +149,8 @@ def work(section: Section) -> Table:
         row += [mean(entry.values(name)) for name in ("oracle_calls", *_COSTS)]
         rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
     caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
+    if any(cell.text == "–" for row in rows for cell in row):
+        caption += " –: the method's records do not say (a plugin's method does by the keys oracle_calls and cost_…)."
     return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
 
 
@@ -269,16 +271,17 @@ def overview(study: Study) -> Table:
         for place, entry in enumerate(section.entries):
             places.setdefault(entry.label, []).append(place)
     rows = []
-    for label in sorted(study.labels, key=lambda label: sum(places[label]) / len(places[label])):
-        row = [text(label)]
+    mean_place = {label: 1 + sum(own) / len(own) for label, own in places.items()}
+    for label in sorted(study.labels, key=mean_place.__getitem__):
+        row = [text(label), Cell(f"{mean_place[label]:.1f}", mean_place[label])]
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
             value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
             row.append(interval(value, section.metric, note=note, strong=label == section.winner))
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
-    caption = f"{_LEGEND} {_DIFFERENCES}"
-    return Table(title="All tasks", columns=["method", *columns], rows=rows, caption=caption, ident="overview")
+    caption = f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
+    return Table(title="All tasks", columns=["method", "mean place", *columns], rows=rows, caption=caption, ident="overview")
 
 
 def ledgers(study: Study) -> list[Table]:

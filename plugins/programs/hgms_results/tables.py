@@ -7,13 +7,16 @@ of paired samples, at the levels of Holm's rule over all pairs of methods (:func
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
+from hgms_core import as_text
+from hgms_results.forest import Forest, in_notebook
 from hgms_results.statistics import Interval, compared, spell
 from hgms_results.stored import StoredRun
 from hgms_run import RunResult
@@ -98,9 +101,45 @@ class Table:
     rows: Sequence[Row]
     pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
 
+    __repr__ = as_text
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "task", self.task or "not named"
+        yield "metric", f"{self.metric}, {'higher' if self.higher_is_better else 'lower'} is better"
+        yield "methods", ", ".join(row.method for row in self.rows)
+        yield "reference", self.reference or "none"
+        yield "winner", self.winner or "none"
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.html)
+
     @property
     def winner(self) -> str | None:
         return next((row.method for row in self.rows if row.winner), None)
+
+    @property
+    def forest(self) -> Forest | None:
+        """The differences as a picture, best mean first; None where there is nothing to compare."""
+
+        def rank(row: Row) -> tuple[bool, float]:
+            mean = row.metrics[self.metric].mean if self.metric in row.metrics else math.nan
+            return math.isnan(mean), -mean if self.higher_is_better else mean
+
+        ranked = sorted(self.rows, key=rank)
+        return Forest.of(
+            self.pairs, [row.method for row in ranked], self.reference,
+            title=self.task, metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher_is_better,
+            winner=self.winner, excluded={row.method: "; ".join(row.notes) or "no value" for row in ranked},
+        )  # fmt: skip
+
+    @property
+    def html(self) -> str:
+        """The differences as a picture, and the rows below it."""
+        rows = self.columns
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0]) if rows else ""
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row.values()) + "</tr>" for row in rows)
+        picture = self.forest.html() if self.forest is not None else f"<p><b>{html.escape(self.task)}</b></p>"
+        return f'{picture}<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
 
     def as_dict(self) -> dict[str, Any]:
         table = {name: getattr(self, name) for name in ("task", "metric", "higher_is_better", "reference", "winner")}

@@ -19,6 +19,7 @@ from hgms_run.launch import device_called, record_failure, run, run_config
 from hgms_run.loop import ignore
 from hgms_run.progress import Progress
 from hgms_run.provenance import environment
+from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, stoppable
 from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
 from hgms_run.traits import TRAITS, misfit, missing_traits, needs
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 __all__ = [
     "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
     "Interrupted", "Interrupts", "Invalid", "Progress", "RunConfig", "RunFolder", "RunResult", "RunSettings", "appending",
-    "built", "converter_for", "device_called", "difference", "environment", "flatten", "ignore", "init_fields", "kinds_of",
-    "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json",
-    "parse_toml", "plain", "put", "read_file", "read_toml", "record_failure", "replace_file", "run", "run_config", "save_state",
-    "show", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
+    "built", "converter_for", "device_called", "difference", "environment", "flatten", "frame", "ignore", "init_fields",
+    "kinds_of", "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness", "needs", "opened",
+    "pack", "parse_json", "parse_toml", "plain", "put", "read_file", "read_toml", "record_failure", "replace_file",
+    "reporter", "run", "run_config", "save_state", "show", "spell", "stoppable", "structured", "tables_of",
+    "tables_of_others", "traits_of", "type_hints", "unpack",
 ]  # fmt: skip
 
 

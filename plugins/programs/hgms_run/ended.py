@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from attrs import frozen
 
 from hgms_cli import finite
-from hgms_core import Data, Nested, NumericalError, Problem, Record, RunInfo, Tree, norm
+from hgms_core import Data, Nested, NumericalError, Problem, Record, RunInfo, Tree, as_html, as_text, norm, sizes
 from hgms_run.advice import broken
 from hgms_run.execution import Execution
+from hgms_run.shown import frame, reporter, write_run
+
+if TYPE_CHECKING:
+    import pandas
 
 UNMOVED = 0.01
 """The share of the validation loss at the start by which it has at least to change for x to count as trained."""
@@ -31,9 +37,44 @@ class RunResult:
     records: list[Record]
     execution: Execution | None = None
 
+    __repr__, _repr_html_ = as_text, as_html
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        info, metrics = self.info, self.summary.get("metrics") or {}
+        status = str(self.summary.get("error") or self.summary.get("status") or "not known").splitlines()[0]
+        yield "run", f"{info.method} on {info.task}, seed {info.seed}, {info.budget}: {status}"
+        spent = f"{self.summary.get('outer_steps')} outer steps, {self.summary.get('oracle_calls')} oracle calls"
+        yield "spent", f"{spent}, {self.seconds:.3g} s"
+        losses = [row["upper_loss"] for row in self.records if row.get("upper_loss") is not None]
+        if losses:
+            yield "upper loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at the end"
+        if metrics:
+            yield "metrics", ", ".join(f"{name} {math.nan if v is None else v:.4g}" for name, v in list(metrics.items())[:6])
+        yield from (("θ", sizes(self.theta)), ("x", sizes(self.x)), ("folder", str(info.folder or "none, it is in memory")))
+
     @property
     def seconds(self) -> float:
         return float(self.records[-1]["seconds"]) if self.records else 0.0
+
+    def to_frame(self) -> pandas.DataFrame:
+        """``records`` as a pandas data frame, a row a step. Errors: MissingExtra without pandas.
+
+        .. versionadded:: 0.5"""
+        return frame(self.records)
+
+    def plot(self, *, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
+        """A figure of the upper loss and the metrics against seconds. Errors: MissingExtra without the library.
+
+        .. versionadded:: 0.5"""
+        return reporter().plot_run(self, backend)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes what `hgms report` writes of this run; the suffix decides the format. Errors: those of `hgms report`.
+
+        .. versionadded:: 0.5"""
+        with tempfile.TemporaryDirectory() as place:
+            folder = self.info.folder or write_run(Path(place), self.info, self.summary, self.records)
+            return Path(reporter().report([folder], path))
 
 
 def summarise(

@@ -1,0 +1,59 @@
+"""A result in a notebook: as a data frame, and by way of the report, which is a program above this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomlkit
+
+from hgms_core import MissingExtra, PluginError, RunInfo
+from hgms_run.as_table import plain
+from hgms_run.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Rows as a pandas data frame.
+
+    Raises:
+        MissingExtra: pandas is not installed.
+
+    .. versionadded:: 0.5
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise MissingExtra("a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'") from None
+    return pandas.DataFrame(list(rows))
+
+
+def reporter() -> Any:
+    """The package behind `hgms report`, found as commands are found.
+
+    .. versionadded:: 0.5
+    """
+    for program in entry_points(group="hgms.programs", name="report"):
+        return program.load()
+    raise PluginError("no program `report` is installed; install hgms again")
+
+
+def write_run(folder: Path, info: RunInfo, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Path:
+    """A run that was kept in memory, as a folder that `hgms report` reads.
+
+    .. versionadded:: 0.5
+    """
+    config = info.config or {
+        "seed": info.seed, "task": {"name": info.task}, "method": {"name": info.method}, "budget": plain(info.budget),
+    }  # fmt: skip
+    place = RunFolder(folder)
+    place.create(tomlkit.dumps(config), {})
+    for record in records:
+        row = dict(record)
+        place.append(row, {"step": row["step"], "seconds": row.pop("seconds")})
+    place.write_summary(summary)
+    return folder
