@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from hgms_core.shapes import Nested, Shape
+
 
 def as_text(value: Any) -> str:
     """``__repr__ = as_text`` of a class whose ``_rows()`` are pairs of a label and a text.
@@ -54,14 +56,15 @@ def brief(value: Any) -> str:
     return text if len(text := repr(value)) <= 80 else f"{text[:79]}…"
 
 
-def sizes(tree: dict[str, Tensor], most: int = 4) -> str:
+def sizes(nested: Nested, most: int = 4) -> str:
     """Names, shapes and types of a tree's tensors: ``w [3, 4], b [3], float32``.
 
     .. versionadded:: 0.5"""
+    _, tree = Shape.of(nested, "a tree", "")
     kinds = " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()})) or "nothing"
     if len(tree) > most:
         return f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tree.values()):,} numbers, {kinds}"
-    return ", ".join([*(f"{name} {list(leaf.shape)}" for name, leaf in tree.items()), kinds])
+    return ", ".join([*(f"{name} {list(leaf.shape)}".strip() for name, leaf in tree.items()), kinds])
 
 
 def number(value: Tensor) -> str:

@@ -43,8 +43,9 @@ CORE = [
     "linear | stacking",
     "protocols",
     "problem : records : budget : seeding : data : columns",
+    "display",
     "shapes",
-    "trees : errors : display",
+    "trees : errors",
 ]
 """The core's own layers."""
 

@@ -70,6 +70,8 @@ def test_a_problem_and_its_data_hold_no_numbers() -> None:
 def test_many_tensors_are_counted() -> None:
     tree = {f"layer-{number}": torch.zeros(2, 3) for number in range(9)}
     assert sizes(tree) == "9 tensors, 54 numbers, float32"
+    assert sizes(torch.zeros(3)) == "[3], float32"
+    assert sizes([{"a": torch.zeros(3)}]) == "0.a [3], float32"
     assert sizes({"a": torch.zeros(1), "b": torch.zeros(2, dtype=torch.float64)}) == "a [1], b [2], float32 and float64"
 
 
