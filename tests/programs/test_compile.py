@@ -329,7 +329,7 @@ class TestConfiguration:
     def test_a_wrong_value_is_told_what_there_is(self, value: object) -> None:
         with pytest.raises(ConfigError, match=r'(?s)expected "auto" or true or false, got .*run\.compile'):
             self.config(compile=value)
-        with pytest.raises(ValueError, match="compile"):
+        with pytest.raises(ConfigError, match="compile"):
             RunSettings(compile=value)  # type: ignore[arg-type]
 
     def test_a_run_from_python_says_it_too(self, stopped: None, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 
 from hgms_core import ConfigError, HgmsError, as_html, unknown
-from hgms_fields.reading import Place, Reader, Wrong, config_error, got, reader, sentence, spelled
+from hgms_fields.reading import Place, Reader, Wrong, config_error, reader
+from hgms_fields.words import got, sentence, spelled
 
 
 def frozen(cls: type | None = None, /, **options: Any) -> Any:

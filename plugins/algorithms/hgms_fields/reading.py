@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import math
+import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import attrs
 
-from hgms_core import ConfigError, HgmsError, unknown
-from hgms_fields.parts import KINDS, instead, methods, part
+from hgms_core import Budget, ConfigError, HgmsError, unknown
+from hgms_fields.parts import KINDS, instead, part
+from hgms_fields.words import got, is_generic, sentence, spelled
 
 Place = tuple[str | int, ...]
 """Names of arguments, keys and positions, from an object down to a value in it."""
@@ -63,9 +65,11 @@ def reader(hint: Any) -> Reader:
     if hint is Any:
         return lambda value: value
     if hint in SCALARS:
-        return SCALARS[hint][1]
+        return SCALARS[hint]
     if hint in KINDS:
         return lambda value: _part(value, hint)
+    if hint is Budget:
+        return _budget
     if isinstance(hint, type) and attrs.has(hint):
         return lambda value: _object(value, hint)
     if isinstance(hint, type):
@@ -78,17 +82,13 @@ def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
         return lambda value: _choice(value, hint)
     if origin in (typing.Union, types.UnionType):
         return _union(hint, arguments)
-    if _is_a(origin, tuple, list, Sequence):
+    if is_generic(origin, tuple, list, Sequence):
         return _sequence(hint, origin, arguments)
-    if _is_a(origin, Mapping):
+    if is_generic(origin, Mapping):
         return _mapping(hint, reader(arguments[1]))
-    if _is_a(origin, Callable):
+    if is_generic(origin, Callable):
         return lambda value: value if callable(value) else _unexpected(hint, value)
     return lambda value: value
-
-
-def _is_a(origin: Any, *classes: Any) -> bool:
-    return isinstance(origin, type) and issubclass(origin, classes)
 
 
 def _plain(value: Any) -> Any:
@@ -126,12 +126,12 @@ def _truth(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     return value if type(value) is str else str(value) if isinstance(value, str) else _unexpected(str, value)
 
 
-SCALARS: dict[Any, tuple[str, Reader]] = {
-    bool: ("True or False", _truth), int: ("an integer", _integer), float: ("a number", _number), str: ("a string", _text),
-}  # fmt: skip
+SCALARS: dict[Any, Reader] = {bool: _truth, int: _integer, float: _number, str: _text}
 
 
 def _choice(value: Any, hint: Any) -> Any:
@@ -214,19 +214,29 @@ def _each(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
     return values
 
 
+def _budget(value: Any) -> Budget:
+    if not isinstance(value, Budget | str | Mapping):
+        _unexpected(Budget, value)
+    return _made(Budget, **value) if isinstance(value, Mapping) else _made(Budget, value)
+
+
 def _object(value: Any, cls: Any) -> Any:
     """An object of the class, or the table of its fields, as a configuration has it."""
     if isinstance(value, cls):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        try:
-            return cls(**value)
-        except (ValueError, TypeError, HgmsError) as error:
-            raise Wrong(*getattr(error, "errors", [((), sentence(error))])) from None
+        return _made(cls, **value)
     _unexpected(cls, value)
 
 
-# --- in words ----------------------------------------------------------------------------------------------------------
+def _made(cls: Any, *args: Any, **arguments: Any) -> Any:
+    try:
+        return cls(*args, **arguments)
+    except (ValueError, TypeError, HgmsError) as error:
+        raise Wrong(*getattr(error, "errors", [((), sentence(error))])) from None
+
+
+# --- what may have been meant -------------------------------------------------------------------------------------------
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
@@ -237,21 +247,7 @@ def _meant(hint: Any, value: Any) -> str:
     """What to write, where the value is the right one in another form."""
     if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
         return f"; write {value.__name__}()"
-    guesses: list[Any] = []
-    if isinstance(value, str):
-        guesses += [{"none": None, "true": True, "false": False}.get(value.casefold())] * (value.casefold() in _WORDS)
-        for form in (int, float):
-            try:
-                guesses.append(form(value))
-            except ValueError:
-                continue
-    elif isinstance(value, float) and value.is_integer():
-        guesses.append(int(value))
-    elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
-        guesses.append(value.item())
-    elif isinstance(value, list | tuple) and len(value) == 1:
-        guesses += value
-    for guess in guesses:
+    for guess in _guesses(value):
         try:
             return f"; write {reader(hint)(guess)!r}"
         except Wrong:
@@ -259,60 +255,21 @@ def _meant(hint: Any, value: Any) -> str:
     return ""
 
 
-_WORDS = ("none", "true", "false")
+def _guesses(value: Any) -> Iterator[Any]:
+    if type(value).__module__ == "torch":  # a dtype or a device
+        yield str(value).removeprefix("torch.")
+    if isinstance(value, str):
+        yield from [word for text, word in _WORDS.items() if text == value.casefold()]
+        for form in (int, float):
+            with contextlib.suppress(ValueError):
+                yield form(value)
+        yield (value,)
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
+        yield value.item()
+    elif isinstance(value, list | tuple) and len(value) == 1:
+        yield value[0]
 
 
-def spelled(hint: Any) -> str:
-    """A type in words.
-
-    >>> spelled(tuple[float, float] | None)
-    '2 values (a number, a number) or None'
-    """
-    if hint in SCALARS:
-        return SCALARS[hint][0]
-    if hint in KINDS:
-        return f"{KINDS[hint]} (an object with {', '.join(sorted(methods(hint)))})"
-    if hint in (None, type(None)):
-        return "None"
-    if isinstance(hint, type) and attrs.has(hint):
-        names = [field.alias for field in attrs.fields(hint) if field.init]
-        return f"an object of {hint.__name__} or a dictionary of its arguments ({', '.join(names)})"
-    if isinstance(hint, type):
-        return f"an object of {hint.__name__}"
-    return _spelled_generic(hint, typing.get_origin(hint), typing.get_args(hint))
-
-
-def _spelled_generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
-    if origin is Literal:
-        return " or ".join(map(repr, arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(spelled(member) for member in arguments)
-    if origin is tuple and Ellipsis not in arguments:
-        return f"{len(arguments)} values ({', '.join(spelled(item) for item in arguments)})"
-    if _is_a(origin, tuple, list, Sequence):
-        return f"a list ({spelled(arguments[0])} each)"
-    if _is_a(origin, Mapping):
-        return f"a dictionary ({spelled(arguments[1])} each)"
-    return "a function" if _is_a(origin, Callable) else str(hint)
-
-
-def sentence(error: BaseException) -> str:
-    """The sentence of an exception; attrs' own ones carry more arguments behind it."""
-    return str(error.args[0]) if error.args else type(error).__name__
-
-
-def got(value: object) -> str:
-    """A value as a message shows it."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if inspect.isroutine(value):
-        return f"the function {value.__name__}"
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"{_article(type(value).__name__)} of shape {list(shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+_WORDS = {"none": None, "true": True, "false": False}

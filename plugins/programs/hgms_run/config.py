@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import attrs
 import tomlkit
-from attrs import Factory, field, frozen, validators
+from attrs import Factory, field, validators
 
 from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
+from hgms_fields import frozen
 from hgms_run.as_table import plain
 from hgms_run.convert import structured, traits_of
 from hgms_run.invalid import Invalid
