@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
+from hgms_core.data import Batch, Data
 from hgms_core.errors import ConfigError
-from hgms_core.problem import Batch, Data
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, trainable
 
@@ -208,12 +208,13 @@ def _hash(numbers: Tensor) -> Tensor:
 
 
 def fields(
-    model: nn.Module, loss: Function, data: Data, theta0: Any, lower: Function | None, upper: Function | None,
+    model: nn.Module, loss: Function, train: Any, theta0: Any, lower: Function | None, upper: Function | None,
     evaluate: Function | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What :meth:`Problem.of_module` makes a problem of."""
     own, x0 = inner(model), start(model)
     names, like = places(model, own), next(iter(x0.values()))
+    data = Data.of(train, like.dtype)
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
@@ -240,6 +241,7 @@ def fields(
         "theta0": torch.zeros(data.size, dtype=like.dtype, device=like.device) if theta0 is None else theta0,
         "x0": x0,
         "g": bound(True, lower or weighted),
+        "lower_data": data,
         "f": bound(False, upper or (lambda theta, model, batch: loss(model, batch).mean())),
         "precision": None if coarsest == like.dtype else coarsest,
     }

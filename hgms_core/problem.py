@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hgms_core.data import Batch, Data, by_role
 from hgms_core.display import as_html, as_text, changed, sizes
 from hgms_core.errors import DRAWS, ConfigError
+from hgms_core.modules import fields
 from hgms_core.seeding import Key, global_states
 from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Tree, detach, require_grad
@@ -192,11 +193,8 @@ class Problem:
         (['bias', 'weight'], tensor([0., 0., 0., 0.]))
 
         .. versionadded:: 0.5"""
-        from hgms_core.modules import fields  # which needs Data
-
-        data = train if isinstance(train, Data) else Data.of(train)
-        own = fields(model, loss, data, theta0, lower, upper, evaluate)
-        return cls(**own, lower_data=data, upper_data=validation, fresh=fresh, **more)
+        own = fields(model, loss, train, theta0, lower, upper, evaluate)
+        return cls(**own, upper_data=validation, fresh=fresh, **more)
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
