@@ -268,7 +268,7 @@ def _guesses(value: Any) -> Iterator[Any]:
         yield int(value)
     elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
         yield value.item()
-    elif isinstance(value, list | tuple) and len(value) == 1:
+    elif isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str):  # a guess is not guessed at
         yield value[0]
 
 
