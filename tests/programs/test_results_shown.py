@@ -76,7 +76,7 @@ def test_a_comparison_is_short_and_shows_its_differences(comparison: Comparison)
     assert len(repr(comparison).splitlines()) < 10
     assert "quadratic  no method is ahead of all others" in repr(comparison)
     page = comparison._repr_html_()
-    assert page.index('class="forest"') < page.index("<thead>")
+    assert page.index('class="hgms-forest"') < page.index("<thead>")
     assert all(line.split(":")[0] in page for line in comparison.remarks)
 
 
@@ -92,7 +92,7 @@ def test_a_comparison_as_a_frame_a_picture_and_a_report(comparison: Comparison, 
         for what in ("differences", "curves"):
             assert comparison.plot(what, backend=backend)  # type: ignore[arg-type]
     page = comparison.report(tmp_path / "report.html").read_text()
-    assert 'class="forest"' in page
+    assert 'class="hgms-forest"' in page
     assert "hg-baseline" in page
 
 

@@ -1,68 +1,106 @@
-"""Progress bars on a terminal."""
+"""Progress bars, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import define
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
 class Bars:
-    """``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``: a line with a bar for each title, on standard error; nothing
-    where that is no terminal, or if not ``enabled``."""
+    """``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``: a line with a bar for each title, on standard error or below
+    a notebook's cell; nothing where neither is there, or if not ``enabled``."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._display: Progress | None = None
-        self._lines: dict[str, TaskID] = {}
+        self._view: View | None = None
 
     @property
     def visible(self) -> bool:
-        return self._display is not None
+        return self._view is not None
 
     def __enter__(self) -> Bars:
-        if not self.enabled:
-            return self
+        if self.enabled:
+            self._view = Cell() if in_notebook() else Terminal.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def show(self, title: str, completed: float, numbers: str = "", total: float = 1.0) -> None:
+        """Brings the line of this title up to date; the first time it is added."""
+        if self._view is not None:
+            self._view.show(title, completed, numbers, total)
+
+    def remove(self, title: str) -> None:
+        if self._view is not None:
+            self._view.remove(title)
+
+    def print_error(self, text: str) -> None:
+        """A line that stays, above the bars."""
+        if self._view is not None:
+            self._view.print_error(text)
+
+
+class View(Protocol):
+    """Where bars are drawn."""
+
+    def show(self, title: str, completed: float, numbers: str, total: float) -> None: ...
+    def remove(self, title: str) -> None: ...
+    def print_error(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+# --- a terminal --------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """Bars drawn by rich on standard error."""
+
+    def __init__(self, display: Progress) -> None:
+        self._display = display
+        self._lines: dict[str, TaskID] = {}
+        _echo_control_keys(False)
+        display.start()
+
+    @classmethod
+    def open(cls) -> Terminal | None:
+        """None where standard error is no terminal."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         console = Console(stderr=True)
-        if console.is_terminal:
-            self._display = Progress(
-                SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=18),
-                TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}"),
-                console=console, refresh_per_second=4,
-            )  # fmt: skip
-            _echo_control_keys(False)
-            self._display.start()
-        return self
+        if not console.is_terminal:
+            return None
+        numbers = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}")
+        title, bar = TextColumn("[bold]{task.description}"), BarColumn(bar_width=18)
+        return cls(Progress(SpinnerColumn(), title, bar, *numbers, console=console, refresh_per_second=4))
 
-    def __exit__(self, *_: object) -> None:
-        if self._display is not None:
-            self._display.stop()
-            self._display = None
-            _echo_control_keys(True)
-
-    def show(self, title: str, completed: float, numbers: str = "", total: float = 1.0) -> None:
-        """Brings the line of this title up to date; the first time it is added."""
-        if self._display is None:
-            return
+    def show(self, title: str, completed: float, numbers: str, total: float) -> None:
         if title not in self._lines:
             self._lines[title] = self._display.add_task(title, total=total, numbers="")
         self._display.update(self._lines[title], completed=completed, numbers=numbers)
 
     def remove(self, title: str) -> None:
-        if self._display is not None and title in self._lines:
+        if title in self._lines:
             self._display.remove_task(self._lines.pop(title))
 
     def print_error(self, text: str) -> None:
-        """A line that stays, above the bars."""
-        if self._display is not None:
-            self._display.console.print(text, style="red", markup=False, highlight=False)
+        self._display.console.print(text, style="red", markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._display.stop()
+        _echo_control_keys(True)
 
 
 def _echo_control_keys(wanted: bool) -> None:
@@ -78,6 +116,74 @@ def _echo_control_keys(wanted: bool) -> None:
             flags = termios.tcgetattr(handle)
             flags[3] = flags[3] | termios.ECHOCTL if wanted else flags[3] & ~termios.ECHOCTL
             termios.tcsetattr(handle, termios.TCSANOW, flags)
+
+
+# --- a notebook --------------------------------------------------------------------------------------------------------
+
+_PAUSE = 0.25  # seconds between two drawings: each is a message to the browser
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
+
+
+@define
+class _Line:
+    share: float
+    numbers: str
+
+
+class Cell:
+    """Bars as one output of a notebook's cell, which is replaced whenever they change."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+        self._errors: list[str] = []
+        self._handle: Any = None
+        self._drawn = float("-inf")
+
+    def show(self, title: str, completed: float, numbers: str, total: float) -> None:
+        self._lines[title] = _Line(min(1.0, max(0.0, completed / total)) if total else 1.0, numbers)
+        self._draw()
+
+    def remove(self, title: str) -> None:
+        self._lines.pop(title, None)
+        self._draw()
+
+    def print_error(self, text: str) -> None:
+        self._errors.append(text)
+        self._draw()
+
+    def close(self) -> None:
+        self._draw(at_once=True)
+
+    def _draw(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if now - self._drawn < _PAUSE and not at_once:
+            return
+        self._drawn = now
+        from IPython.display import HTML, display
+
+        shown = HTML(self.html)
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    @property
+    def html(self) -> str:
+        errors = "".join(f'<div style="color: #d9485f">{html.escape(text)}</div>' for text in self._errors)
+        lines = "".join(
+            f'<div style="font-size: .9em"><progress value="{line.share:.4f}" style="width: 9em"></progress> '
+            f"<strong>{html.escape(title)}</strong> {100 * line.share:.0f} % {html.escape(line.numbers)}</div>"
+            for title, line in self._lines.items()
+        )
+        return errors + lines
 
 
 __all__ = ["Bars"]

@@ -19,24 +19,24 @@ from hgms_results.statistics import Interval, spell
 MINUS = "\N{MINUS SIGN}"
 
 STYLE = """
-.forest { border-collapse: collapse; width: 100%; max-width: 60rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
-.forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
-.forest caption span { font-weight: 400; opacity: .8; }
-.forest tr, .forest th, .forest td { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
-.forest th { font-weight: 500; width: 1%; white-space: nowrap; }
-.forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
-.forest .won > * { font-weight: 700; }
-.forest .track { position: relative; height: 1.5em; min-width: 7rem; }
-.forest .track > * { position: absolute; top: 50%; }
-.forest .zero { top: 0; bottom: 0; border-left: 1px dashed currentColor; opacity: .55; }
-.forest .bar { height: 3px; margin-top: -1.5px; border-radius: 2px; background: var(--c); }
-.forest .dot { width: 10px; height: 10px; margin: -5px 0 0 -5px; border-radius: 50%; background: var(--c); }
-.forest .won .dot { border-radius: 0; transform: rotate(45deg); }
-.forest .base .dot { background: none; border: 2px solid var(--c); box-sizing: border-box; }
-.forest .beyond { color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em; }
-.forest .axis { border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8; }
-.forest .axis span { transform: translateX(-50%); top: .15em; white-space: nowrap; }
-.forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; border-radius: 50%; background: var(--c); }
+.hgms-forest { border-collapse: collapse; width: 100%; max-width: 60rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
+.hgms-forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
+.hgms-forest caption span { font-weight: 400; opacity: .8; }
+.hgms-forest tr, .hgms-forest th, .hgms-forest td { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
+.hgms-forest th { font-weight: 500; width: 1%; white-space: nowrap; }
+.hgms-forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
+.hgms-forest .won > * { font-weight: 700; }
+.hgms-forest .track { position: relative; height: 1.5em; min-width: 7rem; }
+.hgms-forest .track > * { position: absolute; top: 50%; }
+.hgms-forest .zero { top: 0; bottom: 0; border-left: 1px dashed currentColor; opacity: .55; }
+.hgms-forest .bar { height: 3px; margin-top: -1.5px; border-radius: 2px; background: var(--c); }
+.hgms-forest .dot { width: 10px; height: 10px; margin: -5px 0 0 -5px; border-radius: 50%; background: var(--c); }
+.hgms-forest .won .dot { border-radius: 0; transform: rotate(45deg); }
+.hgms-forest .base .dot { background: none; border: 2px solid var(--c); box-sizing: border-box; }
+.hgms-forest .beyond { color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em; }
+.hgms-forest .axis { border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8; }
+.hgms-forest .axis span { transform: translateX(-50%); top: .15em; white-space: nowrap; }
+.hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; border-radius: 50%; background: var(--c); }
 """
 """What a page with forest plots needs once, and the colours ``--c0`` … as it has them."""
 
@@ -156,7 +156,7 @@ class Forest:
         ticks = "".join(f'<span style="left: {at(tick)}">{_plain(tick * scale)}</span>' for tick in self.ticks)
         title = f"{html.escape(self.title)} <span>{html.escape(self.caption)}</span>"
         axis = f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td class="n"></td></tr>'
-        return f'<table class="forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+        return f'<table class="hgms-forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
 
 
 def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], str]) -> str:
