@@ -22,7 +22,7 @@ STYLE = """
 .hgms-forest { border-collapse: collapse; width: 100%; max-width: 60rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
 .hgms-forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
 .hgms-forest caption span { font-weight: 400; opacity: .8; }
-.hgms-forest tr, .hgms-forest th, .hgms-forest td { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
+.hgms-forest :is(tr, th, td) { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
 .hgms-forest th { font-weight: 500; width: 1%; white-space: nowrap; }
 .hgms-forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
 .hgms-forest .won > * { font-weight: 700; }
@@ -36,7 +36,8 @@ STYLE = """
 .hgms-forest .beyond { color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em; }
 .hgms-forest .axis { border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8; }
 .hgms-forest .axis span { transform: translateX(-50%); top: .15em; white-space: nowrap; }
-.hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; border-radius: 50%; background: var(--c); }
+.hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; }
+.hgms-forest .key { border-radius: 50%; background: var(--c); }
 """
 """What a page with forest plots needs once, and the colours ``--c0`` … as it has them."""
 
