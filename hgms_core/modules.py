@@ -137,7 +137,7 @@ class View(nn.Module):
 
     In a ``training`` view layers are in the mode that they have, but dropout's masks are drawn by the batch; else they are in
     evaluation mode. Batch normalisation in training mode has no state: it takes its statistics from the batch in either view,
-    but where ``tracking`` keeps them (:meth:`track`)."""
+    but where ``tracking`` keeps them (:meth:`tracked`)."""
 
     def __init__(self, model: nn.Module, names: Mapping[str, str], training: bool, tracking: bool = False) -> None:
         super().__init__()
@@ -154,19 +154,25 @@ class View(nn.Module):
                 part.eval().register_forward_hook(self._mask)
         if not training:
             self.model.eval()
-        for norm in () if tracking else self.norms:
-            norm.train().running_mean = norm.running_var = norm.num_batches_tracked = None
+        for norm in self.norms:
+            if tracking:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over batches
+            else:
+                norm.train().running_mean = norm.running_var = norm.num_batches_tracked = None
         self.constants = [] if tracking else list(self.model.named_buffers())
         self.batch: Batch = {}
         self.masks = 0
 
     def at(self, x: Tree, function: Function, batch: Batch) -> Any:
         where, before = next(iter(x.values())).device, [leaf._version for _, leaf in self.constants]
-        self.batch, self.masks = {name: leaf.to(where) for name, leaf in batch.items()}, 0
-        with without_fused() if self.recurrent else contextlib.nullcontext():
-            lent = {place: x[name].to(kind) for name, (place, kind) in self.lent.items()}
-            outcome = functional_call(self, lent, (function,))
-        self.batch = {}
+        self.batch = {name: leaf.to(where) for name, leaf in batch.items()}
+        lent = {place: x[name].to(kind) for name, (place, kind) in self.lent.items()}
+        try:
+            with without_fused() if self.recurrent else contextlib.nullcontext():
+                outcome = functional_call(self, lent, (function,))
+        finally:
+            self.batch, self.masks = {}, 0  # between calls it is always the same, for what compares problems by their values
         for (name, leaf), version in zip(self.constants, before, strict=True):
             what = f"the buffer {name.removeprefix('model.')} changes in every pass, so that the loss is no function of x"
             refuse(leaf._version != version, what, "put its layer into evaluation mode ahead: `layer.eval()`")
@@ -175,16 +181,19 @@ class View(nn.Module):
     def forward(self, function: Function) -> Any:
         return function(self.model, self.batch)
 
-    def track(self, x: Tree, loss: Function, data: Data) -> None:
-        """Gives batch normalisation the statistics that it has at x: their mean over batches of rows of ``data``."""
+    @contextlib.contextmanager
+    def tracked(self, x: Tree, loss: Function, data: Data) -> Iterator[None]:
+        """Inside, batch normalisation has the statistics that it has at x: their mean over batches of rows of ``data``."""
         numbers = data.draw(Key(0).fold("statistics"), CHUNK, min(CHUNKS, -(-data.size // CHUNK)))
         for norm in self.norms:
-            norm.train().reset_running_stats()
-            norm.momentum = None
-        for index in [None] if numbers is None else numbers:
+            norm.train()
+        for index in ([None] if numbers is None else numbers) if self.norms else ():
             self.at(x, loss, data.batch(index))
         for norm in self.norms:
             norm.eval()
+        yield
+        for norm in self.norms:
+            norm.reset_running_stats()
 
     def _mask(self, layer: Any, inputs: Any, output: Tensor) -> Tensor:
         """Dropout with a mask that is a function of the rows of the batch, and of how many masks this pass had before: replays,
@@ -249,9 +258,7 @@ def fields(
         view = View(own, names, training=False, tracking=True)
 
         def measured(theta: Any, x: Tree) -> Any:
-            with torch.no_grad():
-                if view.norms:
-                    view.track(x, loss, data)
+            with torch.no_grad(), view.tracked(x, loss, data):
                 return view.at(x, lambda model, _: evaluate(theta, model), {})
 
         parts["evaluate"] = measured
