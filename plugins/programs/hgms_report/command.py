@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hgms_cli import json_option, print_json, printable
+from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from hgms_report.study import Entry, Study
@@ -40,10 +41,15 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--out", type=_FOLDER, default=Path("report.html"), show_default=True, help="Its suffix decides: .html .md .tex .parquet"
 )
+@click.option("--watch", is_flag=True, help="Write nothing: serve the page on this machine, and renew it while runs go on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="With --watch: which port. Default: one that is free."
+)
 @json_option
+@click.pass_context
 def report(
-    runs: Sequence[Path], metrics: Sequence[str], reference: str | None, separate: bool, title: str | None, steps: bool,
-    out: Path, as_json: bool,
+    ctx: click.Context, runs: Sequence[Path], metrics: Sequence[str], reference: str | None, separate: bool, title: str | None,
+    steps: bool, out: Path, watch: bool, port: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network, Markdown, LaTeX or Parquet.
 
@@ -52,6 +58,11 @@ def report(
     import hgms_report as reports
     from hgms_report.tables import summary
 
+    if watch:
+        _watch(
+            ctx, runs, port, lambda: reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+        )
+        return
     reports.suffix(out, reports.SUFFIXES, "a report")  # before the work, not after it
     study = reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
     written = reports.write(study, out, steps=steps)
@@ -64,6 +75,19 @@ def report(
         click.echo(printable(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"))
     for path in written:
         click.echo(printable(f"  {path}"))
+
+
+def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[[], Study]) -> None:
+    from hgms_report.watch import Pages, serve
+
+    for name in ("out", "steps", "as_json"):
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            flag = "--json" if name == "as_json" else f"--{name}"
+            raise ConfigError(f"--watch serves the page and writes nothing, so {flag} has no meaning beside it; leave one out")
+    for folder in runs:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` or `hgms run`")
+    serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))
 
 
 @click.command()

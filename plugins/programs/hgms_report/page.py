@@ -16,8 +16,8 @@ from hgms_run import difference, flatten, read_file
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 
 
-def html(study: Study, *, watch: str = "") -> str:
-    """The page. ``watch`` is what it is to ask for again every few seconds, where it is served while runs go on."""
+def html(study: Study, *, watch: bool = False) -> str:
+    """The page; with ``watch`` it asks every few seconds whether there is a newer one where it came from."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
