@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import Ended, Server
 
-from hgms_compare.run_grid import compare
+from hgms_compare import compare
 from hgms_core.errors import ConfigError
 from hgms_run import RunConfig
 from hgms_run.provenance import digests
@@ -109,20 +109,25 @@ class TestObjects:
         (path,) = (tmp_path / "quadratic").glob("cg-*/seed-0/config.toml")
         assert "max_steps = 3" in path.read_text()
 
-    def test_an_object_of_an_unknown_class_is_told_how_to_be_known(self, tmp_path: Path) -> None:
+    def test_a_part_of_an_unknown_class_is_compared_in_this_process(self, tmp_path: Path) -> None:
         import attrs
+
+        from hgms_core import CallableSolver
 
         @attrs.frozen
         class Own:
             name = "own"
 
             def solve(self, matvec, b, x0=None):  # type: ignore[no-untyped-def]
-                return b
+                return CallableSolver(lambda matvec, b: b).solve(matvec, b)
 
-        with pytest.raises(ConfigError) as caught:
-            compare("quadratic", {"name": "hg-ms", "hypergradient": {"solver": Own()}}, "1 steps", out=tmp_path)
-        assert str(caught.value).startswith("Own is no registered linear solver, so no other process could build ")
-        assert 'compare(…, registry=Registry.load(["./my_solver.py"]))' in str(caught.value)
+        table = {"name": "hg-ms", "hypergradient": {"solver": Own()}}
+        found = compare("quadratic", table, "1 steps", 1, tmp_path)
+        assert found.complete
+        (path,) = tmp_path.glob("quadratic/hg-ms-*/seed-0/config.toml")
+        assert '[method.hypergradient.solver]\nname = "own"' in path.read_text()
+        with pytest.raises(ConfigError, match="jobs = 2 takes processes that build problems and methods by name"):
+            compare("quadratic", table, "1 steps", 1, tmp_path, jobs=2)
 
     def test_candidates_that_never_differ_are_noted(self, tmp_path: Path) -> None:
         methods = {

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hgms_cli import main
-from hgms_compare.run_grid import compare
+from hgms_compare import compare
 from hgms_core.errors import ConfigError, MissingExtra
 from hgms_run import RunConfig, RunResult, run_config
 

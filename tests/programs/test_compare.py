@@ -26,8 +26,9 @@ from hgms_cli import main
 from hgms_compare import worker
 from hgms_compare.board import Board
 from hgms_compare.comparison import Comparison
+from hgms_compare.from_python import compare
 from hgms_compare.grid_file import load
-from hgms_compare.run_grid import compare, run_grid
+from hgms_compare.run_grid import run_grid
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
@@ -205,7 +206,7 @@ def test_objects_of_registered_classes_are_accepted_and_others_named(tmp_path: P
     class Stranger:
         name = "stranger"
 
-    with pytest.raises(ConfigError, match="is no object of a registered method"):
+    with pytest.raises(ConfigError, match="got an object of the class Stranger, which lacks init, step, result"):
         run(tmp_path, Stranger())
 
 
@@ -298,8 +299,8 @@ def test_a_folder_in_use_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_error_names_the_last_line_of_somebody_elses_code_and_none_of_ours() -> None:
-    with pytest.raises(AttributeError) as caught:
-        Budget.parse(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError) as caught:
+        Budget(outer_steps=3).spent(0.0, "2", 0)  # type: ignore[arg-type]
     assert "(test_compare.py:" in worker._place(caught.value)
     inside = caught.value.__traceback__
     assert inside is not None

@@ -87,7 +87,6 @@ class Implicit:
     """
 
     name: ClassVar[str] = "implicit"
-    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     solver: LinearSolver
     strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
     operator: Literal["hessian", "ggn"] = field(
@@ -98,6 +97,10 @@ class Implicit:
     batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
     warm_start: bool = False
     cuda_graphs: bool = field(default=False)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset() if self.strategy == "difference" else frozenset({"smooth-lower"})
 
     lighter = lowering(other=["batch_size"])
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms_core import Batch, Data, Method, Problem, Record, State, Tree
-from hgms_fields import frozen
 
 
 @final

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_compare.comparison import Comparison
+from hgms_compare.from_python import compare
 from hgms_compare.grid import Grid
 from hgms_compare.grid_file import load
-from hgms_compare.run_grid import compare
 from hgms_compare.scale import scaled
 from hgms_core import hookimpl
 

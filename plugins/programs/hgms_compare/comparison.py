@@ -15,9 +15,9 @@ from attrs import field, frozen
 from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
-from hgms_core import CheckpointError, as_text
+from hgms_core import CheckpointError, ConfigError, as_text
 from hgms_results import StoredRun, Table, execution_notes, in_notebook, read_run, table
-from hgms_run import frame, reporter
+from hgms_run import OwnProblem, RunResult, frame, reporter, run_config
 
 if TYPE_CHECKING:
     import pandas
@@ -53,6 +53,9 @@ class Comparison:
     execution: Mapping[str, Sequence[str]] = field(factory=dict)
     grid: Grid = field(repr=False)
     runs: Sequence[StoredRun] = field(factory=list, repr=False)
+    cells: Sequence[Cell] = field(default=(), repr=False)
+    scratch: Any = field(default=None, repr=False, eq=False)
+    """What keeps the run folders of a comparison without ``out``, as long as it is there itself."""
 
     __repr__ = as_text
 
@@ -66,7 +69,7 @@ class Comparison:
             yield results.task, f"{results.winner or 'no method'} is ahead of all others"
         if len(self.tables) > 5:
             yield "…", f"{len(self.tables) - 5} more tasks"
-        yield "folder", str(self.grid.out)
+        yield "folder", str(self.grid.out) if self.scratch is None else "none; the runs are kept as long as this object"
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
@@ -120,7 +123,7 @@ class Comparison:
         return {
             "budget": str(self.grid.budget),
             "seeds": list(self.grid.seeds),
-            "out": str(self.grid.out),
+            "out": None if self.scratch is not None else str(self.grid.out),
             "tasks": [table.as_dict() for table in self.tables],
             "failed": [attrs.asdict(failure) | {"path": str(failure.path)} for failure in self.failures],
             "sweeps": [dict(sweep) for sweep in self.sweeps],
@@ -135,6 +138,34 @@ class Comparison:
             lines += ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
             lines.append("")
         return "\n".join([*lines, *self.remarks]).rstrip()
+
+    def result(self, method: str | None = None, seed: int | None = None, task: str | None = None) -> RunResult:
+        """The end of a finished run, read back: its θ, x, summary and rows. Labels and seed may be left out where there is one
+        alone.
+
+        Errors: ConfigError where there is no such run, or several.
+
+        .. versionadded:: 0.5"""
+        known: dict[str, set[Any]] = {
+            "task": {cell.task for cell in self.cells}, "method": {cell.method for cell in self.cells},
+            "seed": {cell.config.seed for cell in self.cells},
+        }  # fmt: skip
+        for (what, there), value in zip(known.items(), (task, method, seed), strict=True):
+            if (value is None and len(there) > 1) or (value is not None and value not in there):
+                asked = f"which {what}?" if value is None else f"there is no {what} {value!r};"
+                raise ConfigError(f"{asked} this comparison has: {', '.join(map(str, sorted(there, key=str)))}")
+        [cell] = [
+            cell for cell in self.cells
+            if task in (None, cell.task) and method in (None, cell.method) and seed in (None, cell.config.seed)
+        ]  # fmt: skip
+        status, reason = cell.state()
+        if status != "done":
+            raise ConfigError(f"{cell} has no result: {status}" + (f": {reason}" if reason else ""))
+        result = run_config(cell.config, resume=True, path=cell.path)
+        if not isinstance(cell.config.task, OwnProblem):
+            return result
+        theta, x = cell.config.task.make(cell.config.seed).restore(result.theta, result.x)
+        return attrs.evolve(result, theta=theta, x=x)
 
     @property
     def heading(self) -> str:
@@ -170,13 +201,14 @@ class Comparison:
                 + (f"; {lost} trials failed" if lost else "")
                 + (f"; {sweep['note']}" if sweep["note"] else "")
             )
-        if any(failure.status == "failed" for failure in self.failures):
+        if any(failure.status == "failed" for failure in self.failures) and self.scratch is None:
             lines.append("failed runs keep their place; --retry-failed runs them once more")
         return [*lines, *map(str, self.failures)]
 
 
 def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending]) -> Comparison:
     """Reads the results of all cells; ``endings`` are those of the runs that were carried out just now, by their folders."""
+    cells = list(cells)
     runs: dict[str, dict[str, list[StoredRun]]] = {}
     gaps: dict[tuple[str, str], list[np.ndarray]] = {}
     failures: list[Failure] = []
@@ -221,7 +253,7 @@ def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: 
     execution = {task: execution_notes(itertools.chain(*by_method.values())) for task, by_method in runs.items()}
     swept_as = [sweep.as_dict() for sweep in sweeps]
     done = [run for by_method in runs.values() for group in by_method.values() for run in group]
-    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid, runs=done)
+    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid, runs=done, cells=cells)
 
 
 def _alike(gaps: Sequence[np.ndarray]) -> bool:

@@ -5,7 +5,6 @@ A cell is one run in its folder. What stands for a (task, method) pair may be va
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +12,9 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms_core import Budget, HgmsError, Method, overlay
+from hgms_core import Budget, ConfigError, HgmsError, Method, overlay, unknown
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, RunFolder, RunSettings, put, structured
+from hgms_run import RunConfig, RunFolder, RunSettings, init_fields, put, structured
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
@@ -55,24 +54,54 @@ class SweepSettings:
 
 @frozen(kw_only=True)
 class Entry:
-    """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``)."""
+    """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``); ``component`` is
+    the object itself where it has no table (its ``table`` then holds its name)."""
 
     kind: Literal["task", "method"]
     label: str
     table: dict[str, Any]
     stated: bool = False
     on: Mapping[str, Any] = field(factory=dict)
+    component: Any = None
 
     @property
     def name(self) -> str:
         return str(self.table["name"])
 
-    def at(self, task: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The table for the task of that label, with dotted fields set to ``values``."""
-        table = copy.deepcopy(overlay(self.table, self.on.get(task, {})))
+    def at(self, task: str, values: Mapping[str, Any] | None = None) -> Any:
+        """The table (or the object) for the task of that label, with dotted fields set to ``values``."""
+        if self.component is not None:
+            component = self.component
+            for key, value in (values or {}).items():
+                component = with_field(component, key.split("."), value)
+            return component
+        table = copied(overlay(self.table, self.on.get(task, {})))
         for key, value in (values or {}).items():
             put(table, key.split("."), value)
         return table
+
+
+def copied(value: Any) -> Any:
+    """A table of its own. Objects in it stay the same."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
+
+
+def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
+    """The component with a field, or one of a part's, set to ``value``.
+
+    Errors: ConfigError for a field that is not there, and for a value that it does not take."""
+    name, *rest = path
+    fields = init_fields(type(component)) if attrs.has(type(component)) else {}
+    if name not in fields:
+        raise ConfigError(unknown(f"field of {type(component).__name__}", name, fields))
+    if rest:
+        value = with_field(getattr(component, fields[name].name), rest, value)
+    try:
+        return attrs.evolve(component, **{name: value})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error.args[0] if error.args else error)) from None
 
 
 @frozen(kw_only=True)
@@ -128,6 +157,8 @@ class Grid:
     pairs: Mapping[tuple[str, str], RunConfig]
     """The configuration of every (task, method), by labels, for the first seed."""
     registry: Registry = field(eq=False, repr=False)
+    own: bool = False
+    """Whether it holds objects that no other process could build."""
 
     @property
     def out(self) -> Path:

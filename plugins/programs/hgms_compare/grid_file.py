@@ -29,7 +29,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms_compare import space
-from hgms_compare.grid import Entry, Grid, SweepSettings, distinct_seeds
+from hgms_compare.grid import Entry, Grid, SweepSettings, copied, distinct_seeds
 from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
 from hgms_core.registry import Registry
@@ -47,6 +46,7 @@ from hgms_results import DEFAULT_REFERENCES
 from hgms_run import (
     SCHEMA,
     Invalid,
+    OwnProblem,
     RunConfig,
     RunSettings,
     device_called,
@@ -63,6 +63,18 @@ FLAGS = "the command line"
 """The source of a grid that has no file."""
 
 RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
+
+
+Objects = dict[tuple[str, str], Any]
+"""Tasks and methods as objects, by kind and label."""
+
+
+def placed(task: object) -> dict[str, str]:
+    """Device and dtype of a problem of this process, as settings have them."""
+    if not isinstance(task, OwnProblem):
+        return {}
+    dtype = str(task.dtype).removeprefix("torch.")
+    return {"device": str(task.device).replace("mps:0", "mps")} | ({"dtype": dtype} if dtype in ("float32", "float64") else {})
 
 
 @frozen(kw_only=True)
@@ -89,26 +101,30 @@ def load(
     methods: Sequence[str] = (),
     scale: str | None = None,
     registry: Registry | None = None,
+    objects: Objects | None = None,
 ) -> Grid:
     """The grid that a file's table describes, with ``sets`` laid over it, narrowed to the labels ``tasks`` and ``methods``; at
     one of its scales (:mod:`hgms_compare.scale`) if ``scale`` names one.
 
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of them), or a key of the top
-    level. Raises one ConfigError with everything that is wrong.
+    level. ``objects`` are the tasks and methods that have a name and a label in the table and nothing else, by kind and label.
+    Raises one ConfigError with everything that is wrong.
     """
-    return _Loader(source, registry or Registry.load()).load(scaled(table, scale, source), list(sets), tasks, methods)
+    return _Loader(source, registry or Registry.load(), objects or {}).load(
+        scaled(table, scale, source), list(sets), tasks, methods
+    )
 
 
 class _Loader:
     """Gathers problems, and stops where there are any."""
 
-    def __init__(self, where: str, registry: Registry) -> None:
-        self.where, self.registry = where, registry
+    def __init__(self, where: str, registry: Registry, objects: Objects) -> None:
+        self.where, self.registry, self.objects = where, registry, objects
         self.problems: list[str] = []
         self.others = tables_of_others() - attrs.fields_dict(GridFile).keys()
 
     def load(self, grid: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
-        table = copy.deepcopy(grid)
+        table = copied(grid)
         all_tasks, all_methods = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
         self.lay(table, [*all_tasks, *all_methods], sets)
         tasks, methods = self.narrowed(all_tasks, only_tasks), self.narrowed(all_methods, only_methods)
@@ -119,7 +135,7 @@ class _Loader:
             table.pop(key, None)
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(all_tasks, all_methods)
-        built = {task.label: self.built(task.table, Task, f"{self.where}.task {task.label}") for task in tasks}
+        built = {task.label: self.built(task.at(""), Task, f"{self.where}.task {task.label}") for task in tasks}
         fitting = self.fitting(tasks, methods, built)
         if file is None:
             file = self.salvaged(table)
@@ -127,6 +143,7 @@ class _Loader:
         metrics = self.metrics(built, file.metric)
         reference = self.reference(methods, file.reference)
         self.check_run(file.run)
+        self.check_devices(file.run, table.get("run", {}), built)
         if file.sweep is not None:
             self.check_sweep(file.sweep, seeds, [method.label for method in all_methods], tasks, methods)
         self.stop()
@@ -135,11 +152,12 @@ class _Loader:
             labels = {"label": method.label if method.stated else None, "task_label": task.label if task.stated else None}
             pairs[task.label, method.label] = RunConfig(
                 task=built[task.label], method=fitting[task.label, method.label], method_name=method.name,
-                seed=seeds[0], budget=file.budget, run=attrs.evolve(file.run, **labels), host=self.registry.host,
+                seed=seeds[0], budget=file.budget, run=attrs.evolve(file.run, **labels, **placed(built[task.label])),
+                host=self.registry.host, own=bool(self.objects),
             )  # fmt: skip
         return Grid(
             tasks=tasks, methods=methods, seeds=seeds, budget=file.budget, run=file.run, metrics=metrics,
-            reference=reference, sweep=file.sweep, pairs=pairs, registry=self.registry,
+            reference=reference, sweep=file.sweep, pairs=pairs, registry=self.registry, own=bool(self.objects),
         )  # fmt: skip
 
     def built(self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()) -> Any:
@@ -213,7 +231,8 @@ class _Loader:
         if not isinstance(on, Mapping) or not all(isinstance(settings, Mapping) for settings in on.values()):
             raise ValueError("'on' must hold a table of settings for each task it names")
         table = {key: value for key, value in item.items() if key not in ("label", "on")}
-        return Entry(kind=kind, label=label, table=table, stated="label" in item, on=on)
+        component = self.objects.get((kind, label))
+        return Entry(kind=kind, label=label, table=table, stated="label" in item, on=on, component=component)
 
     def lay(self, table: dict[str, Any], entries: Sequence[Entry], sets: Sequence[str]) -> None:
         """``--set`` on entries by kind or by label, or on the rest of the file."""
@@ -269,14 +288,14 @@ class _Loader:
             place = f"{self.where}.method {entry.label}"
             general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
             if not tasks:
-                self.built(entry.table, Method, place)
+                self.built(entry.at(""), Method, place)
             for task in tasks:
-                traits = traits_of(self.registry, task.table)
+                traits = self.traits(task)
                 if task.label in entry.on:
                     method = self.built(entry.at(task.label), Method, f"{place} on {task.label}", traits)
                 else:
                     if traits not in general:
-                        general[traits] = self.built(entry.table, Method, place, traits)
+                        general[traits] = self.built(entry.at(""), Method, place, traits)
                     method = general[traits]
                 if method is None or built[task.label] is None:
                     continue
@@ -288,6 +307,12 @@ class _Loader:
             unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
         self.problems += unfit
         return fitting
+
+    def traits(self, task: Entry) -> frozenset[str]:
+        """What a task promises, by which methods have their defaults."""
+        if task.component is None:
+            return traits_of(self.registry, task.table)
+        return frozenset(getattr(task.component, "traits", None) or ())
 
     # --- the rest of the file
 
@@ -317,6 +342,16 @@ class _Loader:
             self.problems.append(str(error))
         if run.label or run.task_label:
             self.problems.append(f"labels belong into the [[task]] and [[method]] tables @ {self.where}.run")
+
+    def check_devices(self, run: RunSettings, stated: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+        """A problem of this process is where it is."""
+        for label, task in built.items():
+            for key, own in placed(task).items():
+                if key in stated and stated[key] != own:
+                    self.problems.append(
+                        f"{key} = {show(stated[key])}, and the problem {label!r} is made in {show(own)}\n"
+                        f"  leave run.{key} out, or make the problem there @ {self.where}.run"
+                    )
 
     def check_sweep(
         self, sweep: SweepSettings, seeds: Sequence[int], known: list[str], tasks: Sequence[Entry], methods: Sequence[Entry]
@@ -356,7 +391,7 @@ class _Loader:
                 "add values, or lower trials"
             )
         for task in tasks:
-            traits = traits_of(self.registry, task.table)
+            traits = self.traits(task)
             for key, dimension in dimensions.items():
                 for value in dimension.ends:
                     self.built(method.at(task.label, {key: value}), Method, f"{here} ({key} = {show(value)})", traits)

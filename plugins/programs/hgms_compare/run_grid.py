@@ -1,10 +1,11 @@
 """Comparisons: a grid of runs carried out, and its end: a table for each task, what has no result, how settings were chosen.
 
-Carrying out is resuming: a cell is run only where its folder holds no result yet. :func:`compare` makes the grid from Python.
+Carrying out is resuming: a cell is run only where its folder holds no result yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import tempfile
@@ -12,18 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from hgms_compare import sweep as sweeps
 from hgms_compare.board import Board
 from hgms_compare.comparison import Comparison, gather
 from hgms_compare.crew import Crew, cores
-from hgms_compare.grid import Cell, Grid, SweepSettings
-from hgms_compare.grid_file import load
+from hgms_compare.grid import Cell, Grid
 from hgms_compare.worker import Ending
-from hgms_core import Budget, ConfigError
-from hgms_core.registry import Registry
-from hgms_run import Interrupted, RunFolder, RunSettings, kinds_of, plain, stoppable
+from hgms_core import ConfigError, HgmsError
+from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
 
 
 def run_grid(
@@ -39,16 +36,25 @@ def run_grid(
 
     Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
     ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
-    seconds or the device is not the CPU, else one a core; 0 runs in this process. ``fresh`` gives every cell a process of its
-    own. ``say`` gets what a person should know.
+    seconds or the device is not the CPU, else one a core; 0 runs in this process, and so do objects that no other could build.
+    ``fresh`` gives every cell a process of its own. ``say`` gets what a person should know.
     """
+    if grid.own and jobs:
+        raise ConfigError(
+            f"jobs = {jobs} takes processes that build problems and methods by name, and here are objects of this process\n"
+            "  leave jobs out: the runs are then carried out here, one by one; or register them (hgms new plugin)"
+        )
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
     trial = grid.sweep.budget if grid.sweep else None
     timed = any(budget is not None and budget.seconds is not None for budget in (grid.budget, trial))
-    if jobs is None:
+    if grid.own:
+        jobs = 0
+        for line in changed(grid):
+            say(line)
+    elif jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
     elif jobs > 1 and timed:
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
@@ -77,6 +83,25 @@ def run_grid(
         number = getattr(error, "number", signal.SIGINT)
         raise Interrupted("interrupted; run the same command again to go on", number) from None
     return gather(grid, cells, planned, endings)
+
+
+def changed(grid: Grid) -> list[str]:
+    """What the folder holds runs of that are not used, since their problem or method is another by now."""
+    lines = []
+    for config in grid.pairs.values():
+        if config.path.parent.is_dir():
+            continue
+        label = config.run.label or config.method_name
+        for path in sorted(config.path.parent.parent.glob(f"{label}-*/seed-*/config.toml")):
+            with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+                keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
+                keys = [key for key in keys if key.startswith(("task.", "method."))]
+                if not any(".identity" in key for key in keys):
+                    continue
+                what = ", ".join(key.replace(".identity", "") for key in keys[:6])
+                lines.append(f"{path.parent.parent} holds runs of another {what}: they are not used, {label} runs anew")
+                break
+    return lines
 
 
 def _ensure_writable(folder: Path) -> None:
@@ -113,97 +138,3 @@ def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
     seconds = [budget.seconds for budget in budgets if budget.seconds is not None]
     time = f": {sum(seconds):,.0f} s of steps, one run at a time" if seconds and len(seconds) == len(left) else ""
     return f"{len(left)} of {len(rows)} runs to do{time}"
-
-
-# --- from Python -------------------------------------------------------------------------------------------------------
-
-
-def compare(
-    tasks: Sequence[Any] | Any,
-    methods: Sequence[Any] | Any,
-    budget: str | Budget,
-    seeds: int | Sequence[int] = 5,
-    out: str | Path = "runs",
-    *,
-    run: RunSettings | Mapping[str, Any] | None = None,
-    metric: str | None = None,
-    reference: str | None = None,
-    sweep: SweepSettings | Mapping[str, Any] | None = None,
-    jobs: int | None = None,
-    retry_failed: bool = False,
-    progress: bool = False,
-    registry: Registry | None = None,
-) -> Comparison:
-    """``hgms compare`` from Python: every task with every method and seed under one budget, in run folders below ``out``.
-
-    Tasks and methods are names, tables as in a grid file (``{"name": "hg-ms", "label": …, "outer": {"lr": …}}``, with objects
-    for parts where you like) or objects of classes in ``registry`` (None: what is installed); methods may also be a table from
-    labels to those. Results that are on disk already are used.
-
-    Raises:
-        ConfigError: something about the grid is wrong; all of it is listed, and nothing was run.
-    """
-
-    def listed(value: Any) -> list[Any]:
-        return list(value) if isinstance(value, (list, tuple)) else [value]
-
-    registry = registry or Registry.load()
-    settings = dict(plain(run)) if isinstance(run, RunSettings) else dict(run or {})
-    whole: dict[str, Any] = {
-        "budget": plain(budget) if isinstance(budget, Budget) else budget,
-        "seeds": seeds if isinstance(seeds, int) else list(seeds),
-        "task": [_as_table("task", task, registry) for task in listed(tasks)],
-        "method": [_as_table("method", method, registry) for method in _labelled(listed(methods), registry)],
-        "run": {key: value for key, value in settings.items() if value != "none"} | {"out": str(out)},
-    }
-    whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
-    if sweep is not None:
-        whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
-    return run_grid(load(whole, registry=registry), jobs=jobs, retry_failed=retry_failed, progress=progress)
-
-
-def _labelled(methods: list[Any], registry: Registry) -> list[Any]:
-    """A table from labels to methods (it has no key ``name``) as a list of tables with their labels."""
-    tables = []
-    for method in methods:
-        if not isinstance(method, Mapping) or "name" in method:
-            tables.append(method)
-            continue
-        for label, component in method.items():
-            table = {"name": component} if isinstance(component, str) else _as_table("method", component, registry)
-            tables.append({**table, "label": label} if isinstance(table, Mapping) else table)
-    return tables
-
-
-def _as_table(kind: str, component: Any, registry: Registry) -> Any:
-    """A component object as the table that makes it, also where it is a part in a table; names as they are."""
-    if isinstance(component, str):
-        return component
-    if isinstance(component, Mapping):
-        return {
-            key: _as_table(kind, value, registry) if attrs.has(type(value)) or isinstance(value, Mapping) else value
-            for key, value in component.items()
-        }
-    if not attrs.has(type(component)):
-        raise ConfigError(
-            f"{component!r} is no object of a registered {kind}; give a name, a table, or an object of a class that has a name"
-        )
-    _ensure_registered(component, registry)
-    return plain(component)
-
-
-def _ensure_registered(component: Any, registry: Registry) -> None:
-    """Workers build the objects anew from their names, so their classes and those of their parts have to have some."""
-    cls = type(component)
-    kinds = kinds_of(cls)
-    known = [registry.find(kind.name, component.name) for kind in kinds]
-    if kinds and not any(other is not None and other.target is cls for other in known):
-        raise ConfigError(
-            f"{cls.__name__} is no registered {kinds[0].label}, so no other process could build {component!r}\n"
-            f"  put the class into a file with its hook, and load it: from hgms_core.registry import Registry; "
-            f'compare(…, registry=Registry.load(["./my_{kinds[0].name}.py"]))'
-        )
-    for part in attrs.fields(cls):
-        value = getattr(component, part.name)
-        if attrs.has(type(value)):
-            _ensure_registered(value, registry)

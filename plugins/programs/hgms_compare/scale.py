@@ -17,10 +17,10 @@ A scale is laid over the file before anything in it is read, so its values are c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
+from hgms_compare.grid import copied
 from hgms_core import ConfigError, overlay, unknown
 
 ALL = "*"
@@ -32,7 +32,7 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     >>> scaled({"budget": "60s", "method": ["a"], "scale": {"cpu": {"budget": "9s", "method": {"a": {"lr": 1}}}}}, "cpu")
     {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
     """
-    base = copy.deepcopy(dict(table))
+    base: dict[str, Any] = copied(table)
     scales = base.pop("scale", {})
     if not isinstance(scales, Mapping) or not all(isinstance(changes, Mapping) for changes in scales.values()):
         raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")

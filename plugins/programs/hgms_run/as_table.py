@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import attrs
 
 from hgms_core import Budget, ConfigError, Pipeline
 from hgms_core.registry import inside
+from hgms_run.fingerprint import fingerprint
 from hgms_run.invalid import init_fields, origin_is, type_hints
 
 AT_REST: Mapping[str, Any] = {
@@ -26,8 +28,31 @@ def is_at_rest(key: str, value: object) -> bool:
     return key in AT_REST and value == rest and isinstance(value, bool) is isinstance(rest, bool)
 
 
-def plain(value: Any, hint: Any = None) -> Any:
-    """A component or configuration as TOML values: tables, lists, strings, numbers, booleans, "none"."""
+def described(component: Any, name: str) -> dict[str, Any]:
+    """The table of a component that need not be one that a configuration can build: what TOML has no word for stands there as
+    its fingerprint, and so does a component that is no attrs class.
+
+    >>> described(Pipeline, "mine").keys()
+    dict_keys(['name', 'identity'])
+    """
+    table: Any = None
+    if attrs.has(type(component)):
+        with contextlib.suppress(ConfigError):  # types that cannot be evaluated
+            table = plain(component, otherwise=_shown)
+    return {**table, "name": name} if isinstance(table, dict) else {"name": name, "identity": fingerprint(component)}
+
+
+def _shown(value: Any) -> str:
+    return f"{getattr(value, '__name__', type(value).__name__)}: {fingerprint(value)}"
+
+
+def _refused(value: Any) -> Any:
+    raise _NotPlain(value)
+
+
+def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refused) -> Any:
+    """A component or configuration as TOML values: tables, lists, strings, numbers, booleans, "none"; ``otherwise`` says what
+    stands for anything else, which is refused by default."""
     if value is None:
         return "none"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -40,13 +65,15 @@ def plain(value: Any, hint: Any = None) -> Any:
     if isinstance(value, (list, tuple)):
         inner = _arguments(hint, tuple, list, Sequence)
         fixed = len(inner) == len(value) and Ellipsis not in inner
-        return [plain(item, inner[index] if fixed else inner[0] if inner else None) for index, item in enumerate(value)]
+        return [
+            plain(item, inner[index] if fixed else inner[0] if inner else None, otherwise) for index, item in enumerate(value)
+        ]
     if isinstance(value, Mapping):
         inner = _arguments(hint, Mapping)
-        return {str(key): plain(item, inner[1] if inner else None) for key, item in value.items()}
+        return {str(key): plain(item, inner[1] if inner else None, otherwise) for key, item in value.items()}
     if attrs.has(type(value)):
-        return _plain_fields(value)
-    raise _NotPlain(value)
+        return _plain_fields(value, otherwise)
+    return otherwise(value)
 
 
 class _NotPlain(ConfigError):
@@ -56,7 +83,7 @@ class _NotPlain(ConfigError):
         super().__init__(f"{value!r} cannot be written into a configuration; it can only be used from Python")
 
 
-def _plain_fields(value: Any) -> dict[str, Any]:
+def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
     """A field that came after the first release of its class (``metadata={"since": "0.4"}``) is left out at its default: what
     was configured before keeps its hash."""
     cls = type(value)
@@ -67,7 +94,7 @@ def _plain_fields(value: Any) -> dict[str, Any]:
         if "since" in field.metadata and getattr(value, field.name) == field.default:
             continue
         try:
-            items[key] = plain(getattr(value, field.name), hints[field.name])
+            items[key] = plain(getattr(value, field.name), hints[field.name], otherwise)
         except _NotPlain as error:
             raise ConfigError(
                 f"the field {key!r} of {name or cls.__name__!r}: {error}\n"

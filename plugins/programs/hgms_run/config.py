@@ -22,9 +22,9 @@ from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 from hgms_fields import frozen
-from hgms_run.as_table import plain
+from hgms_run.as_table import described, plain
 from hgms_run.convert import structured, traits_of
-from hgms_run.invalid import Invalid
+from hgms_run.invalid import Invalid, init_fields
 from hgms_run.provenance import digests
 from hgms_run.tables import Place, read_toml
 
@@ -95,7 +95,8 @@ class RunConfig:
 
     ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline` underneath); records and tables
     are labelled with it. ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry. ``host`` has
-    the observers that follow the run (None: those of installed plugins).
+    the observers that follow the run (None: those of installed plugins). ``own`` says that its objects are those of this
+    process: what TOML has no word for then stands in its table as a digest, and no table can make it again.
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
@@ -106,6 +107,7 @@ class RunConfig:
     run: RunSettings = RunSettings()
     method_name: str = field(default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False})
     host: Host | None = field(default=None, eq=False, repr=False, metadata={"toml": False})
+    own: bool = field(default=False, eq=False, metadata={"toml": False})
 
     @classmethod
     def from_dict(
@@ -129,7 +131,12 @@ class RunConfig:
 
     def resolved(self) -> dict[str, Any]:
         """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is this configuration."""
-        table: dict[str, Any] = plain(self)
+        if self.own:
+            parts = {"task": described(self.task, self.task.name), "method": described(self.method, self.method_name)}
+            settings = {key: plain(getattr(self, key)) for key in ("schema", "seed", "budget", "run")}
+            table = {key: {**settings, **parts}[key] for key in init_fields(RunConfig)}
+        else:
+            table = plain(self)
         table["method"]["name"] = self.method_name
         for key in ("label", "task_label"):
             if table["run"][key] == "none":

@@ -72,8 +72,12 @@ class _Reader:
     def component(self, value: object, protocol: Any) -> Any:
         """A component by its name, from the other keys of its table."""
         kind = PROTOCOLS[protocol]
-        table: Mapping[str, Any] = {"name": value} if isinstance(value, str) else typing.cast("Mapping[str, Any]", value)
+        table: Any = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping):
+            if isinstance(value, type):
+                fail(f"expected {kind.with_article}, got the class {value.__name__}; write {value.__name__}(…)")
+            if all(callable(getattr(value, method, None)) for method in kind.methods()):
+                return value  # of a person's own, from Python
             fail(f"expected a table with the name of {kind.with_article}, got {show(value)}")
         name = table.get("name")
         if not isinstance(name, str):

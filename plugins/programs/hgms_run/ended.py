@@ -12,9 +12,10 @@ import torch
 from attrs import frozen
 
 from hgms_cli import finite
-from hgms_core import Data, Nested, NumericalError, Problem, Record, RunInfo, Tree, as_html, as_text, norm, sizes
+from hgms_core import Nested, NumericalError, Problem, Record, RunInfo, Tree, as_html, as_text, norm, sizes
 from hgms_run.advice import broken
 from hgms_run.execution import Execution
+from hgms_run.own import validation_rows
 from hgms_run.shown import frame, reporter, write_run
 
 if TYPE_CHECKING:
@@ -114,10 +115,8 @@ def judged(summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, reco
 def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
     """f on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what settings may be chosen by,
     since it sees no test row."""
-    parts = [problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
-    rows = next((part for part in parts if part.size), parts[-1])
     with torch.no_grad():
-        return float(problem.f(theta, x, rows.batch(None)))
+        return float(problem.f(theta, x, validation_rows(problem).batch(None)))
 
 
 def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:

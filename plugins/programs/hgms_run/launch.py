@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,84 +12,139 @@ import torch
 
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
-from hgms_run.as_table import plain
+from hgms_core.registry import Registry
+from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
+from hgms_run.convert import structured
 from hgms_run.ended import RunResult, summarise
 from hgms_run.execution import Execution
 from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
-from hgms_run.loop import Run, Watcher, ignore
+from hgms_run.invalid import Invalid
+from hgms_run.loop import Run, ignore
+from hgms_run.own import OwnProblem
+from hgms_run.provenance import digests
 from hgms_run.tables import difference, parse_toml
 from hgms_run.traits import ensure_fits
+from hgms_run.watching import Watcher
 
 if TYPE_CHECKING:
     from hgms_run.progress import Progress
 
 
 def run(
-    method: Method,
+    method: Method | str | Mapping[str, Any],
     problem: Problem,
-    budget: Budget,
+    budget: Budget | str,
     *,
     seed: int = 0,
     info: RunInfo | None = None,
     folder: RunFolder | str | Path | None = None,
     resume: bool = False,
     settings: RunSettings = RunSettings(),
-    watch: Watcher = ignore,
+    watch: Watcher | Sequence[Watcher] = ignore,
     host: Host | None = None,
 ) -> RunResult:
     """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
 
+    ``method`` is an object, the name of a registered method (``"hg-ms"``) or a table with its name; ``budget`` may be written
+    as text (``"60s"``, ``"25 steps"``, ``"1e5 calls"``). θ and x of the result are shaped as those of the problem were given.
     The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
-    ``watch(info, record, share of the budget)`` is called after every step, outside the clock; what it raises ends the run.
+
+    ``watch(info, record, share of the budget)``, or several in a list, are called after every step, outside the clock. One that
+    returns ``True`` or raises :class:`StopRun` ends the run: it is done, and ``summary["stopped_by"]`` says why. Any other
+    exception is raised, and a run in a folder may go on later.
 
     With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
     to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
     SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
     uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. ``settings`` say when to evaluate, what the clock counts, how matrix products are computed and
-    whether steps are compiled (device and dtype are the problem's). ``info`` names task, method and seed in records and
-    reports; by default they are "problem", the method's name and ``seed``.
+    folder must hold no run. A run goes on with the problem and the method that it was begun with: digests of their values and
+    code, as far as these can be read, are in its ``config.toml``. ``settings`` say when to evaluate, what the clock counts, how
+    matrix products are computed and whether steps are compiled (device and dtype are the problem's). ``info`` names task,
+    method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
 
     Raises:
         NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
             state is on disk.
         OutOfMemory: with what to lower; the last good state is on disk.
-        ConfigError: the hypergradient asks for a second derivative of a loss that has none.
+        ConfigError: the method's name or table is wrong, or it needs what the problem lacks; the hypergradient asks for a
+            second derivative of a loss that has none.
         CheckpointError: the folder is damaged, or holds another run; nothing was changed.
 
-    >>> from hgms_core import Budget, Problem
+    >>> from hgms_core import Problem
     >>> class Halve:                                   # anything with init, step and result is a Method
     ...     name = "halve"
     ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
     ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
     ...     def result(self, state): return {}, state["x"]
     >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
-    >>> result = run(Halve(), problem, Budget(outer_steps=3))
+    >>> result = run(Halve(), problem, "3 steps")
     >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
     ([1.0, 0.5, 0.25], tensor([0.1250]))
     """
+    if not isinstance(problem, Problem):
+        raise ConfigError(
+            f"expected a Problem, got {show_object(problem)}\n"
+            "  of a registered task or a function seed -> Problem: hgms_compare.compare"
+        )
+    budget = Budget.parse(budget) if isinstance(budget, str) else budget
+    own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
+    called, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
-    info = info or RunInfo(task="problem", method=method.name, seed=seed, budget=budget)
+    info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        config = info.config or _described(info, method, device, settings)
+        config = info.config or _described(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
     return Run(
         method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, host=host, restore=problem.restore,
+        watch=watch, host=host, restore=problem.restore, task=own,
     ).carry_out()  # fmt: skip
 
 
-def _described(info: RunInfo, method: Method, device: torch.device, settings: RunSettings) -> dict[str, Any]:
-    """What ``config.toml`` can say of a run from Python: of its method all fields, if each has a word in TOML."""
-    fields = {}
-    with contextlib.suppress(ConfigError):
-        fields = plain(method)
-    table = plain(settings)
+def named_method(method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None) -> tuple[str, Method]:
+    """A method's name, and the method: itself, or what its name or table says, with its defaults for this problem.
+
+    Errors: ConfigError for names, tables and objects that are no method, and where it needs what the problem lacks."""
+    if isinstance(method, str | Mapping):
+        registry, traits = Registry.load() if host is None else Registry(host), problem.traits if problem is not None else ()
+        try:
+            built: Method = structured(method, Method, registry, frozenset(traits))
+        except Invalid as invalid:
+            raise ConfigError(invalid.render("method")) from None
+        name = method if isinstance(method, str) else str(method["name"])
+        if problem is not None:
+            ensure_fits(built, problem, name)
+        return name, built
+    if isinstance(method, type):
+        raise ConfigError(f"expected a method, got the class {method.__name__}; write {method.__name__}(…)")
+    lacking = [name for name in ("init", "step", "result") if not callable(getattr(method, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"expected a method (an object with init, step and result), got {show_object(method)}, which lacks "
+            f"{', '.join(lacking)}\n"
+            "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), or an object"
+        )
+    return str(getattr(method, "name", type(method).__name__)), method
+
+
+def show_object(value: object) -> str:
+    """An object in a message: short ones as they are, else their type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"an object of the class {type(value).__name__}"
+
+
+def _described(
+    info: RunInfo, method: Method, problem: OwnProblem | None, device: torch.device, settings: RunSettings
+) -> dict[str, Any]:
+    """What ``config.toml`` can say of a run from Python: fields, and digests of what TOML has no word for."""
+    table, code = plain(settings), digests(method)
+    fields = described(method, info.method)
     return {
-        "seed": info.seed, "task": {"name": info.task}, "method": {**fields, "name": info.method},
+        "seed": info.seed,
+        "task": {"name": info.task} | ({} if problem is None else {"identity": dict(problem.identity)}),
+        "method": fields | ({"code": code} if code and "identity" not in fields else {}),
         "budget": plain(info.budget),
         "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
         | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"},

@@ -6,7 +6,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -19,7 +19,6 @@ from hgms_core import (
     CheckpointError,
     ConfigError,
     HgmsError,
-    Key,
     Method,
     NumericalError,
     Problem,
@@ -28,7 +27,6 @@ from hgms_core import (
     State,
     Task,
     Tree,
-    check_losses,
     out_of_memory,
 )
 from hgms_core.host import LOG, Host
@@ -39,14 +37,13 @@ from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.execution import KEY, Compilation, Execution
 from hgms_run.folder import RunFolder
+from hgms_run.own import OwnProblem
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
+from hgms_run.watching import StopRun, Watcher, watchers
 
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
-
-Watcher = Callable[[RunInfo, Record, float], None]
-"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock; its result is ignored."""
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -81,7 +78,8 @@ class Run:
     """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
     one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
     first. ``restore`` gives θ and x of the result the shapes of a person's own problem. ``compiler`` makes programs of the
-    steps, beyond what was compiled ``before``, if they are to be compiled."""
+    steps, beyond what was compiled ``before``, if they are to be compiled. ``stopped`` says who ended the run before its
+    budget, and why."""
 
     method: Method
     make: Callable[[], Problem]
@@ -92,8 +90,8 @@ class Run:
     resume: bool = False
     patience: float = 0.0
     word: str = "resume=True"
-    task: Task | None = None
-    watch: Watcher = ignore
+    task: Task | OwnProblem | None = None
+    watch: list[Watcher] = field(default=ignore, converter=watchers)
     host: Host | None = None
     execution: Execution | None = None
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
@@ -108,6 +106,7 @@ class Run:
     records: list[Record] = field(factory=list)
     saved_at: float = field(factory=time.monotonic)
     saved_step: int = -1
+    stopped: str | None = field(default=None, init=False)
 
     # --- the whole run
 
@@ -168,7 +167,8 @@ class Run:
                 raise
             raise failure from error
         finally:
-            self.notify("hgms_run_finished", summary=summary, error=ending)
+            with self.stopped_by("observer"):
+                self.notify("hgms_run_finished", summary=summary, error=ending)
         theta, x = self.restore(*self.method.result(self.state))
         return RunResult(
             info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution
@@ -207,8 +207,6 @@ class Run:
         if loaded is not None and recorded is None:
             LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
         in_force.enter_context(self.execution.in_force(self.device))
-        if loaded is None and self.problem.counters is None:  # which would count these calls, too
-            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
         if self.folder is not None:
             self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
@@ -217,7 +215,11 @@ class Run:
                 self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
         if loaded is None:
             self.state = self.method.init(self.problem, self.info.seed)
-        self.notify("hgms_run_started")
+        for watch in self.watch:
+            if (recall := getattr(watch, "recall", None)) is not None:
+                recall(self.records)
+        with self.stopped_by("observer"):
+            self.notify("hgms_run_started")
 
     def environment(self, folder: RunFolder, before: dict[str, Any]) -> dict[str, Any]:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
@@ -238,9 +240,17 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, or the method says that it is done before."""
+        """Whether the budget is spent, or the method or a watcher says that it is done before."""
         finished = getattr(self.method, "finished", None)
-        return self.share >= 1 or (finished is not None and bool(finished(self.state)))
+        return self.share >= 1 or self.stopped is not None or (finished is not None and bool(finished(self.state)))
+
+    @contextlib.contextmanager
+    def stopped_by(self, who: str) -> Iterator[None]:
+        """What :class:`StopRun` or a StopIteration says inside ends the run after this step."""
+        try:
+            yield
+        except (StopRun, StopIteration) as stop:
+            self.stopped = self.stopped or f"{who}: {stop}".removesuffix(": ")
 
     def loop(self) -> None:
         with Interrupts() as interrupts:
@@ -253,7 +263,7 @@ class Run:
                 self.method.step(self.problem, self.state, self.share)
             while not self.over:
                 self.advance()
-                if interrupts.number is not None and self.share < 1:
+                if interrupts.number is not None and self.share < 1 and self.stopped is None:
                     self.save()
                     raise Interrupted("interrupted", interrupts.number)
                 if self.share < 1 and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
@@ -322,8 +332,10 @@ class Run:
         return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
 
     def evaluation(self) -> Record:
-        metrics = self.problem.metrics(*self.method.result(self.state))
-        return {f"metric.{name}": value for name, value in metrics.items()}
+        metrics: Mapping[str, float] = {}
+        with self.stopped_by("evaluate"):
+            metrics = self.problem.evaluate(*self.method.result(self.state))
+        return {f"metric.{name}": float(value) for name, value in metrics.items()}
 
     # --- what is kept of it
 
@@ -332,8 +344,12 @@ class Run:
         if self.folder is not None:
             self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds})
         self.records.append({**record, "seconds": self.clock.seconds})
-        self.notify("hgms_step_finished", record=self.records[-1])
-        self.watch(self.info, self.records[-1], self.share)
+        with self.stopped_by("observer"):
+            self.notify("hgms_step_finished", record=self.records[-1])
+        for watch in self.watch:
+            with self.stopped_by("watch"):
+                if watch(self.info, self.records[-1], self.share) is True:
+                    raise StopRun
 
     def keep(self, execution: Execution) -> None:
         """How steps are carried out, also for ``env.json``."""
@@ -351,6 +367,11 @@ class Run:
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
         """The summary, with the validation loss where the numbers at the end are what ended the run, or are its result."""
         summary = summarise(self.info, status, self.step, self.records, str(error or ""))
+        if self.stopped is not None:
+            summary["stopped_by"] = self.stopped
+            if status == "done" and not any(name.startswith("metric.") for name in self.records[-1]):
+                numbers = finite(self.evaluation())  # the last evaluated row is not that of the result
+                summary["metrics"] |= {name.removeprefix("metric."): value for name, value in numbers.items()}
         if why := getattr(self.method, "untrained", ""):
             summary["untrained"] = why
         if error is None or isinstance(error, NumericalError):

@@ -13,41 +13,34 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 
-from hgms_core import Task
-from hgms_core.host import FIRST_PARTY, Host
-
-
-def _first_party() -> frozenset[str]:
-    """The top-level modules of HGMS itself."""
-    try:
-        points = distribution(FIRST_PARTY).entry_points
-    except PackageNotFoundError:
-        return frozenset({"hgms_core"})
-    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms"))})
+from hgms_core.host import Host
+from hgms_run.fingerprint import fingerprint, first_party
 
 
 def digests(value: Any) -> dict[str, str]:
-    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not ours, by ``module:Class``.
+    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not ours, by ``module:Class``; of a
+    class in a script or a notebook, where the rest of the file changes all the time, its fingerprint.
 
     >>> from hgms_solvers import CG
     >>> digests(CG())
     {}
     """
-    ours, known = _first_party(), {}
+    ours, known = first_party(), {}
 
     def walk(item: Any) -> None:
         if isinstance(item, list | tuple):
             for part in item:
                 walk(part)
         elif attrs.has(cls := type(item)):
-            if cls.__module__.partition(".")[0] not in ours and (digest := _digest(cls.__module__)):
+            own = cls.__module__.partition(".")[0] not in ours
+            if own and (digest := _digest(cls.__module__) or fingerprint(cls)):
                 known[f"{cls.__module__}:{cls.__qualname__}"] = digest
             for field in attrs.fields(cls):
                 walk(getattr(item, field.name))
@@ -57,8 +50,8 @@ def digests(value: Any) -> dict[str, str]:
 
 
 def _digest(module: str) -> str | None:
-    """Of the file that was imported; None where there is none to read (a notebook, an archive)."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    """Of the file that was imported; None where there is none to read (a notebook, an archive), or it is the script."""
+    file = getattr(sys.modules.get(module), "__file__", None) if module != "__main__" else None
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else None
     except OSError:
@@ -82,7 +75,7 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
     }
 
 
-def about_task(task: Task) -> dict[str, Any]:
+def about_task(task: Any) -> dict[str, Any]:
     """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
     what stood in its files, where it says so (``made_of``)."""
     known = {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}

@@ -1,0 +1,250 @@
+"""What objects of this process are, as digests: runs belong together where these are the same.
+
+A configuration names its components; an object made in a script or a notebook has no name that says what it is. Its fingerprint
+is made of its values and of its code: bytes of tensors and arrays, fields of objects, the bytecode of functions with the
+defaults, closures and global variables they use. Code of libraries is known by its name. What has neither values nor code that
+can be read (a socket, a generator) counts by its type.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from hgms_core import Problem
+from hgms_core.host import FIRST_PARTY
+
+DEPTH = 200
+"""Levels of objects in objects; what lies deeper counts by its type."""
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+_UNTOLD = {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__slots__"} | {
+    "__annotations__", "__attrs_attrs__", "__attrs_own_setattr__", "__attrs_props__", "__match_args__", "__abstractmethods__",
+    "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl", "__parameters__", "__orig_bases__",
+    "__dataclass_fields__", "__dataclass_params__",
+}  # fmt: skip
+"""Attributes of classes that say nothing of what they do."""
+
+
+def fingerprint(value: object) -> str:
+    """Twelve hex digits that are the same for the same values and code, also in another process of the same Python.
+
+    >>> scale = 2.0
+    >>> fingerprint(lambda x: x * scale) == fingerprint(lambda x: x * scale)
+    True
+    >>> fingerprint(lambda x: x * scale) == fingerprint(lambda x: x + scale)
+    False
+    >>> fingerprint({"t": torch.ones(2)}) == fingerprint({"t": torch.ones(3)})
+    False
+    """
+    return _Fingerprints().of(value)[:12]
+
+
+def fingerprints(problem: Problem) -> dict[str, str]:
+    """That of each field of a problem, of those that are not left at their defaults. A module's parameters that x0 names do not
+    count: a loss takes those of x.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> list(fingerprints(problem))
+    ['theta0', 'x0', 'g', 'f', 'upper_data']
+    """
+    memory = _Fingerprints(problem.x0)
+    known = {}
+    for field in attrs.fields(Problem):
+        value, default = getattr(problem, field.name), field.default
+        if field.init and field.name != "compiler" and value is not default:
+            made = isinstance(default, attrs.Factory) and not default.takes_self  # type: ignore[arg-type, union-attr]
+            if not made or memory.of(value) != memory.of(default.factory()):  # type: ignore[union-attr]
+                known[field.name] = memory.of(value)[:12]
+    return known
+
+
+class _Fingerprints:
+    """Digests of objects, each made once. A cycle is cut where it closes."""
+
+    def __init__(self, replaced: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._replaced = {} if replaced is None else replaced
+        self._shapes_only: set[int] = set()
+        self._known: dict[int, str] = {}
+        self._kept: list[object] = []  # else another object could get the number of one that is gone
+        self._open: set[int] = set()
+        self._is_library = functools.cache(_libraries())
+
+    def of(self, value: object) -> str:
+        number = id(value)
+        if number in self._known:
+            return self._known[number]
+        if number in self._open or len(self._open) > DEPTH:
+            return _named(type(value))
+        self._open.add(number)
+        try:
+            total = hashlib.sha256()
+            for part in self._parts(value):
+                total.update(part if isinstance(part, bytes | memoryview) else str(part).encode(errors="backslashreplace"))
+                total.update(b"\0")
+            self._known[number] = total.hexdigest()
+        finally:
+            self._open.discard(number)
+        self._kept.append(value)
+        return self._known[number]
+
+    def _parts(self, value: Any) -> Iterator[object]:
+        yield _named(type(value))
+        for types_, parts in self._readers:
+            if isinstance(value, types_):
+                yield from parts(value)
+                return
+        if callable(value) and not hasattr(value, "__dict__"):  # compiled code, known by its name
+            yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        else:
+            yield from self._object(value)
+
+    @functools.cached_property
+    def _readers(self) -> list[tuple[tuple[type, ...], Callable[[Any], Iterable[object]]]]:
+        """What an object is made of, by its type."""
+        each = self.of
+        return [
+            (_SCALARS, lambda value: [repr(value)]),
+            ((torch.Tensor,), self._tensor),
+            ((np.ndarray, np.generic), lambda value: self._array(np.asarray(value))),
+            ((Mapping,), lambda value: [each(item) for pair in value.items() for item in pair]),
+            ((list, tuple), lambda value: map(each, value)),
+            ((Set,), lambda value: sorted(map(each, value))),
+            ((types.ModuleType,), lambda value: [value.__name__]),
+            ((types.CodeType,), self._code),
+            ((type,), self._class),
+            ((types.MethodType,), lambda value: [each(value.__func__), each(value.__self__)]),
+            ((functools.partial,), lambda value: [each(value.func), each(value.args), each(value.keywords)]),
+            ((types.FunctionType,), self._function),
+        ]
+
+    def _tensor(self, tensor: torch.Tensor) -> Iterator[object]:
+        yield from (tensor.dtype, tuple(tensor.shape))
+        if id(tensor) not in self._shapes_only and tensor.layout is torch.strided and tensor.device.type != "meta":
+            data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+            yield data.view(torch.uint8).numpy().data if data.numel() else b""
+
+    def _array(self, array: np.ndarray) -> Iterator[object]:
+        yield from (array.dtype.str, array.shape)
+        yield self.of(array.tolist()) if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+
+    def _function(self, function: types.FunctionType) -> Iterator[object]:
+        function = getattr(function, "_torchdynamo_orig_callable", function)
+        library = self._is_library(function.__module__) and not function.__code__.co_filename.startswith("<")
+        yield function.__qualname__ if library else ""
+        yield from (self.of(function.__defaults__), self.of(function.__kwdefaults__))
+        for cell in function.__closure__ or ():
+            try:
+                yield self.of(cell.cell_contents)
+            except ValueError:  # not bound yet
+                yield "empty"
+        if not library:
+            yield self.of(function.__code__)
+            for name in sorted(set(_globals_of(function.__code__))):
+                if name in function.__globals__:
+                    yield from (name, self.of(function.__globals__[name]))
+
+    def _code(self, code: types.CodeType) -> Iterator[object]:
+        yield from (code.co_code, code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        documented = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
+        yield from map(self.of, documented)
+
+    def _class(self, cls: type) -> Iterator[object]:
+        if self._is_library(cls.__module__):
+            yield _named(cls)
+            return
+        yield cls.__qualname__.rpartition(".")[2]
+        yield from map(self.of, cls.__bases__)
+        for name, item in sorted(vars(cls).items()):
+            if name in _UNTOLD or isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType):
+                continue
+            item = getattr(item, "__func__", item)  # of a static or class method
+            for function in (item.fget, item.fset) if isinstance(item, property) else (item,):
+                if not _is_generated(function):
+                    yield from (name, self.of(function))
+
+    def _object(self, value: Any) -> Iterator[object]:
+        if (inside := getattr(value, "_orig_mod", None)) is not None:  # a compiled module
+            yield self.of(inside)
+            return
+        if isinstance(mark := getattr(value, "_fingerprint", None), str):  # a data set of the library `datasets`
+            yield mark
+            return
+        yield self.of(type(value))
+        if isinstance(value, torch.Generator):
+            return
+        if isinstance(value, torch.nn.Module):
+            leaves = value.named_parameters() if self._replaced else ()
+            alike = [leaf for name, leaf in leaves if name in self._replaced and self._replaced[name].shape == leaf.shape]
+            self._shapes_only |= set(map(id, alike))
+        if type(value).__module__.partition(".")[0] in ("pandas", "polars"):
+            yield from (self.of(list(getattr(value, "columns", ()))), *self._array(np.asarray(value)))
+            return
+        names = [name for cls in type(value).__mro__ for name in _slots(cls)]
+        held = {name: getattr(value, name) for name in dict.fromkeys(names) if hasattr(value, name)} | getattr(
+            value, "__dict__", {}
+        )
+        for name, item in held.items():
+            if not name.startswith("__"):
+                yield from (name, self.of(item))
+
+
+def first_party() -> frozenset[str]:
+    """The top-level modules of HGMS itself."""
+    try:
+        points = distribution(FIRST_PARTY).entry_points
+    except PackageNotFoundError:
+        return frozenset({"hgms_core"})
+    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms"))})
+
+
+def _named(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _slots(cls: type) -> Iterable[str]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    """The global variables that a function and those defined in it read."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_of(constant)
+
+
+def _is_generated(function: object) -> bool:
+    """Whether attrs or dataclasses wrote the method: it says what the fields say."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
+
+
+_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def _libraries() -> Callable[[str | None], bool]:
+    """Whether a module's code is that of an installed package or of Python, which its name stands for."""
+    known = first_party() | set(sys.builtin_module_names)
+
+    def is_library(module: str | None) -> bool:
+        top = (module or "").partition(".")[0]
+        file = getattr(sys.modules.get(module or ""), "__file__", None) if top != "__main__" else None
+        return top in known or (file is not None and file.startswith(_LIBRARIES))
+
+    return is_library
