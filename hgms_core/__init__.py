@@ -6,6 +6,7 @@ of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_cor
 from __future__ import annotations
 
 from hgms_core.budget import Budget
+from hgms_core.checks import check_losses, pure
 from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.display import as_html, as_text, sizes
 from hgms_core.errors import (
@@ -18,6 +19,8 @@ from hgms_core.errors import (
     OutOfMemory,
     PluginError,
     UnknownComponent,
+    check_function,
+    check_part,
     choice,
     closest,
     once_differentiable,
@@ -41,7 +44,7 @@ from hgms_core.hypergrad import (
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.modules import fresh_parameters
 from hgms_core.pipeline import Composition, Pipeline, overlay
-from hgms_core.problem import Loss, Problem, Sources, pure
+from hgms_core.problem import Loss, Problem, Sources
 from hgms_core.protocols import (
     CandidateGenerator,
     HyperGradient,
@@ -67,8 +70,9 @@ __all__ = [
     "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method", "MissingExtra", "Mode", "Nested",
     "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem", "Ravel", "Record",
     "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree", "UnknownComponent",
-    "as_html", "as_solver", "as_text", "check_floating", "choice", "clone", "closest", "cross_product", "curvature", "detach",
-    "differences_named", "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm",
-    "once_differentiable", "one_of", "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "sizes", "slopes",
-    "stack", "trainable", "twice_differentiable_attention", "unknown", "upper_gradients", "values",
+    "as_html", "as_solver", "as_text", "check_floating", "check_function", "check_losses", "check_part", "choice", "clone",
+    "closest", "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient", "groups",
+    "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure",
+    "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown",
+    "upper_gradients", "values",
 ]  # fmt: skip

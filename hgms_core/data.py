@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms_core.columns import columns_of, is_table
 from hgms_core.display import as_html, as_text
-from hgms_core.errors import ConfigError, one_of
+from hgms_core.errors import ConfigError, arguments_named, one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -19,6 +19,7 @@ Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
 
 
+@arguments_named
 @frozen
 class Data:
     """The rows a loss is computed on.

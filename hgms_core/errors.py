@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+Class = TypeVar("Class", bound=type)
 LINE, LINES = 2000, 200
 """Characters of a message's line and lines of a message, at most: a file may hold a key of megabytes."""
 
@@ -177,6 +180,80 @@ def one_of(what: str, value: object, choices: Collection[str]) -> None:
     """
     if value not in choices:
         raise ConfigError(unknown(what, str(value), choices))
+
+
+def check_function(what: str, function: Any, *arguments: str) -> None:
+    """ConfigError where ``function`` cannot be called with these arguments by position.
+
+    >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: 'g' is called as g(theta, x, batch), and this one takes (theta, x)
+
+    .. versionadded:: 0.5"""
+    call = f"{what}({', '.join(arguments)})"
+    if isinstance(function, type) or not callable(function):
+        kind = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind}")
+    module = hasattr(function, "state_dict") and hasattr(function, "forward")
+    try:
+        signature = inspect.signature(function.forward if module else function)
+    except (TypeError, ValueError):  # of a builtin, which has none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        own = ", ".join(signature.parameters)
+        raise ConfigError(f"{what!r} is called as {call}, and this one takes ({own})") from None
+
+
+def check_part(place: str, value: object, label: str, methods: Iterable[str]) -> None:
+    """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name or a class in its place.
+
+    >>> check_part("Pipeline.selector", "first", "a selector", ["select"])
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ Pipeline.selector
+      a name stands for an object in configurations only; `hgms list` shows where each is imported from
+
+    .. versionadded:: 0.5"""
+    methods = list(methods)
+    if not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods):
+        return
+    expected = f"expected {label} (an object with {', '.join(methods)}), got"
+    if isinstance(value, str):
+        hint = "a name stands for an object in configurations only; `hgms list` shows where each is imported from"
+        raise ConfigError(f"{expected} {value!r} @ {place}\n  {hint}")
+    if isinstance(value, type):
+        raise ConfigError(f"{expected} the class {value.__name__}; write {value.__name__}() @ {place}")
+    if hasattr(value, "param_groups"):
+        kind = type(value).__name__
+        hint = f"it holds its own parameters and state; write `TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
+        raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
+    raise ConfigError(f"{expected} a {type(value).__name__} @ {place}")
+
+
+def arguments_named(cls: Class) -> Class:
+    """A class whose constructor says by a ConfigError which argument is misspelt or missing, and which ones there are."""
+    made: Any = cls
+    write = made.__init__
+
+    @functools.wraps(write)
+    def __init__(self: Any, *args: Any, **arguments: Any) -> None:
+        try:
+            write(self, *args, **arguments)
+        except TypeError:
+            own = inspect.signature(write).parameters
+            for name in arguments:
+                if name not in own:
+                    raise ConfigError(f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}") from None
+            missing = [name for name, item in own.items() if item.default is item.empty and name not in arguments][1:]
+            if missing and not args:
+                raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
+            raise
+
+    made.__init__ = __init__
+    return cls
 
 
 def choice(*words: str) -> Callable[[object, Any, object], None]:

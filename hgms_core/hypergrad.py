@@ -18,9 +18,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hgms_core.errors import ConfigError, explained, once_differentiable, one_of
+from hgms_core.checks import Bound, check_used, pure
+from hgms_core.errors import ConfigError, check_function, explained, once_differentiable, one_of
 from hgms_core.linear import as_solver
-from hgms_core.problem import check_used, pure
 from hgms_core.records import Cost, Estimate
 from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
@@ -29,8 +29,6 @@ Strategy = Literal["vjp", "jvp", "difference"]
 """How products with the lower Hessian are made; :func:`curvature` says which costs what."""
 Lower = Callable[[Tree], Tensor]
 """A lower loss with θ and the batch already bound: ``g(x)``, or ``[N]`` values for a stacked x."""
-Bound = Callable[[Tree, Tree], Tensor]
-"""A loss with the batch already bound: ``loss(theta, x)``."""
 
 
 @contextlib.contextmanager
@@ -296,14 +294,15 @@ def hypergradient(
         if not tree:
             raise ConfigError(f"{what} holds no tensor, so there is nothing to differentiate by")
 
-    def bound(loss: Callable[..., Tensor]) -> Bound:
+    def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
+        check_function(name, loss, "theta", "x")
         return lambda a, b: loss(above.restore(a), below.restore(b))
 
-    losses = bound(f), bound(g)
+    losses = bound("f", f), bound("g", g)
     with differences_named():
-        estimate = implicit(pure(losses[0]), pure(losses[1]), upper, lower, solver, strategy, v0)
+        estimate = implicit(pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, solver, strategy, v0)
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
-        check_used(losses, upper, lower)
+        check_used(*losses, upper, lower)
     return evolve(estimate, value=above.restore(estimate.value))
 
 

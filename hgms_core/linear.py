@@ -12,6 +12,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from hgms_core.errors import ConfigError, check_function, check_part
 from hgms_core.protocols import MatVec
 from hgms_core.records import Outcome, Solution
 
@@ -116,7 +117,12 @@ class LinearSystem:
 
 def as_solver(solver: Any) -> Any:
     """The solver itself, or a LinearSolver made of a plain callable ``solve(matvec, b) -> x``."""
-    return solver if hasattr(solver, "solve") else CallableSolver(solver)
+    if isinstance(solver, str | type) or not (hasattr(solver, "solve") or callable(solver)):
+        check_part("solver", solver, "a linear solver", ["solve"])
+    if hasattr(solver, "solve"):
+        return solver
+    check_function("solver", solver, "matvec", "b")
+    return CallableSolver(solver)
 
 
 @frozen
@@ -141,7 +147,11 @@ class CallableSolver:
             products += 1
             return matvec(v)
 
-        value = self.function(counted, b).detach()
+        returned: Any = self.function(counted, b)
+        if not isinstance(returned, Tensor) or returned.shape != b.shape:
+            shape = list(returned.shape) if isinstance(returned, Tensor) else f"a {type(returned).__name__}"
+            raise ConfigError(f"'solver' must return a tensor like b, {list(b.shape)}, and it returns {shape}")
+        value = returned.detach()
         finite = torch.isfinite(value).all(-1)
         value = torch.where(finite[..., None], value, torch.zeros_like(value))
         size = torch.linalg.vector_norm(b, dim=-1)

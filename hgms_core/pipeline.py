@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 
+from hgms_core.checks import check_losses, losses_checked
 from hgms_core.display import as_html
-from hgms_core.errors import ConfigError, choice
-from hgms_core.problem import Problem, check_losses
+from hgms_core.errors import ConfigError, arguments_named, check_part, choice
+from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, norm, take
 
 
+def _part(label: str, *methods: str) -> Callable[[object, Attribute[Any], object], None]:
+    return lambda pipeline, attribute, value: check_part(f"Pipeline.{attribute.name}", value, label, methods)
+
+
 @final
+@arguments_named
 @frozen(kw_only=True)
 class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
@@ -47,10 +53,10 @@ class Pipeline:
 
     name: ClassVar[str] = "pipeline"
 
-    generator: CandidateGenerator
-    selector: Selector
-    hypergradient: HyperGradient
-    outer: OuterOptimizer
+    generator: CandidateGenerator = field(validator=_part("a candidate generator", "init", "propose", "carry"))
+    selector: Selector = field(validator=_part("a selector", "select"))
+    hypergradient: HyperGradient = field(validator=_part("a hypergradient estimator", "init", "estimate"))
+    outer: OuterOptimizer = field(validator=_part("an outer optimiser", "init", "step"))
     keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
     answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
 
@@ -63,6 +69,8 @@ class Pipeline:
     def init(self, problem: Problem, seed: int) -> State:
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
+        if not problem.x0:
+            raise ConfigError("'x0' holds no tensor, so there is no lower level to solve")
         start, hypergradient = self.generator.init(problem, Key(seed).fold("init")), self.hypergradient.init(problem)
         return {
             "seed": seed, "step": 0, "theta": dict(problem.theta0), "x": dict(problem.x0), "start": start,
@@ -70,6 +78,12 @@ class Pipeline:
         }  # fmt: skip
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        if state["step"]:
+            return self._step(problem, state, progress)
+        with losses_checked(problem, state["theta"], state["x"], Key(state["seed"])):
+            return self._step(problem, state, progress)
+
+    def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         theta, start = state["theta"], state["start"]
         if "progress" in start:  # of a generator with a schedule over the budget
@@ -118,7 +132,8 @@ class Pipeline:
         start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
         if drawn:  # once, at the start: what is wrong with the losses themselves
             idle = bool(theta and spent.upper_gradients) and not any(bool(leaf.any()) for leaf in estimate.value.values())
-            check_losses(problem, theta, branch.x, key, repeat=bool(moved), use=idle)
+            if moved or idle:
+                check_losses(problem, theta, branch.x, key)
         return {
             **state, "step": state["step"] + 1, "theta": updated, "x": x, "start": start, "hypergradient": memory,
             "outer": outer, "cost": counts, "best": best,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, cast
 
@@ -10,13 +10,14 @@ import torch
 from attrs import Factory, field, frozen
 from torch import Tensor, nn
 
+from hgms_core.checks import check_alike
 from hgms_core.data import Batch, Data, by_role
 from hgms_core.display import as_html, as_text, changed, sizes
-from hgms_core.errors import DRAWS, ConfigError
+from hgms_core.errors import ConfigError, arguments_named, check_function
 from hgms_core.modules import fields
-from hgms_core.seeding import Key, global_states
+from hgms_core.seeding import Key
 from hgms_core.shapes import Nested, Shape, check_floating
-from hgms_core.trees import Tree, detach, require_grad
+from hgms_core.trees import Tree
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
@@ -62,6 +63,14 @@ def _any_rows_by_role(value: Any) -> Mapping[str, Data]:
     return cast("Mapping[str, Data]", value)
 
 
+_CALLED = {
+    "g": ("theta", "x", "batch"), "f": ("theta", "x", "batch"), "project": ("theta",), "evaluate": ("theta", "x"),
+    "fresh": ("key",), "start": ("theta",), "counters": (),
+}  # fmt: skip
+"""With what the functions of a problem are called."""
+
+
+@arguments_named
 @frozen(kw_only=True, eq=False)
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
@@ -109,6 +118,9 @@ class Problem:
         yield "also has", ", ".join(more) or "nothing"
 
     def __attrs_post_init__(self) -> None:
+        for name, arguments in _CALLED.items():
+            if getattr(self, name) is not None or name in ("g", "f", "project", "evaluate"):
+                check_function(name, getattr(self, name), *arguments)
         for name, value in self._changed().items():
             object.__setattr__(self, name, value)
         check_floating("'theta0'", self.theta0)
@@ -198,61 +210,25 @@ class Problem:
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
-        return self.x0 if self.fresh is None else self.fresh(key)
+        if self.fresh is None:
+            return self.x0
+        x = self.fresh(key)
+        check_alike("what `fresh` returns", x, self.x0)
+        return x
 
+    def metrics(self, theta: Tree, x: Tree) -> dict[str, float]:
+        """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of them.
 
-def check_used(losses: Sequence[Callable[[Tree, Tree], Tensor]], theta: Tree, x: Tree) -> None:
-    """ConfigError where no loss depends on θ. Cost: a value and a first-order gradient of each loss until one does; to be asked
-    where h is zero, which alone says nothing: at an optimum it is zero too."""
-    for loss in losses:
-        leaves = require_grad(theta)
-        with torch.enable_grad():
-            value = loss(leaves, detach(x))
-            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True) if value.requires_grad else ()
-        if any(grad is not None for grad in grads):
-            return
-    raise ConfigError(
-        f"neither loss depends on θ ({', '.join(theta)}), so there is nothing to learn\n"
-        "  use its leaves in g or f; a copy of θ that was made before (`.detach()`, `.item()`) is no longer θ"
-    )
-
-
-def check_repeats(loss: Callable[[Tree, Tree], Tensor], theta: Tree, x: Tree) -> None:
-    """ConfigError where a loss has another value the second time. Cost: two values."""
-    with torch.no_grad():
-        if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
-            raise ConfigError(DRAWS)
-
-
-def pure(loss: Callable[[Tree, Tree], Tensor]) -> Callable[[Tree, Tree], Tensor]:
-    """The loss, refused where its first call draws from torch's global generators and a second one has another value."""
-    called = False
-
-    def watched(theta: Tree, x: Tree) -> Tensor:
-        nonlocal called
-        if called:
-            return loss(theta, x)
-        called, device = True, next(iter(x.values())).device
-        before = global_states(device)
-        value = loss(theta, x)
-        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
-            check_repeats(loss, theta, x)
-        return value
-
-    return watched
-
-
-def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, *, repeat: bool, use: bool) -> None:
-    """ConfigError, on a few rows of each loss, where it does not ``repeat`` its value, and where none makes ``use`` of θ."""
-
-    def on_few_rows(loss: Loss, data: Data) -> Callable[[Tree, Tree], Tensor]:
-        batch, _ = data.sample(key.fold("few"), 8)
-        return lambda theta, x: loss(theta, x, batch)
-
-    if not (repeat or use):
-        return
-    losses = [on_few_rows(problem.f, problem.upper_data["differentiate"]), on_few_rows(problem.g, problem.lower_data)]
-    for loss in losses if repeat else ():
-        check_repeats(loss, theta, x)
-    if use:
-        check_used(losses, theta, x)
+        .. versionadded:: 0.5"""
+        measured: Any = self.evaluate(theta, x)
+        if not isinstance(measured, Mapping):
+            hint = "add a `return`" if measured is None else "write {'name': number}"
+            raise ConfigError(f"`evaluate` must return numbers by name, and it returns a {type(measured).__name__}\n  {hint}")
+        numbers = {}
+        for name, value in measured.items():
+            try:
+                numbers[str(name)] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                shown = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ConfigError(f"`evaluate` must return numbers by name, and {name!r} is {shown}") from None
+        return numbers

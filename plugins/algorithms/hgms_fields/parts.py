@@ -7,6 +7,8 @@ import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
+import torch
+
 from hgms_core import (
     CandidateGenerator,
     HyperGradient,
@@ -64,24 +66,23 @@ def part(value: Any, kind: Any) -> Any:
 
 def instead(value: object, kind: Any) -> str:
     """What to write where ``value`` is no component of the kind: the end of a message."""
-    if isinstance(value, str):
-        classes = _classes(kind)
-        name = value if value in classes else closest(value, classes)
-        if name is None:
-            known = ", ".join(sorted(cls.__name__ for cls in classes.values())) or "none is installed"
-            also = "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
-            return f"\n  available: {known}{also}"
-        cls = classes[name]
-        return f"\n  write {cls.__name__}(), with `from {cls.__module__.partition('.')[0]} import {cls.__name__}`"
-    if isinstance(value, type):
-        return f"; write {value.__name__}() for an object of it" if is_of(kind, value) else _what(value)
-    return _what(value)
+    cls = value if isinstance(value, type) else type(value)
+    if isinstance(value, type) and is_of(kind, value):
+        return f"; write {value.__name__}() for an object of it"
+    if kind is OuterOptimizer and issubclass(cls, torch.optim.Optimizer):
+        outer = f"TorchOptimizer(optimizer={cls.__name__!r}, settings={{…}})"
+        return f"\n  write {outer}, with `from hgms_outer import TorchOptimizer`"
+    classes = _classes(kind)
+    name = closest(value, classes) if isinstance(value, str) else None
+    if name is not None:
+        return f"\n  write {classes[name].__name__}(), with `{_imported(classes[name])}`"
+    what = next((f", which is {words}" for other, words in KINDS.items() if is_of(other, value)), "")
+    also = "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
+    return f"{what}\n  available: {', '.join(sorted(cls.__name__ for cls in classes.values())) or 'none is installed'}{also}"
 
 
-def _what(value: object) -> str:
-    """The kind that it is instead."""
-    words = next((words for kind, words in KINDS.items() if is_of(kind, value)), None)
-    return f", which is {words}" if words else ""
+def _imported(cls: type) -> str:
+    return f"from {cls.__module__.partition('.')[0]} import {cls.__name__}"
 
 
 def _classes(kind: Any) -> dict[str, type]:

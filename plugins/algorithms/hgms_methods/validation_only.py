@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from hgms_core import Batch, Data, Method, Problem, Record, State, Tree
+from hgms_fields import frozen
 
 
 @final

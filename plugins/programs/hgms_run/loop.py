@@ -19,6 +19,7 @@ from hgms_core import (
     CheckpointError,
     ConfigError,
     HgmsError,
+    Key,
     Method,
     NumericalError,
     Problem,
@@ -27,6 +28,7 @@ from hgms_core import (
     State,
     Task,
     Tree,
+    check_losses,
     out_of_memory,
 )
 from hgms_core.host import LOG, Host
@@ -207,6 +209,8 @@ class Run:
         if loaded is not None and recorded is None:
             LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
         in_force.enter_context(self.execution.in_force(self.device))
+        if loaded is None and self.problem.counters is None:  # which would count these calls, too
+            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
         if self.folder is not None:
             self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
@@ -334,8 +338,8 @@ class Run:
     def evaluation(self) -> Record:
         metrics: Mapping[str, float] = {}
         with self.stopped_by("evaluate"):
-            metrics = self.problem.evaluate(*self.method.result(self.state))
-        return {f"metric.{name}": float(value) for name, value in metrics.items()}
+            metrics = self.problem.metrics(*self.method.result(self.state))
+        return {f"metric.{name}": value for name, value in metrics.items()}
 
     # --- what is kept of it
 

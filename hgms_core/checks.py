@@ -1,0 +1,173 @@
+"""What is wrong with the losses that a person wrote, said where a run starts instead of deep inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hgms_core.data import Batch
+from hgms_core.display import sizes
+from hgms_core.errors import DRAWS, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
+from hgms_core.seeding import Key, global_states
+from hgms_core.trees import Tree, require_grad
+
+if TYPE_CHECKING:
+    from hgms_core.problem import Problem
+
+Bound = Callable[[Tree, Tree], Tensor]
+"""A loss with the batch already bound: ``loss(theta, x)``."""
+FEW = 8
+"""Rows that a loss is tried on."""
+COPIES = "leave out `torch.no_grad()`, `.detach()`, `.item()`, `.data` and numpy: what they give is no longer {}"
+
+
+def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
+    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried at (θ, x) on a few rows:
+
+    a loss returns one finite number, is a function of its arguments (no random draws, which :func:`check_repeats` looks for)
+    and has a gradient: g in x, f in x or θ, and one of them in θ. Cost: a value and a gradient of each, in no budget.
+
+    .. versionadded:: 0.5"""
+    check_alike("what `project` returns", problem.project(theta), theta)
+    rows = {"g": problem.lower_data, "f": problem.upper_data["differentiate"]}
+    uses = {}
+    for name, loss in (("g", problem.g), ("f", problem.f)):
+        batch, _ = rows[name].sample(key.fold("few"), FEW)
+        device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
+        drawn = global_states(device)
+        with _told(name, theta, x, batch):
+            uses[name] = used(bound := _bound(name, loss, batch), theta, x)
+            with torch.no_grad():
+                _check_finite(name, bound(theta, x), batch)
+            if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
+                check_repeats(bound, theta, x)
+    _check_uses(uses["f"], uses["g"], theta, x)
+
+
+@contextlib.contextmanager
+def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator[None]:
+    """Inside, an exception is explained by :func:`check_losses`, where that finds its cause."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, HgmsError) and not out_of_memory(error):
+            check_losses(problem, theta, x, key)
+        raise
+
+
+def used(loss: Bound, theta: Tree, x: Tree) -> tuple[bool, bool]:
+    """Whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
+    upper, lower = require_grad(theta), require_grad(x)
+    with torch.enable_grad(), explained():
+        value = loss(upper, lower)
+        leaves = [*upper.values(), *lower.values()]
+        grads = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+    known = [grad is not None for grad in grads]
+    return any(known[: len(upper)]), any(known[len(upper) :])
+
+
+def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
+    """ConfigError where the losses have no gradient in what they should. Cost: a value and a gradient of each; to be asked
+    where h is zero, which alone says nothing: at an optimum it is zero too."""
+    _check_uses(used(f, theta, x), used(g, theta, x), theta, x)
+
+
+def _check_uses(f: tuple[bool, bool], g: tuple[bool, bool], theta: Tree, x: Tree) -> None:
+    upper, lower = (", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5)) for tree in (theta, x))
+    if theta and not f[0] and not g[0]:
+        raise ConfigError(
+            f"neither loss depends on θ ({upper}), so there is nothing to learn\n"
+            f"  use its leaves in g or f; {COPIES.format('θ')}"
+        )
+    if not any(f):
+        raise ConfigError(f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}")
+    if x and not g[1]:
+        raise ConfigError(f"g has no gradient with respect to x ({lower})\n  use its leaves in g; {COPIES.format('x')}")
+
+
+def check_repeats(loss: Bound, theta: Tree, x: Tree) -> None:
+    """ConfigError where a loss has another value the second time. Cost: two values."""
+    with torch.no_grad():
+        if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
+            raise ConfigError(DRAWS)
+
+
+def check_alike(what: str, tree: object, other: Tree) -> None:
+    """ConfigError where a tree has other names, or leaves of other shapes, than it should."""
+    if not isinstance(tree, Mapping):
+        hint = "; add a `return`" if tree is None else ""
+        raise ConfigError(f"{what} must be like {sizes(other)}, and it is a {type(tree).__name__}{hint}")
+    shapes = [{name: getattr(leaf, "shape", None) for name, leaf in each.items()} for each in (tree, other)]
+    if shapes[0] != shapes[1]:
+        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(dict(tree))}")
+
+
+def pure(loss: Bound, name: str = "a loss") -> Bound:
+    """The loss, refused where its first call gives no number, or draws from torch's global generators and a second one has
+    another value."""
+    called = False
+
+    def watched(theta: Tree, x: Tree) -> Tensor:
+        nonlocal called
+        if called:
+            return loss(theta, x)
+        called, device = True, next(iter(x.values())).device
+        before = global_states(device)
+        value = check_number(name, loss(theta, x))
+        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
+            check_repeats(loss, theta, x)
+        return value
+
+    return watched
+
+
+def check_number(name: str, value: Any) -> Tensor:
+    """What a loss returned; ConfigError where it is not one floating-point number in a tensor."""
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(kind, COPIES.format("a tensor"))
+        raise ConfigError(f"{name} must return a tensor with one number, and it returns a {kind}\n  {advice}")
+    if value.dim():
+        raise ConfigError(f"{name} must return one number, and it returns {list(value.shape)}\n  write `.mean()` or `.sum()`")
+    if not value.is_floating_point():
+        kind = str(value.dtype).removeprefix("torch.")
+        raise ConfigError(f"{name} must return a floating-point number, and it returns {kind}, which has no gradient")
+    return value
+
+
+def _bound(name: str, loss: Callable[..., Any], batch: Batch) -> Bound:
+    return lambda theta, x: check_number(name, loss(theta, x, batch))
+
+
+def _check_finite(name: str, value: Tensor, batch: Batch) -> None:
+    if torch.isfinite(value):
+        return
+    broken = [column for column, leaf in batch.items() if leaf.is_floating_point() and not torch.isfinite(leaf).all()]
+    where = f"; {', '.join(map(repr, broken))} of the batch holds numbers that are not finite" if broken else ""
+    raise NumericalError(f"{name} is {float(value)} before the first step{where}\n  look at the start, and for log(0) and 0/0")
+
+
+@contextlib.contextmanager
+def _told(name: str, theta: Tree, x: Tree, batch: Batch) -> Iterator[None]:
+    """Inside, what a loss raises is a ConfigError that says what the loss was called with."""
+    try:
+        yield
+    except (HgmsError, MemoryError):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        trees = {"θ": theta, "x": x, "batch": batch}
+        had = "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
+        if isinstance(error, KeyError) and error.args:
+            near = closest(str(error.args[0]), [*theta, *x, *batch])
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}") from error
+        text = (str(error) or "no message").splitlines()[0]
+        if "dtype" in text or "scalar type" in text:
+            had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
+        raise ConfigError(f"{name} fails on {FEW} rows: {type(error).__name__}: {text}{had}") from error

@@ -1,0 +1,352 @@
+"""What Python says where a component, a budget or a setting is built wrongly: the same as a configuration file would be told.
+
+The tables are what is written and what is said. Below them every field of every registered class is given what it cannot take.
+(Problems, data, pipelines and hypergradients: test_python_input.py.)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from attrs import field
+
+import hgms_branches
+import hgms_hypergradients
+import hgms_less
+import hgms_llm
+import hgms_methods
+import hgms_outer
+import hgms_penalty
+import hgms_regmix
+import hgms_search
+import hgms_selectors
+import hgms_single_loop
+import hgms_solvers
+import hgms_task_circle
+import hgms_task_cleaning
+import hgms_task_quadratic
+import hgms_ula
+from hgms_core import Budget, ConfigError, Pipeline
+from hgms_core.registry import Registry
+from hgms_fields import frozen, positive
+from hgms_run import RunConfig, RunSettings
+from hgms_testing import instance_of
+
+PACKAGES = (
+    hgms_branches, hgms_hypergradients, hgms_less, hgms_llm, hgms_methods, hgms_outer, hgms_penalty, hgms_regmix, hgms_search,
+    hgms_selectors, hgms_single_loop, hgms_solvers, hgms_task_circle, hgms_task_cleaning, hgms_task_quadratic, hgms_ula,
+)  # fmt: skip
+NAMES: dict[str, Any] = {name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()}
+NAMES |= {
+    "Budget": Budget,
+    "Path": Path,
+    "Pipeline": Pipeline,
+    "RunConfig": RunConfig,
+    "RunSettings": RunSettings,
+    "math": math,
+}
+NAMES |= {"np": np, "torch": torch}
+NAMES["pipeline"] = Pipeline(
+    generator=NAMES["Branches"](), selector=NAMES["First"](), hypergradient=NAMES["Unrolled"](), outer=NAMES["Adam"]()
+)
+
+SOLVER = "a linear solver (an object with solve)"
+METHOD = "a method (an object with init, result, step)"
+GENERATOR = "a candidate generator (an object with carry, init, propose)"
+OUTER = "an outer optimiser (an object with init, step)"
+
+# what is written, and what is said: all of it, or as far as the …
+REFUSED = [
+    # numbers
+    ("Branches(count=2.5)", "expected an integer, got 2.5 @ Branches.count"),
+    ("Branches(count=4.0)", "expected an integer, got 4.0; write 4 @ Branches.count"),
+    ("Branches(count='4')", "expected an integer, got '4'; write 4 @ Branches.count"),
+    ("Branches(count=True)", "expected an integer, got True @ Branches.count"),
+    ("Branches(count=None)", "expected an integer, got None; leave it out for the default @ Branches.count"),
+    ("Branches(count=0)", "'count' must be > 0: 0 @ Branches.count"),
+    ("Branches(count=10**30)", "expected an integer of at most 64 bits, got a larger one @ Branches.count"),
+    ("Branches(batch_size=64.5)", "expected an integer or None, got 64.5 @ Branches.batch_size"),
+    ("CG(ridge='1e-3')", "expected a number, got '1e-3'; write 0.001 @ CG.ridge"),
+    ("CG(ridge=-1.0)", "'ridge' must be >= 0: -1.0 @ CG.ridge"),
+    ("CG(rtol=math.nan)", "expected a number, got nan @ CG.rtol"),
+    ("CG(rtol=1 + 2j)", "expected a number, got (1+2j) @ CG.rtol"),
+    ("Adam(lr=[0.1])", "expected a number, got [0.1]; write 0.1 @ Adam.lr"),
+    ("Adam(lr=torch.ones(2))", "expected a number, got a Tensor of shape [2] @ Adam.lr"),
+    ("Adam(lr=torch.ones(1))", "expected a number, got a Tensor of shape [1]; write 1.0 @ Adam.lr"),
+    ("Adam(lr=lambda step: 0.1)", "expected a number, got the function <lambda> @ Adam.lr"),
+    ("Ula(temperature=10**400)", "expected a number, got an int, which is too large for one @ Ula.temperature"),
+    # several numbers
+    ("Adam(betas=0.9)", "expected 2 values (a number, a number), got 0.9 @ Adam.betas"),
+    ("Adam(betas=(0.9, 0.99, 0.999))", "expected 2 values (a number, a number), got 3 of them @ Adam.betas"),
+    ("Adam(betas=(0.9, '0.99'))", "expected a number, got '0.99'; write 0.99 @ Adam.betas[1]"),
+    ("Adam(betas=(0.9, 1.0))", "'betas' must be two numbers in [0, 1): (0.9, 1.0) @ Adam.betas"),
+    ("Branches(lr_spread=(2, 1))", "a spread is two positive factors (low, high) with low <= high: (2.0, 1.0) @…"),
+    ("HyperCleaning(validation_split=(0.5, 0.5))", "expected 3 values (a number, a number, a number), got 2 of them @…"),
+    # words
+    ("Implicit(solver=CG(), strategy='vpj')", "unknown choice 'vpj'; did you mean 'vjp'? @ Implicit.strategy\n  available:…"),
+    ("Implicit(solver=CG(), strategy=None)", "expected 'vjp' or 'jvp' or 'difference', got None; leave it out for the…"),
+    ("Branches(optimizer=3)", "expected 'sgd' or 'adamw'…"),
+    ("Branches(keep_graph=1)", "expected True or False, got 1 @ Branches.keep_graph"),
+    ("Branches(keep_graph='true')", "expected True or False, got 'true'; write True @ Branches.keep_graph"),
+    ("HyperCleaning(dataset='minst')", "'dataset' must be digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]:…"),
+    ("TorchOptimizer(optimizer='RAdm')", "unknown optimiser of torch.optim 'RAdm'; did you mean 'RAdam'? @…"),
+    ("TorchOptimizer(settings={'lrr': 0.1})", "unknown setting of Adam 'lrr'; did you mean 'lr'? @ TorchOptimizer…"),
+    ("TorchOptimizer(settings=0.1)", "expected a dictionary (True or False or an integer or a number or a string or a list…"),
+    # names of arguments
+    ("Branches(cuont=3)", "unknown argument 'cuont'; did you mean 'count'? @ Branches\n  available: batch_size, batches,…"),
+    ("Branches(learning_rate=0.1)", "unknown argument 'learning_rate'; no close match. @ Branches\n  available: batch_size,…"),
+    ("Branches(4, 20)", "Branches takes its arguments by name, and got 2 by position\n  write Branches(count=4, steps=20)"),
+    ("First('x')", "First takes its arguments by name, and got 1 by position\n  it takes no arguments"),
+    ("Implicit()", f"missing: {SOLVER} @ Implicit.solver"),
+    ("Implicit(solvr=CG())", "unknown argument 'solvr'; did you mean 'solver'? @ Implicit\n  available: batch_size,…"),
+    # parts
+    ("Implicit(solver='cg')", f"expected {SOLVER}, got 'cg' @ Implicit.solver\n  write CG(), with `from hgms_solvers import…"),
+    ("Implicit(solver='minress')", f"expected {SOLVER}, got 'minress' @ Implicit.solver\n  write MINRES(), with `from…"),
+    ("Implicit(solver=CG)", f"expected {SOLVER}, got the class CG; write CG() for an object of it @ Implicit.solver"),
+    ("Implicit(solver=torch.optim.SGD)", f"expected {SOLVER}, got the class SGD @ Implicit.solver\n  available: CG,…"),
+    ("Implicit(solver=None)", f"expected {SOLVER}, got None @ Implicit.solver\n  available: CG, FixedPoint, Identity, KFAC,…"),
+    ("Implicit(solver=First())", f"expected {SOLVER}, got First(), which is a selector @ Implicit.solver\n  available: CG,…"),
+    ("Implicit(solver=BestOfN)", f"expected {SOLVER}, got the class BestOfN, which is a selector @ Implicit.solver…"),
+    ("Split(upper=Adam, start=CG())", f"2 errors in Split:\n  expected {OUTER}, got the class Adam; write Adam() for an…"),
+    ("Split(upper=torch.optim.SGD, start=Adam())", f"expected {OUTER}, got the class SGD @ Split.upper\n  write…"),
+    ("Split(upper=pipeline, start=Adam())", f"expected {OUTER}, got a Pipeline, which is a method @ Split.upper…"),
+    ("Search(low=0.0, high=1.0, generator=First(), selector=First())", f"expected {GENERATOR}, got First(), which is a…"),
+    # parts of parts
+    ("Adam(schedule='cosine')", "expected an object of Schedule or a dictionary of its arguments (kind, final, decay_steps,…"),
+    ("Adam(schedule={'kind': 'cosin'})", "unknown choice 'cosin'; did you mean 'cosine'? @ Adam.schedule.kind\n  available:…"),
+    ("Adam(schedule={'knid': 'cosine'})", "unknown argument 'knid'; did you mean 'kind'? @ Adam.schedule\n  available:…"),
+    ("Adam(schedule=Schedule)", "expected an object of Schedule or a dictionary of its arguments (kind, final, decay_steps,…"),
+    ("Projection(kind='box', low=1.0, high=0.0)", "'high' must be >= 'low' (1.0): 0.0 @ Projection"),
+    # wrappers and methods
+    ("Tilted(method='hg-ms', tilt=1.0)", f"expected {METHOD}, got 'hg-ms' @ Tilted.method\n  available: LearnedStart, Less,…"),
+    ("Tilted(method=pipeline)", "missing: a number @ Tilted.tilt"),
+    ("Tilted(method=pipeline, tilt=-1)", "'tilt' must be >= 0: -1.0 @ Tilted.tilt"),
+    ("Tilted(method=Branches(), tilt=1)", f"expected {METHOD}, got a Branches, which is a candidate generator @…"),
+    ("Tilted(method=RegMix(), tilt=1)", "'method' must be a pipeline, or a wrapper around one: 'regmix' @ Tilted.method"),
+    ("ValidationOnly(method='uniform')", f"expected {METHOD}, got 'uniform' @ ValidationOnly.method\n  available:…"),
+    ("LearnedStart(method=pipeline)", "'learn_start' needs a generator that starts from θ, such as trajectory: 'branches' @…"),
+    ("StartingAt(method=pipeline, mixture=[3, 1])", "expected a dictionary (a number each) or None, got [3, 1] @…"),
+    ("StartingAt(method=pipeline, mixture={'code': '3'})", "expected a number, got '3'; write 3.0 @ StartingAt.mixture.code"),
+    # language models
+    ("SourceMixture(model={'path': 3}, sources={}, validation={})", "3 errors in SourceMixture:\n  expected a string or…"),
+    ("BaseModel(path='gpt2', dtype=torch.bfloat16)", "expected 'auto' or 'float32' or 'bfloat16' or 'float16' or 'float64',…"),
+    ("Lora(targets='q_proj')", "expected a list (a string each) or None, got 'q_proj'; write ('q_proj',) @ Lora.targets"),
+    # everything at once
+    (
+        "Branches(optimizer='sdg', lr=math.nan, count=-1, betas=3)",
+        "4 errors in Branches:\n"
+        "  unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n    available: adamw, sgd\n"
+        "  expected a number, got nan @ Branches.lr\n"
+        "  expected 2 values (a number, a number), got 3 @ Branches.betas\n"
+        "  'count' must be > 0: -1 @ Branches.count",
+    ),
+    # budgets and settings of runs
+    ("Budget('3 stps')", "cannot read the budget '3 stps'; did you mean '3 steps'?"),
+    ("Budget('60')", "cannot read the budget '60'; write for example '60s', '25 steps' or '1e5 calls'"),
+    ("Budget(60)", "cannot read the budget 60; write for example '60s', '25 steps' or '1e5 calls'"),
+    ("Budget('2.5 steps')", "the budget '2.5 steps' is not a whole number of steps"),
+    ("Budget()", "a budget is exactly one of seconds, outer_steps, oracle_calls (given: none); to replace one from the…"),
+    ("Budget('3 steps', seconds=3)", "a budget is exactly one of seconds, outer_steps, oracle_calls (given: seconds,…"),
+    ("Budget(steps=3)", "unknown limit of a budget 'steps'; did you mean 'outer_steps'?\n  available: oracle_calls,…"),
+    ("Budget(outer_steps=3.0)", "'outer_steps' must be a whole number > 0: 3.0"),
+    ("Budget(outer_steps='3')", "'outer_steps' must be a whole number > 0: '3'"),
+    ("Budget(seconds=-1)", "'seconds' must be > 0 and finite: -1"),
+    ("RunSettings(evalute_every=3)", "unknown argument 'evalute_every'; did you mean 'evaluate_every'? @ RunSettings…"),
+    ("RunSettings(device=0)", "expected a string, got 0 @ RunSettings.device"),
+    ("RunSettings(device=torch.device('cpu'))", "expected a string, got device(type='cpu'); write 'cpu' @ RunSettings.device"),
+    ("RunSettings(device='gpu')", '\'device\' must be "cpu", "cuda", "cuda:N" or "mps": \'gpu\' @ RunSettings.device'),
+    ("RunSettings(dtype=torch.float64)", "expected 'float32' or 'float64', got torch.float64; write 'float64' @…"),
+    ("RunSettings(compile='yes')", "expected 'auto' or True or False, got 'yes' @ RunSettings.compile"),
+    ("RunSettings(track='wandb')", "expected a list (a string each), got 'wandb'; write ('wandb',) @ RunSettings.track"),
+    ("RunConfig(task=Quadratic, method='hg-ms', budget='3 stps', seed=-1)", "4 errors in RunConfig:\n  expected a task (an…"),
+]  # fmt: skip
+
+TAKEN = [
+    ("Adam(schedule={'kind': 'cosine', 'final': 0.1})", "Adam(schedule=Schedule(kind='cosine', final=0.1))"),
+    ("Branches(count=np.int64(3), lr=np.float32(0.5))", "Branches(count=3, lr=0.5)"),
+    ("Branches(lr_spread=[0.5, 2])", "Branches(lr_spread=(0.5, 2.0))"),
+    ("Branches(lr_spread=np.array([0.5, 2]))", "Branches(lr_spread=(0.5, 2.0))"),
+    ("Adam(lr=1, betas=torch.tensor([0.5, 0.75]))", "Adam(lr=1.0, betas=(0.5, 0.75))"),
+    ("CG(max_steps=torch.tensor(7), ridge=torch.tensor(0.5))", "CG(max_steps=7, ridge=0.5)"),
+    ("HyperCleaning(validation_split=[0.6, 0.2, 0.2])", "HyperCleaning(validation_split=(0.6, 0.2, 0.2))"),
+    ("TorchOptimizer(settings={'betas': [np.float64(0.5), 0.9]})", "TorchOptimizer(settings={'betas': (0.5, 0.9)})"),
+    ("BaseModel(path=Path('models') / 'small')", "BaseModel(path='models/small')"),
+    ("RunSettings(out=Path('elsewhere'))", "RunSettings(out='elsewhere')"),
+    ("Budget('3 steps')", "Budget(outer_steps=3)"),
+    ("Budget(Budget('1 min'))", "Budget(seconds=60.0)"),
+    ("Budget(outer_steps=np.int64(3))", "Budget(outer_steps=3)"),
+    ("RunConfig(task=Quadratic(), method=pipeline, budget='3 steps').budget", "Budget('3 steps')"),
+]  # fmt: skip
+
+
+def written(code: str) -> Any:
+    return eval(code, dict(NAMES))
+
+
+@pytest.mark.parametrize(("code", "message"), REFUSED, ids=[code for code, _ in REFUSED])
+def test_what_is_said(code: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        written(code)
+    said = str(caught.value)
+    assert said.startswith(message[:-1]) if message.endswith("…") else said == message
+    assert caught.value.__context__ is None or caught.value.__suppress_context__  # one traceback, not two
+
+
+@pytest.mark.parametrize(("code", "same"), TAKEN, ids=[code for code, _ in TAKEN])
+def test_what_is_taken(code: str, same: str) -> None:
+    value, expected = written(code), written(same)
+    assert value == expected
+    assert repr(value) == repr(expected)  # the same types, too
+
+
+def test_a_function_solves_linear_systems() -> None:
+    solver = written("Implicit(solver=lambda matvec, b: b / 2)").solver
+    assert solver.solve(lambda v: 2 * v, torch.ones(3)).value.tolist() == [0.5] * 3
+
+
+# --- every field of every registered class -------------------------------------------------------------------------------
+
+
+def registered() -> dict[str, type]:
+    """The classes of components, and those of objects in their fields."""
+    components = Registry.load().components()
+    classes = [getattr(component.target, "of", component.target) for component in components]
+    hints = [hint for cls in classes for hint in typing.get_type_hints(cls).values()]
+    inner = [part for hint in hints for part in (hint, *typing.get_args(hint))]
+    classes += [part for part in inner if isinstance(part, type) and attrs.has(part) and part not in classes]
+    return {cls.__name__: cls for cls in classes if cls.__module__.partition(".")[0] != "hgms_core"}
+
+
+CLASSES = registered()
+BASES = {"Source": {"path": "rows.jsonl"}, "BaseModel": {"path": "gpt2"}}
+
+WRONG: dict[str, Any] = {
+    "object": object(), "nan": math.nan, "list": [object()], "matrix": np.zeros((2, 2)), "huge": 10**400, "None": None,
+    "True": True, "-1": -1, "-1.5": -1.5, "string": "nonsense", "dictionary": {"nonsense": 1}, "class": dict,
+}  # fmt: skip
+FITS = {"None": "None|Optional", "True": "bool", "string": "str", "dictionary": "Mapping", "class": "Callable"}
+"""What a type must name for the wrong value to be a right one."""
+SIGNED = {
+    "CircleKink.low", "CircleDegenerate.low", "Projection.low", "Projection.high", "Search.low", "Search.high",
+    "NystromCG.seed", "Roulette.seed", "Less.projection_seed", "Source.shuffle_seed", "BaseModel.seed",
+}  # fmt: skip
+"""Numbers that may be negative; `test_negative_numbers_work` uses them."""
+
+
+def arguments(cls: type) -> dict[str, Any]:
+    base = cls(**BASES[cls.__name__]) if cls.__name__ in BASES else instance_of(cls)
+    return {part.alias: getattr(base, part.name) for part in attrs.fields(cls) if part.init}
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_every_field_refuses_what_it_cannot_take(cls: type) -> None:
+    known, hints = arguments(cls), typing.get_type_hints(cls)
+    for part in attrs.fields(cls):
+        place = f"{cls.__name__}.{part.alias}"
+        for label, value in WRONG.items() if part.init else ():
+            try:
+                built = cls(**{**known, part.alias: value})
+            except ConfigError as error:
+                said = str(error)
+                assert place in said or part.alias in said or f" @ {cls.__name__}" in said, (place, label, said)
+                assert len(said.splitlines()[0]) < 400, (place, label, said)
+            else:
+                fits = place in SIGNED if label.startswith("-1") else re.search(FITS.get(label, "$^"), str(hints[part.name]))
+                assert fits, f"{place} takes {value!r}"
+                assert getattr(built, part.name) == value
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_every_number_may_be_numpy_s_or_torch_s(cls: type) -> None:
+    known = arguments(cls)
+    numbers = {name: value for name, value in known.items() if type(value) in (int, float, bool)}
+    base = cls(**known)
+    for library in (np.asarray, torch.tensor):
+        same = cls(**{**known, **{name: library(value) for name, value in numbers.items()}})
+        if library is np.asarray:
+            assert same == base
+        for name, value in numbers.items():
+            stored = getattr(same, name)
+            assert type(stored) is type(value)
+            assert stored == pytest.approx(value, rel=1e-6)  # a tensor is in float32
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_every_name_of_an_argument_is_suggested(cls: type) -> None:
+    known = arguments(cls)
+    for name in known:
+        others = {key: value for key, value in known.items() if key != name}
+        with pytest.raises(ConfigError, match=rf"unknown argument '{name}_'; did you mean '{name}\w*'\? @ {cls.__name__}\n"):
+            cls(**others, **{f"{name}_": known[name]})
+    with pytest.raises(ConfigError, match="by name, and got 1 by position"):
+        cls(object())
+
+
+def test_negative_numbers_work() -> None:
+    theta = {"theta": torch.tensor([-7.0])}
+    assert written("Projection(kind='box', low=-1.5, high=-1)").apply(theta)["theta"].item() == -1.5
+    for kind in ("CircleKink", "CircleDegenerate"):
+        problem = written(f"{kind}(low=-1.5)").problem(0, torch.device("cpu"), torch.float32)
+        assert problem.project(theta)["theta"].item() == -1.5
+    for solver in ("NystromCG(seed=-1)", "Roulette(seed=-1)"):
+        assert torch.isfinite(written(solver).solve(lambda v: v / 2, torch.ones(3)).value).all()
+
+
+# --- classes of other people ---------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Mine:
+    """As a third party writes one: a class of attrs with one import of ours."""
+
+    lr: float = field(default=0.1, validator=positive)
+    later: NotImported | None = None  # type: ignore[name-defined]  # noqa: F821
+    at: int = field(default=0, converter=int)
+
+    @lr.validator
+    def _small(self, _attribute: object, value: float) -> None:
+        if value > 1:
+            raise ValueError(f"'lr' must be small: {value}")
+
+
+def test_a_class_of_somebody_else() -> None:
+    with pytest.raises(ConfigError, match="unknown argument 'lrr'; did you mean 'lr'"):
+        Mine(lrr=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^'lr' must be small: 3 @ Mine\.lr$"):
+        Mine(lr=3)
+    assert Mine(later=object(), at="3").at == 3  # type: ignore[arg-type]
+    assert attrs.evolve(Mine(), lr=0.5) == Mine(lr=0.5)
+    assert hash(Mine()) == hash(Mine())
+    assert "Mine" in Mine()._repr_html_()  # type: ignore[attr-defined]
+
+
+def test_a_mistake_in_a_class_keeps_its_traceback() -> None:
+    @frozen(kw_only=True)
+    class Broken:
+        rate: float = 0.1
+
+        def __attrs_post_init__(self) -> None:
+            len(self.rate)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="has no len"):
+        Broken()
+
+
+def test_positions_are_names_where_a_class_takes_them() -> None:
+    @frozen
+    class Point:
+        x: float
+        names: Mapping[str, int] = field(factory=dict)
+
+    assert Point(1, {"a": np.int64(2)}) == Point(x=1.0, names={"a": 2})
+    with pytest.raises(ConfigError, match=r"expected an integer, got 2\.5 @ Point\.names\.a"):
+        Point(1, {"a": 2.5})
