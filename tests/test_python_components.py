@@ -208,6 +208,16 @@ def test_what_is_taken(code: str, same: str) -> None:
     assert repr(value) == repr(expected)  # the same types, too
 
 
+def test_the_table_of_the_page_says_the_same() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "bad-input.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\(.*\))` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) >= 13
+    for code, message in rows:
+        with pytest.raises(ConfigError) as caught:
+            written(code)
+        assert str(caught.value).splitlines()[0] == message
+
+
 def test_a_function_solves_linear_systems() -> None:
     solver = written("Implicit(solver=lambda matvec, b: b / 2)").solver
     assert solver.solve(lambda v: 2 * v, torch.ones(3)).value.tolist() == [0.5] * 3
