@@ -110,7 +110,7 @@ def test_ci_and_tests_ask_for_that_class(kind: str, texts: dict[str, str]) -> No
     seen = texts["tests/test_conformance.py"]
     assert "from hgms_my_own import MyOwn\n" in seen
     assert re.search(r"@parametrize_with_checks\(\[MyOwn\(\), MyOwn\(\w+=.*\)\]\)", seen)
-    assert f"entry.load().{registry.KINDS[kind].hook}()" in seen
+    assert f"assert MyOwn in plugin.{registry.KINDS[kind].hook}()" in seen
 
 
 def test_what_it_prints(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +135,64 @@ def test_as_json(site: Site, tmp_path: Path) -> None:
     assert set(answer["files"]) == FILES
     assert answer["next"][0] == f"cd '{answer['folder']}' && pip install -e '.[test]'"
     assert "class MyOwn" in Path(answer["folder"], "src", "hgms_my_own.py").read_text()
+
+
+PAIR = {
+    *(FILES - {"run.toml", "src/hgms_my_own.py", "tests/test_hgms_my_own.py"}),
+    *(f"run-{kind}.toml" for kind in ("generator", "solver")),
+    *(f"src/hgms_my_two/{name}.py" for name in ("__init__", "generator", "solver")),
+    *(f"tests/test_{kind}.py" for kind in ("generator", "solver")),
+}
+
+
+def test_several_components_in_one_distribution(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call("my-two", "--kind", "generator, solvers", "--into", tmp_path)
+    assert (done.exit_code, done.stderr) == (0, "")
+    first, *rest = done.stdout.splitlines()
+    assert first.endswith("hgms-my-two: a plugin with the candidate generator and the linear solver 'my-two'")
+    assert [line.split("#")[0].strip() for line in rest[-2:]] == ["hgms run run-generator.toml", "hgms run run-solver.toml"]
+    texts = written(tmp_path / "hgms-my-two")
+    assert set(texts) == PAIR
+    for place, text in texts.items():
+        assert not re.search(r"@\w+@|tmpl", text), place
+        if place.endswith(".py"):
+            ast.parse(text)
+    project = tomllib.loads(texts["pyproject.toml"])
+    assert project["project"]["entry-points"] == {"hgms": {"my-two": "hgms_my_two"}}
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == ["src/hgms_my_two"]
+    assert project["project"]["description"] in texts["README.md"]
+    headings = re.findall(r"^#+ (.*)$", texts["README.md"], re.MULTILINE)
+    parts = ["Source", "Equations", "Deviations"]
+    assert headings == ["hgms-my-two", "The candidate generator", *parts, "The linear solver", *parts]
+    for kind, cls in (("generator", "MyTwoGenerator"), ("solver", "MyTwoSolver")):
+        assert re.search(rf"^class {cls}:$", texts[f"src/hgms_my_two/{kind}.py"], re.MULTILINE)
+        assert "hgms_plugin_api" not in texts[f"src/hgms_my_two/{kind}.py"]
+        assert f"from hgms_my_two import {cls}\n" in texts[f"tests/test_{kind}.py"]
+        assert f"def test_{kind}(component, check):" in texts["tests/test_conformance.py"]
+        assert f"- run: hgms check hgms_my_two:{cls}\n" in texts[".github/workflows/tests.yml"]
+        assert f"hgms describe {kind} my-two" in texts["README.md"]
+        assert f"hgms run run-{kind}.toml" in texts[f"run-{kind}.toml"]
+    assert f"hgms_plugin_api = {PLUGIN_API}\n" in texts["src/hgms_my_two/__init__.py"]
+    monkeypatch.syspath_prepend(tmp_path / "hgms-my-two" / "src")
+    loaded = registry.Registry(plugins.Host.load(["hgms_my_two"]))
+    assert {(item.kind.name, item.name) for item in loaded.components() if item.plugin.name == "hgms_my_two"} == {
+        ("generator", "my-two"), ("solver", "my-two"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ("solver,generator,solvers", "names 'solver' twice; write each once, such as --kind generator,solver"),
+        (",", "--kind ',' names no kind"),
+        ("solver,genrator", "unknown kind of component 'genrator'; did you mean 'generator'?"),
+    ],
+)
+def test_kinds_that_are_refused(site: Site, tmp_path: Path, kinds: str, message: str) -> None:
+    done = call("my-own", "--kind", kinds, "--into", tmp_path / "new")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("name", "kind", "cls"), [("problem", "task", "ProblemTask"), ("none", "solver", "NoneSolver")])

@@ -58,23 +58,29 @@ def class_of(kind: str) -> str:
     return f"hgms_made_{kind}:Made{kind.capitalize()}"
 
 
+PAIR, PAIRED = "made-pair", ("generator", "selector", "solver")
+"""A distribution with several components."""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with seven distributions as the command writes them."""
+    """A folder with eight distributions as the command writes them."""
     folder = tmp_path_factory.mktemp("new")
     for kind in KINDS:
         done = CliRunner().invoke(main, ["new", "plugin", name_of(kind), "--kind", kind, "--into", str(folder)])
         assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, ["new", "plugin", PAIR, "--kind", ",".join(PAIRED), "--into", str(folder)])
+    assert done.exit_code == 0, done.output
     return folder
 
 
 @pytest.fixture(scope="module")
 def site(place: Path) -> Path:
     """A folder on the path with their unpacked wheels: installed, as far as importlib.metadata can tell."""
-    projects = [str(place / f"hgms-{name_of(kind)}") for kind in KINDS]
+    projects = [str(place / f"hgms-{name}") for name in (*map(name_of, KINDS), PAIR)]
     shell([sys.executable, "-c", BUILD, str(place / "wheels"), *projects], place)
     wheels = sorted((place / "wheels").glob("*.whl"))
-    assert len(wheels) == len(KINDS)
+    assert len(wheels) == len(KINDS) + 1
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(place / "site")
@@ -95,6 +101,10 @@ def listing(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
     for kind in KINDS:
         config = place / f"hgms-{name_of(kind)}" / "run.toml"
         lines += [f"check|{class_of(kind)}", f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
+    for kind in PAIRED:
+        config = place / f"hgms-{PAIR}" / f"run-{kind}.toml"
+        lines += [f"check|hgms_made_pair:MadePair{kind.capitalize()}"]
+        lines += [f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
     failed: dict[str, tuple[int, str, str]] = json.loads(shell([sys.executable, "-c", COMMANDS, *lines], place, site))
     return failed
 
@@ -136,9 +146,22 @@ def test_its_run_uses_it(listing: dict[str, tuple[int, str, str]], place: Path, 
     assert f'"{name_of(kind)}"' in (Path(summary["folder"]) / "config.toml").read_text()
 
 
+def test_several_components_in_one_distribution(listing: dict[str, tuple[int, str, str]], site: Path, place: Path) -> None:
+    assert {path.name for path in (site / "hgms_made_pair").glob("*.py")} == {"__init__.py", *(f"{kind}.py" for kind in PAIRED)}
+    rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
+    (row,) = [row for row in rows if row["name"] == PAIR]
+    assert (row["status"], set(row["hooks"])) == ("loaded", {KINDS[kind].hook for kind in PAIRED})
+    for kind in PAIRED:
+        shown = answer(listing, f"check|hgms_made_pair:MadePair{kind.capitalize()}")
+        assert re.search(r"\nall \d\d checks passed\n$", shown), shown
+        summary = json.loads(answer(listing, f"run|{place / f'hgms-{PAIR}' / f'run-{kind}.toml'}"))
+        assert (summary["status"], summary["outer_steps"]) == ("done", 3)
+        assert f'"{PAIR}"' in (Path(summary["folder"]) / "config.toml").read_text()
+
+
 def test_their_own_tests_pass(site: Path, place: Path) -> None:
     """Those of all kinds in one process; each test is known by its component's name."""
-    folders = [f"hgms-{name_of(kind)}/{part}" for kind in KINDS for part in ("tests", "src")]
+    folders = [f"hgms-{name}/{part}" for name in (*map(name_of, KINDS), PAIR) for part in ("tests", "src")]
     options = ["-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "hgms-made-solver/pyproject.toml"]
     shown = shell([sys.executable, "-m", "pytest", *options, *folders], place, site)
     (count,) = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1])  # torch warns of itself
@@ -148,6 +171,9 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
         assert {"registration", "docstring", "import", "repeatable"} < checks
         assert f"test_hgms_made_{kind}.py::" in shown
         assert f"hgms_made_{kind}.Made{kind.capitalize()}" in shown  # the docstring's example
+    for kind in PAIRED:
+        assert re.search(rf"PASSED \S*test_{kind}\[{PAIR}\([^)]*\)-repeatable\]", shown)
+        assert f"hgms_made_pair.{kind}.MadePair{kind.capitalize()}" in shown
 
 
 def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
@@ -171,4 +197,4 @@ def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
     programs = ROOT / "plugins" / "programs"
     here = {path.relative_to(programs).as_posix() for path in (programs / "hgms_new" / "template").rglob("*") if path.is_file()}
     assert packed == here
-    assert len(here) == 7 + 4 * len(KINDS)
+    assert len(here) == 8 + 4 * len(KINDS)

@@ -9,7 +9,7 @@ import keyword
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,19 +22,8 @@ from hgms_core.registry import KINDS, NAME, Kind, Registry
 
 TEMPLATE = files("hgms_new") / "template"
 
-FILES: dict[str, tuple[str, str]] = {
-    "pyproject.toml": ("pyproject.toml", "its name, its dependencies, and the entry point that makes it a plugin"),
-    "README.md": ("README.md", "what it does, where it is from, where it deviates"),
-    "src/@module@.py": ("kinds/@kind@.py", "the component and its hook: replace the algorithm by yours"),
-    "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
-    "tests/test_@module@.py": ("kinds/@kind@.test", "what is known about the algorithm"),
-    "run.toml": ("kinds/@kind@.toml", "a run to try it in"),
-    "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
-    "LICENSE": ("LICENSE", "to be chosen"),
-    ".gitignore": ("gitignore", "what does not belong into a repository"),
-    ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
-}
-"""Each file of the distribution: the template it is made from, and what it is for."""
+API = "hgms_plugin_api = 2\n\n\n"
+"""What a module says that is a plugin of its own; of several the package says it."""
 
 TESTED_WITH = {
     "generator": "count=2, steps=5, noise=0.5, batch_size=4",
@@ -48,62 +37,114 @@ TESTED_WITH = {
 """The fields of the second instance in each template's conformance test; the first has the defaults."""
 
 
-@click.group()
+@click.group(short_help="A plugin of your own from a template.")
 def new() -> None:
     """Start something of your own from a template."""
 
 
-@new.command()
+@new.command(short_help="A plugin as a distribution of its own.")
 @click.argument("name")
-@click.option("--kind", default="solver", show_default=True, metavar="KIND", help=f"One of {', '.join(KINDS)}.")
+@click.option(
+    "--kind", "words", default="solver", show_default=True, metavar="KIND[,KIND]",
+    help=f"One or more of {', '.join(KINDS)}.",
+)  # fmt: skip
 @click.option(
     "--into", type=click.Path(path_type=Path), default=Path("."), help="Where the folder hgms-NAME is made.  [default: here]"
 )
 @json_option
-def plugin(name: str, kind: str, into: Path, as_json: bool) -> None:
+def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
     """Write a plugin as a distribution of its own.
 
-    The folder hgms-NAME then holds one working component called NAME, a small real method of the asked KIND, with its tests, a
+    The folder hgms-NAME then holds one working component called NAME for each KIND, a small real method, with its tests, a
     README, a run to try it in and a CI file. It passes every check of the conformance kit as it is, and is yours to change.
     Nothing that exists is overwritten.
 
     \b
     hgms new plugin minimal-residual --kind solver
     hgms new plugin my-task --kind task --into ~/code
+    hgms new plugin my-idea --kind generator,solver
     """
-    wanted = kind_called(kind)
-    check_name(name, wanted)
+    kinds = kinds_called(words)
+    check_name(name, kinds)
     folder = into / f"hgms-{name}"
     check_folder(folder)
-    texts = filled(name, wanted)
-    for place, text in texts.items():
+    texts = filled(name, kinds)
+    for place, (text, _) in texts.items():
         path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     steps = {
         f"cd {shlex.quote(str(folder))} && pip install -e '.[test]'": "`hgms plugins` then lists it",
         "pytest": "every check of the kit, and its own tests",
-        "hgms run run.toml": "try it",
+        **{f"hgms run {run_of(kind, kinds)}": "try it" if len(kinds) == 1 else f"try the {kind.label}" for kind in kinds},
     }
     if as_json:
         print_json({"folder": str(folder), "files": list(texts), "next": list(steps)})
         return
-    contents = dict(zip(texts, (purpose for _, purpose in FILES.values()), strict=True))
+    contents = {place: purpose for place, (_, purpose) in texts.items()}
     commands = {command: f"# {purpose}" for command, purpose in steps.items()}
-    for title, lines in ((f"{folder}: a plugin with the {wanted.label} {name!r}", contents), ("next:", commands)):
+    brought = " and the ".join(kind.label for kind in kinds)
+    for title, lines in ((f"{folder}: a plugin with the {brought} {name!r}", contents), ("next:", commands)):
         click.echo(title)
         for line, purpose in lines.items():
             click.echo(f"  {line:<{max(map(len, lines))}}  {purpose}")
 
 
-def filled(name: str, kind: Kind) -> dict[str, str]:
-    """Every file of the distribution by its place in it."""
+def kinds_called(words: str) -> list[Kind]:
+    """The kinds of a list with commas, each once."""
+    kinds = [kind_called(word.strip()) for word in words.split(",") if word.strip()]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None or not kinds:
+        fault = f"names {twice.name!r} twice" if twice else "names no kind"
+        raise ConfigError(f"--kind {words!r} {fault}; write each once, such as --kind generator,solver")
+    return kinds
+
+
+def run_of(kind: Kind, kinds: Sequence[Kind]) -> str:
+    return "run.toml" if len(kinds) == 1 else f"run-{kind.name}.toml"
+
+
+def layout(several: bool) -> dict[str, tuple[str, str]]:
+    """Each file of the distribution: the template it is made from, and what it is for. Those of a component are there for each
+    of ``several``, which are the files of a package."""
+    module, test = ("@module@/@kind@", "@kind@") if several else ("@module@", "@module@")
+    package = ("package.py", "the package: the hooks of the files beside it")
+    component, algorithm = ("the @label@", "the @label@") if several else ("the component", "the algorithm")
+    return {
+        "pyproject.toml": ("pyproject.toml", "its name, its dependencies, and the entry point that makes it a plugin"),
+        "README.md": ("README.md", "what it does, where it is from, where it deviates"),
+        **({"src/@module@/__init__.py": package} if several else {}),
+        f"src/{module}.py": ("kinds/@kind@.py", f"{component} and its hook: replace the algorithm by yours"),
+        "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
+        f"tests/test_{test}.py": ("kinds/@kind@.test", f"what is known about {algorithm}"),
+        "@run@": ("kinds/@kind@.toml", f"a run to try {'the @label@' if several else 'it'} in"),
+        "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
+        "LICENSE": ("LICENSE", "to be chosen"),
+        ".gitignore": ("gitignore", "what does not belong into a repository"),
+        ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
+    }
+
+
+def filled(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
+    """Every file of the distribution by its place in it: what it holds, and what it is for."""
+    parts = [values_of(name, kind, kinds) for kind in kinds]
+    files, whole = {}, values_of_all(parts)
+    for place, (template, purpose) in layout(len(kinds) > 1).items():
+        for values in parts if "@kind@" in template else [whole]:
+            text = _template(_filled(template, values))
+            text = text.replace(API, "\n") if len(kinds) > 1 and "@kind@" in template else text
+            files[_filled(place, values)] = _filled(text, values), _filled(purpose, values)
+    return files
+
+
+def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
+    """What stands in the templates of one component."""
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
     cls = "".join(word.capitalize() for word in name.split("-"))
-    if keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):  # the module uses that word for something else
+    if len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):  # the module uses it for something else
         cls += kind.name.capitalize()
-    values = {
+    return {
         "name": name,
         "module": f"hgms_{name.replace('-', '_')}",
         "class": cls,
@@ -114,9 +155,39 @@ def filled(name: str, kind: Kind) -> dict[str, str]:
         "summary": summary.strip(),
         "method": method.strip(),
         "instances": f"{cls}(), {cls}({TESTED_WITH[kind.name]})",
+        "run": run_of(kind, kinds),
+        "try": f"{f'hgms run {run_of(kind, kinds)}':<46}# try it",
         "hgms": ".".join(__version__.split(".")[:2]),
     }
-    return {_filled(place, values): _filled(_template(_filled(part, values)), values) for place, (part, _) in FILES.items()}
+
+
+def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What stands in the templates of the distribution: of its one component, or of all of them together."""
+    first, several = parts[0], len(parts) > 1
+
+    def each(text: str, between: str = "\n") -> str:
+        return between.join(_filled(text, part) for part in parts)
+
+    brought = f"{each('@label@', ' and the ')} `{first['name']}`"
+    lead, test = f"A plugin for hgms: the {brought}.", "@kind@" if several else "conformance"
+    checked = f"@parametrize_with_checks([@instances@])\ndef test_{test}(component, check):\n    check(component)"
+    tried = "    hgms check @module@:@class@\n    @try@\n    hgms describe @kind@ @name@"
+    sections = [f"## The {part['label']}\n\n{part['summary']}\n\n{part['method'].replace('## ', '### ')}" for part in parts]
+    return {
+        **first,
+        "place": first["module"] if several else f"{first['module']}.py",
+        "brought": brought,
+        "kinds": each("@a-kind@", " and of "),
+        "classes": ", ".join(sorted(part["class"] for part in parts)),
+        "exports": each("from @module@.@kind@ import @class@ as @class@\nfrom @module@.@kind@ import @hook@ as @hook@"),
+        "conformance": each(checked, "\n\n\n"),
+        "finds": each("    assert @class@ in plugin.@hook@()"),
+        "steps": each("      - run: hgms check @module@:@class@\n      - run: hgms run @run@"),
+        "commands": each(tried),
+        "summary": lead if several else first["summary"],
+        "lead": lead if several else f"{first['summary']} {lead}",
+        "method": "\n\n".join(sections) if several else first["method"],
+    }
 
 
 def _template(part: str) -> str:
@@ -129,7 +200,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def check_name(name: str, kind: Kind) -> None:
+def check_name(name: str, kinds: Sequence[Kind]) -> None:
     """Refuses a name that is not in kebab-case, and one that would meet another component, plugin, module or distribution."""
     if not NAME.fullmatch(name) or name.startswith("hgms-"):
         near = kebab(name)
@@ -140,12 +211,13 @@ def check_name(name: str, kind: Kind) -> None:
         )
     advice = "choose another name"
     host = Host.load(tolerant=True)
-    owners = {component.name: component.plugin for component in Registry(host).components(kind.name)}
-    if name in owners:
-        raise ConfigError(
-            f"there is a {kind.label} {name!r} already, of {owners[name].owner}\n"
-            f"  {advice}; `hgms describe {kind.name} {name}` shows what is there"
-        )
+    registry = Registry(host)
+    for kind in kinds:
+        if (component := registry.find(kind.name, name)) is not None:
+            raise ConfigError(
+                f"there is a {kind.label} {name!r} already, of {component.plugin.owner}\n"
+                f"  {advice}; `hgms describe {kind.name} {name}` shows what is there"
+            )
     twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
     if twin is not None:
         raise ConfigError(f"there is a plugin {twin.name!r} already, of {twin.owner}\n  {advice}; `hgms plugins` lists them")
