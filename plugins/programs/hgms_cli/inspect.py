@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import click
 
+from hgms_cli.complete import kind_names
 from hgms_cli.terminal import files_option, json_option, plugin_option, print_json, print_table
 from hgms_core import PLUGIN_API, UnknownComponent, __version__, unknown
 from hgms_core.host import Host, PluginInfo
@@ -48,8 +49,8 @@ def plugin_row(info: PluginInfo) -> dict[str, Any]:
     return {**row, "hooks": list(info.hooks), "notes": list(info.notes), "seconds": round(info.seconds, 3)}
 
 
-@click.command("list")
-@click.argument("kind", required=False)
+@click.command("list", short_help="The components there are, by kind.")
+@click.argument("kind", required=False, shell_complete=kind_names)
 @plugin_option
 @json_option
 def list_components(kind: str | None, registry: Registry, as_json: bool) -> None:
@@ -67,7 +68,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
     print_table(("kind", "name", "plugin", "summary"), rows)
 
 
-@click.command("plugins")
+@click.command("plugins", short_help="Every plugin found, and what became of it.")
 @click.option("-v", "--verbose", is_flag=True, help="Show errors with their tracebacks.")
 @files_option
 @json_option

@@ -87,21 +87,21 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
 
 
-def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe."""
+def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], width: int | None = None) -> None:
+    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or ``width`` columns wide."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
+    folds = sys.stdout.isatty() or width is not None
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=not terminal)
+        table.add_column(column, overflow="fold", no_wrap=not folds)
     for row in rows:
         table.add_row(*[Text(printable(row[column] if row[column] is not None else "")) for column in columns])
     # into a pipe: one line a row, so that it can be searched
-    Console(file=sys.stdout, width=None if terminal else 10_000).print(table)
+    Console(file=sys.stdout, width=width if folds else 10_000).print(table)
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hgms_cli import json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
+from hgms_compare.complete import labels
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
     return seeds
 
 
-@click.command()
+@click.command(short_help="Compare methods on tasks under one budget.")
 @click.argument("grid", required=False, type=click.Path(path_type=Path))
-@click.option("--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Tasks; of a GRID, its labels.")
+@click.option("--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Tasks; of a GRID, its labels.",
+              shell_complete=labels("task"))  # fmt: skip
 @click.option(
-    "--methods", "--method", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Methods; of a GRID, its labels."
-)
+    "--methods", "--method", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Methods; of a GRID, its labels.",
+    shell_complete=labels("method"),
+)  # fmt: skip
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE",
     help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD. Repeatable.",
@@ -58,7 +61,8 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
 @click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
 @click.option("--out", metavar="FOLDER", help="Where run folders go.")
 @click.option("--metric", help="What to compare by; by default each task's first metric.")
-@click.option("--reference", metavar="LABEL", help="What differences are taken to. Default: uniform, if named, else the first.")
+@click.option("--reference", metavar="LABEL", shell_complete=labels("method"),
+              help="What differences are taken to. Default: uniform, if named, else the first.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")

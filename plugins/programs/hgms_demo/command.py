@@ -10,7 +10,7 @@ from hgms_cli import json_option, print_json, print_table
 from hgms_demo import demo as demos
 
 
-@click.command()
+@click.command(short_help="Three methods clean noisy labels, in a minute.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("hgms-demo"), show_default=True, help="Folder for results."
 )

@@ -46,7 +46,7 @@ class _Mix(click.Group):
         formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
 
 
-@click.group(cls=_Mix)
+@click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")
 def mix() -> None:
     """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and evaluate it.
 
@@ -104,7 +104,7 @@ _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
 _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
 
 
-@mix.command("demo")
+@mix.command("demo", short_help="HG-MS against uniform weights on small texts.")
 @click.option("--out", type=FILE, default=Path("hgms-mix-demo"), show_default=True, help="Folder for results.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Mixes of each method.")
 @json_option

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from hgms_cli import json_option, kind_called, print_json
+from hgms_cli import json_option, kind_called, kind_names, print_json, with_commas
 from hgms_core import ConfigError, __version__
 from hgms_core.host import Host, canonical
 from hgms_core.registry import KINDS, NAME, Kind, Registry
@@ -45,7 +45,7 @@ def new() -> None:
 @new.command(short_help="A plugin as a distribution of its own.")
 @click.argument("name")
 @click.option(
-    "--kind", "words", default="solver", show_default=True, metavar="KIND[,KIND]",
+    "--kind", "words", default="solver", show_default=True, metavar="KIND[,KIND]", shell_complete=with_commas(kind_names),
     help=f"One or more of {', '.join(KINDS)}.",
 )  # fmt: skip
 @click.option(

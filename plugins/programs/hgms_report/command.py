@@ -33,7 +33,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(short_help="Tables and curves of finished runs, on one page.")
 @_what
 @click.option("--reference", metavar="METHOD", help="Method that differences are taken to (default: uniform, where it ran).")
 @click.option("--title", help="Heading of the report.")
@@ -90,7 +90,7 @@ def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[
     serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))
 
 
-@click.command()
+@click.command(short_help="Curves of finished runs, for a paper.")
 @_what
 @click.option("--mixture", is_flag=True, help="The learned weights of data sources over time instead, a panel a method.")
 @click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
-import tomlkit
 
-from hgms_cli import component_row, json_option, kind_called, plugin_option, print_json, print_table, track_option, trust_option
-from hgms_core import Budget, Composition, ConfigError, HgmsError, Method, Pipeline, UnknownComponent, unknown
-from hgms_core.registry import Component, Registry, inside
-from hgms_run.as_table import AT_REST, plain
+from hgms_cli import (
+    component_names,
+    json_option,
+    kind_called,
+    kind_then_name,
+    plugin_option,
+    print_json,
+    track_option,
+    trust_option,
+    with_commas,
+)  # fmt: skip
+from hgms_core import Budget, ConfigError, UnknownComponent, unknown
+from hgms_core.registry import Component, Registry
+from hgms_run import compat as fits
+from hgms_run import describe as descriptions
 from hgms_run.config import RunConfig
 from hgms_run.convert import structured
-from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, Invalid
 from hgms_run.launch import run_config
 from hgms_run.progress import Progress
 from hgms_run.tables import lay, lay_options, tables_of
-from hgms_run.traits import missing_traits, wanted_traits
-
-FITS = {True: "ok", False: "no", None: "?"}
 
 
-@click.command()
-@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
+@click.command(short_help="Everything about one component.")
+@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name)
 @plugin_option
 @json_option
 def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
-    """Everything about one component: its fields with types and defaults, and its documentation.
+    """Everything about one component: its documentation, and its fields with defaults, types and ranges; of a task its metrics,
+    its traits and the sizes of θ and x.
 
     KIND may be left out where only one component has the NAME.
     """
@@ -40,24 +45,11 @@ def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
     *kind, name = words
     component = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
-    description = _description(component, registry)
+    known = descriptions.description(component, registry)
     if as_json:
-        print_json(description)
-        return
-    owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
-    click.echo(f"{component.kind.label} {component.name}  ({owner})\n")
-    click.echo(description["doc"] + "\n")
-    if "parts" in description:
-        click.echo(tomlkit.dumps({"method": {"name": component.name, **description["parts"]}}))
-        for trait, parts in description["on"].items():
-            click.echo(f"On a task with the trait {trait!r} its defaults are\n")
-            click.echo(tomlkit.dumps({"method": {"name": component.name, **parts}}))
-    elif description["fields"]:
-        for row in description["fields"]:
-            row["default"] = "(required)" if row["required"] else json.dumps(row["default"])
-        print_table(("name", "type", "default"), description["fields"])
+        print_json(known)
     else:
-        click.echo("It has no fields.")
+        descriptions.show(component, known)
 
 
 def _component(registry: Registry, name: str) -> Component:
@@ -72,38 +64,7 @@ def _component(registry: Registry, name: str) -> Component:
     return hits[0]
 
 
-def _description(component: Component, registry: Registry) -> dict[str, Any]:
-    row = component_row(component) | {"class": component.where}
-    target = component.target
-    if isinstance(target, Composition):
-        on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
-        doc = f"{target.summary}\n\nSource: {target.source}"
-        return row | {"doc": doc, "parts": plain(target.parts), "on": on}
-    fields = _fields(target)
-    if target is Pipeline:  # in whose table those of wrappers may stand
-        wrapped = [field for wrapper in registry.wrappers for field in _fields(wrapper) if field["name"] != inside(wrapper)]
-        fields += [field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped]
-    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
-
-
-def _fields(target: type) -> list[dict[str, Any]]:
-    hints = type_hints(target)
-    fields = []
-    for key, attribute in init_fields(target).items():
-        required = attribute.default is attrs.NOTHING
-        default = None
-        if not required:
-            factory = attribute.default if isinstance(attribute.default, attrs.Factory) else None  # type: ignore[arg-type]
-            value = attribute.default if factory is None else (None if factory.takes_self else factory.factory())
-            try:
-                default = plain(value, hints[attribute.name])
-            except HgmsError:
-                default = f"{value!r}, from Python only"
-        fields.append({"name": key, "type": spell(hints[attribute.name]), "required": required, "default": default})
-    return fields
-
-
-@click.command()
+@click.command(short_help="Run what a configuration file describes.")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
 @click.option("--seed", type=int, help="Another seed than the file's.")
@@ -151,46 +112,32 @@ def load(
     return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
 
 
-@click.command()
+def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+
+
+@click.command(short_help="Which methods fit which tasks.")
+@click.option(
+    "--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Only these tasks.",
+    shell_complete=with_commas(component_names("task")),
+)  # fmt: skip
+@click.option(
+    "--method", "--methods", "methods", multiple=True, callback=_words, metavar="NAME[,NAME]",
+    shell_complete=with_commas(component_names("method")), help="Only these methods.",
+)  # fmt: skip
 @plugin_option
 @json_option
-def compat(registry: Registry, as_json: bool) -> None:
+def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bool) -> None:
     """Which methods fit which tasks, known before anything runs.
 
     ok: the task has all that the method and its parts need. no: it lacks what is listed below the table. ?: the task makes no
-    promise, or the method cannot be built without a configuration.
+    promise, or the method cannot be built without a configuration. Of one task, or one method, the reasons stand in the table.
     """
-    tasks = {item.name: item.target for item in registry.components("task")}
-    rows = [row for item in registry.components("method") for row in _cells(registry, item.name, tasks)]
+    rows = fits.rows_of(registry, methods, tasks)
     if as_json:
         print_json(rows)
-        return
-    table: dict[str, dict[str, str]] = {}
-    for row in rows:
-        table.setdefault(row["method"], {"method": row["method"]})[row["task"]] = FITS[row["fits"]]
-    print_table(("method", *tasks), list(table.values()))
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["why"]:
-            reasons.setdefault(f"{row['method']}: {row['why']}", []).append(row["task"])
-    for why, names in reasons.items():
-        click.echo(f"  {why} ({'every task' if len(names) == len(tasks) else ', '.join(names)})")
-
-
-def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
-    for task, target in tasks.items():
-        try:
-            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())), registry=registry)
-        except HgmsError:
-            method = None
-        lacking = missing_traits(method, target) if method is not None else None
-        if lacking is not None:
-            why = wanted_traits(lacking) if lacking else ""
-        else:
-            nothing = method is None
-            why = "it cannot be built from its defaults alone" if nothing else "the task says nothing about its problems"
-        yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}
+    else:
+        fits.show(rows)
 
 
 def built(

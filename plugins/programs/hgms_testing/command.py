@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 import click
 
-from hgms_cli import json_option, plugin_option, print_json, print_table
+from hgms_cli import component_names, json_option, plugin_option, print_json, print_table
 from hgms_core import ConfigError, Method, Task
 from hgms_core.registry import Registry
 from hgms_run import built
@@ -19,8 +19,8 @@ from hgms_testing.gradient_check import check_task
 _COUNT = click.IntRange(min=1)
 
 
-@click.command()
-@click.argument("spec", metavar="MODULE:CLASS")
+@click.command(short_help="Is a class of yours fit to be a component?")
+@click.argument("spec", metavar="MODULE:CLASS", shell_complete=component_names())
 @plugin_option
 @json_option
 @click.pass_context
@@ -49,10 +49,13 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
     ctx.exit(1 if failures else 0)
 
 
-@click.command("check-gradient")
-@click.argument("task")
+@click.command("check-gradient", short_help="Is a task's hypergradient the slope of its F?")
+@click.argument("task", shell_complete=component_names("task"))
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="task.FIELD or method.FIELD. Repeatable.")
-@click.option("--method", metavar="NAME", help="Also compare the estimator of this method, at the solved lower level.")
+@click.option(
+    "--method", metavar="NAME", help="Also compare the estimator of this method, at the solved lower level.",
+    shell_complete=component_names("method"),
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--points", type=_COUNT, default=3, show_default=True, help="θ0, and others around it.")
 @click.option(

@@ -1,0 +1,139 @@
+"""Docstrings on a terminal: paragraphs folded to its width, without markup; formulas and code keep their lines."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import shutil
+import textwrap
+import tokenize
+from collections.abc import Iterator
+
+ITEM = re.compile(r"- |[\w*][\w*., ]*:( |$)")
+"""How an item of a list begins: a dash, or names and a colon."""
+
+
+def terminal_width() -> int:
+    """Columns to write into: those of the terminal, 100 at most; 80 where there is none."""
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
+
+
+def folded(doc: str, columns: int) -> str:
+    r"""A docstring as plain text.
+
+    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\n.. versionadded:: 0.5", 40))
+    The Key of `x`:
+    <BLANKLINE>
+        y = 2    x
+    <BLANKLINE>
+    New in version 0.5.
+    """
+    blocks, announced = [], None  # the indentation of the paragraph that a literal block follows
+    for block in re.split(r"\n[ ]*\n", inspect.cleandoc(doc).rstrip()):
+        lines = [line.rstrip() for line in block.splitlines()]
+        indent = _indent(lines[0])
+        if lines[0].lstrip().startswith(">>> "):
+            blocks.append("\n".join(_example(lines, columns)))
+        elif announced is not None and indent > announced:
+            blocks.append("\n".join(_hanging(line.replace("``", "`"), columns, 4) for line in lines))
+        else:
+            announced = indent if block.endswith("::") else None
+            blocks.append("\n".join(_paragraph(lines, columns)))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def unmarked(text: str) -> str:
+    """Text without roles, references and emphasis; code in single backticks.
+
+    >>> unmarked("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
+    'one of c, `x * y * z` or the page'
+    """
+    pieces = re.split(r"(``.+?``)", text)
+    return "".join(f"`{piece[2:-2]}`" if piece.startswith("``") else _unmarked_words(piece) for piece in pieces)
+
+
+def _unmarked_words(text: str) -> str:
+    text = re.sub(r":[\w:]+:`([^`]+)`", lambda match: _title(match[1]), text)
+    text = re.sub(r"`([^`<]+?) <[^`>]+>`_+", r"\1", text)
+    text = re.sub(r"(?<![\w*])(\*\*?)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])", r"\2", text)
+    text = re.sub(r"^\.\. version(?:added|changed):: (\S+)", r"New in version \1.", text)
+    return re.sub(r"^\.\. (\w+)::", lambda match: f"{match[1].capitalize()}:", text)
+
+
+def _title(reference: str) -> str:
+    title, target, _ = reference.partition(" <")
+    return title.rpartition(".")[2] if title.startswith("~") and not target else title
+
+
+def _paragraph(lines: list[str], columns: int) -> Iterator[str]:
+    items: list[tuple[int, str]] = []
+    for line in lines:
+        indent, text = _indent(line), line.strip()
+        above, before = items[-1] if items else (-1, "")
+        begins = ITEM.match(text) if indent == above else before.endswith(":") or indent < above
+        if not items or (begins and (indent > 0 or text.startswith("- ") or indent < above)):
+            items.append((indent, text))
+        else:
+            items[-1] = (above, f"{before} {text}")
+    for indent, text in items:
+        text = re.sub(r"\s*::$", ":", text) if text != "::" else ""
+        further = 2 if text.startswith("- ") else 4 if indent and ITEM.match(text) else 0
+        if text:
+            yield _hanging(" " * indent + unmarked(text), columns, further)
+
+
+def _hanging(line: str, columns: int, further: int) -> str:
+    """A line folded at its spaces, what follows indented ``further``."""
+    indent = _indent(line)
+    if len(line) <= columns:
+        return line
+    return textwrap.fill(
+        line.strip(), columns, initial_indent=" " * indent, subsequent_indent=" " * (indent + further),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _example(lines: list[str], columns: int) -> Iterator[str]:
+    """Code and what it prints; code that is too long goes on where Python lets it, inside brackets."""
+    indent = _indent(lines[0])
+    for line in lines:
+        mark, text = line[indent : indent + 4], line[indent + 4 :]
+        if mark.rstrip() not in (">>>", "...") or len(line) <= columns:
+            yield line
+            continue
+        goes_on = _indent(text) > 8  # aligned with an open bracket above
+        begun = _indent(text) if not goes_on else 4
+        code, _, comment = text.strip().partition("  #")
+        if comment:
+            yield _hanging(f"{' ' * indent}{mark}# {comment.strip()}", columns, 4)
+        code = code.strip()
+        for number, piece in enumerate(_pieces(code, columns - indent - begun - 8, goes_on)):
+            yield " " * indent + (f"... {' ' * (begun + 4)}" if number else mark + " " * begun) + piece
+
+
+def _pieces(code: str, room: int, inside: bool) -> Iterator[str]:
+    start, end = 0, 0
+    for place in [*_gaps(code, inside), len(code)]:
+        if place - start > room and end > start:
+            yield code[start:end].strip()
+            start = end
+        end = place
+    yield code[start:].strip()
+
+
+def _gaps(code: str, inside: bool) -> list[int]:
+    """Behind which characters a line of code may be broken: inside brackets, at a space that is in no string."""
+    depth, gaps = int(inside), []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+            if depth > 0 and token.start[0] == 1 and code[token.end[1] : token.end[1] + 1] == " ":
+                gaps.append(token.end[1])
+    except (tokenize.TokenError, IndentationError):
+        pass  # a line of several, whose brackets end further down
+    return gaps
