@@ -154,16 +154,35 @@ def test_list_of_an_unknown_kind(fake: Site) -> None:
 
 def test_describe_a_class(fake: Site) -> None:
     answer = json_of("describe", "method", "halve")
-    assert answer["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5}]
+    assert answer["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5, "range": "> 0"}]
     assert answer["doc"].startswith("Halves x at every step.")
     assert answer["class"] == "fake_plugin:Halve"
     text = call("describe", "method", "halve").stdout
     assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
+    assert re.search(r"rate +0\.5 +a number, > 0", text)
+
+
+def test_describe_a_task_says_metrics_traits_and_sizes(fake: Site) -> None:
+    answer = json_of("describe", "one")
+    assert {key: answer[key] for key in ("metrics", "traits", "theta", "x", "unknown")} == {
+        "metrics": {"size": False}, "traits": [], "theta": {}, "x": {"x": [1]}, "unknown": None,
+    }  # fmt: skip
+    text = call("describe", "one").stdout
+    assert "Metrics, lower is better: size\nTraits: none\n" in text
+    assert "θ at these defaults: 0 numbers ()\nx at these defaults: 1 number (x [1])\n" in text
+    broken = PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "third"')
+    raises = "        raise ValueError('no data\\n.')\n"
+    fake.module("second", broken.replace("        return Problem(", f"{raises}        return Problem("))
+    fake.install("hgms-second", {"second": "second"}, version="1.0")
+    assert (json_of("describe", "two")["theta"], json_of("describe", "two")["unknown"]) == (None, "ValueError: no data")
+    assert "θ and x: known only with settings or data of yours (ValueError: no data)" in call("describe", "two").stdout
 
 
 def test_describe_says_which_fields_are_required(fake: Site) -> None:
     fields = {row["name"]: row for row in json_of("describe", "method", "pipeline")["fields"]}
-    assert fields["generator"] == {"name": "generator", "type": "a candidate generator", "required": True, "default": None}
+    assert fields["generator"] == {
+        "name": "generator", "type": "a candidate generator", "required": True, "default": None, "range": "",
+    }  # fmt: skip
     assert fields["keep"]["default"] == "last"
     assert "(required)" in call("describe", "method", "pipeline").stdout
 

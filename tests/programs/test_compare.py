@@ -569,6 +569,25 @@ def test_a_dry_run_lists_trials_too_and_says_how_long_it_takes(hgms: Callable[..
     assert not Path("runs").exists()
 
 
+def test_a_dry_run_estimates_from_runs_that_have_ended(hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--task", "bowl", "--methods", "walk", "--budget", "3 steps", "--out", "o"]
+
+    def last(*more: str) -> str:
+        return str(hgms(*flags, *more, "--dry-run").stdout.splitlines()[-1])
+
+    assert last("--seeds", "2") == "2 of 2 runs to do; how long they take is known when one of each method has ended"
+    assert hgms(*flags, "--seeds", "2", "--jobs", "0").exit_code == 0
+    assert last("--seeds", "2") == "0 of 2 runs to do"
+    took = iter([30.0, 50.0] * 2)
+    monkeypatch.setattr(RunFolder, "records", lambda _: [{"seconds": 1.0}, {"seconds": next(took)}])
+    assert last("--seeds", "5") == "3 of 5 runs to do: about 120 s of steps, one run at a time"
+    sweep = "[sweep]\ntrials = 3\nbudget = '2 steps'\nspace.walk = { noise = [0.1, 0.2, 0.3] }"
+    Path("grid.toml").write_text(f'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n{sweep}')
+    assert hgms("grid.toml", "--dry-run").stdout.splitlines()[-1] == (
+        "5 of 5 runs to do: at least 10 s of steps, one run at a time; of 3 none like it has ended, to tell how long they take"
+    )
+
+
 def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
     Path("grid.toml").write_text('budget = "4 steps"\nseeds = 2\ntask = ["bowl"]\n[[method]]\nname = "walk"\nbreaks = "raise"')
     done = hgms("grid.toml", "--jobs", "0")

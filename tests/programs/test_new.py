@@ -185,7 +185,7 @@ def test_several_components_in_one_distribution(site: Site, tmp_path: Path, monk
     [
         ("solver,generator,solvers", "names 'solver' twice; write each once, such as --kind generator,solver"),
         (",", "--kind ',' names no kind"),
-        ("solver,genrator", "unknown kind of component 'genrator'; did you mean 'generator'?"),
+        ("task,solvr", "unknown kind of component 'solvr'; did you mean 'solver'?"),
     ],
 )
 def test_kinds_that_are_refused(site: Site, tmp_path: Path, kinds: str, message: str) -> None:

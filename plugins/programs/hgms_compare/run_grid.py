@@ -131,10 +131,36 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
 
 
 def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How much of a listing is left to do, in seconds where the budgets are."""
-    left = [row for row in rows if row["state"] in ("new", "begun")]
+    """How much of a listing is left to do, and how long its steps take: as the budgets say that are in seconds, else as long as
+    the finished runs of the same method on the same task took."""
     trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
-    budgets = [trial if row.get("trial") is not None else grid.budget for row in left]
-    seconds = [budget.seconds for budget in budgets if budget.seconds is not None]
-    time = f": {sum(seconds):,.0f} s of steps, one run at a time" if seconds and len(seconds) == len(left) else ""
-    return f"{len(left)} of {len(rows)} runs to do{time}"
+    left = [row for row in rows if row["state"] in ("new", "begun")]
+    took: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if row["state"] == "done" and len(known := took.setdefault(_alike(row), [])) < SAMPLE:
+            known.append(RunFolder(row["folder"]).records()[-1]["seconds"])
+    seconds, estimated, unknown = 0.0, False, 0
+    for row in left:
+        budget, known = trial if row.get("trial") is not None else grid.budget, took.get(_alike(row), [])
+        if budget.seconds is not None:
+            seconds += budget.seconds
+        elif known:
+            seconds, estimated = seconds + sum(known) / len(known), True
+        else:
+            unknown += 1
+    count = f"{len(left)} of {len(rows)} runs to do"
+    if not left or unknown == len(left):
+        return count + ("; how long they take is known when one of each method has ended" if left else "")
+    size = "at least " if unknown else "about " if estimated else ""
+    more = f"; of {unknown} none like it has ended, to tell how long they take" if unknown else ""
+    amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
+    return f"{count}: {size}{amount} s of steps, one run at a time{more}"
+
+
+SAMPLE = 5
+"""Finished runs that are looked at, to say how long one takes."""
+
+
+def _alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What runs have in common that take about as long as each other."""
+    return row["task"], row["method"], row.get("trial") is not None
