@@ -31,7 +31,6 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 ALLOWED = {
     "hgms_core": {"last": "a value of keep", "template": "an old package"},
     "hgms_compare": {"tpe": "a sampler of sweeps"},
-    "hgms_new": {"template": "a folder"},
     "hgms_report": {"power": "a scale of an axis", "sampler": "a key of a stored sweep", "skip": "plotly's word"},
     "hgms_results": {"uniform": "the default reference"},
     "hgms_run": {
