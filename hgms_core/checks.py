@@ -13,7 +13,7 @@ from hgms_core.data import Batch
 from hgms_core.display import sizes
 from hgms_core.errors import DRAWS, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
 from hgms_core.seeding import Key, global_states
-from hgms_core.trees import Tree, require_grad
+from hgms_core.trees import Tree, clone, require_grad
 
 if TYPE_CHECKING:
     from hgms_core.problem import Problem
@@ -32,7 +32,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
     and has a gradient: g in x, f in x or θ, and one of them in θ. Cost: a value and a gradient of each, in no budget.
 
     .. versionadded:: 0.5"""
-    check_alike("what `project` returns", problem.project(theta), theta)
+    check_alike("what `project` returns", problem.project(clone(theta)), theta)
     rows = {"g": problem.lower_data, "f": problem.upper_data["differentiate"]}
     uses = {}
     for name, loss in (("g", problem.g), ("f", problem.f)):

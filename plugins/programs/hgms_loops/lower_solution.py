@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from hgms_core import Nested, Shape, Solution, Strategy, Tree, as_solver, check_floating, detach, one_of, pure
+from hgms_core import Nested, Shape, Solution, Strategy, Tree, as_solver, check_floating, check_function, detach, one_of, pure
 from hgms_loops.level import Level
 from hgms_loops.nodes import Minimiser
 
@@ -86,6 +86,8 @@ def lower_solution(
     .. versionadded:: 0.2
     """
     one_of("strategy", strategy, get_args(Strategy))
+    check_function("g", g, "theta", "x")
+    searched = callable(x) and not isinstance(x, torch.nn.Module)
     (above, upper), below = Shape.of(theta, "'theta'", "theta"), list[Shape]()
 
     def leaves(x: Any) -> Tree:
@@ -97,8 +99,8 @@ def lower_solution(
     def loss(a: Tree, b: Tree) -> Tensor:
         return g(above.restore(a), below[0].restore(b))
 
-    find = (lambda a: leaves(x(above.restore(a)))) if callable(x) else None
-    lower = {} if callable(x) else leaves(x)
+    find = (lambda a: leaves(x(above.restore(a)))) if callable(x) and searched else None
+    lower = {} if searched else leaves(x)
     level = Level(pure(loss), tuple(upper), find, as_solver(solver), strategy, v0, report, tuple(lower))
     values: tuple[Tensor, ...] = Minimiser.apply(level, *upper.values(), *lower.values())
     tree = dict(zip(level.lower, values, strict=True))

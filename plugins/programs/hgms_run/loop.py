@@ -202,6 +202,8 @@ class Run:
             theta, x = result_of(self.method, self.state, self.folder.checkpoint, self.info.method)
             ensure_of(self.problem, theta, x, self.folder.checkpoint)
             self.info = attrs.evolve(self.info, resumed_from=self.step)
+        if loaded is None and self.problem.counters is None:  # which would count these calls, too
+            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
         before = self.folder.read_environment() if self.folder is not None and self.resume else {}
         recorded = Execution.recorded(before)
         handed = None if self.execution is None else self.execution.anew
@@ -209,8 +211,6 @@ class Run:
         if loaded is not None and recorded is None:
             LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
         in_force.enter_context(self.execution.in_force(self.device))
-        if loaded is None and self.problem.counters is None:  # which would count these calls, too
-            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
         if self.folder is not None:
             self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
