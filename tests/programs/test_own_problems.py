@@ -155,10 +155,33 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     _, steps = counted.of(lambda: again(scale=3.0))
     assert steps == 4, "another f: nothing of it may be used again"
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "holds runs of another task.make, task.f: they are not used, follow runs anew" in warning
+    assert "holds runs of another task.make: they are not used, follow runs anew" in warning
     assert counted.of(lambda: again(rate=0.5))[1] == 4
     runs, skipped = scan(tmp_path)
     assert (len(runs), skipped) == (7, []), "nothing was lost"
+
+
+def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    def make(seed: int) -> Problem:
+        return bowl(seed, rows=6 + len(data.read_text()))
+
+    data.write_text("")
+    assert compare(make, [Follow(), "uniform"], "1 steps", 2, tmp_path / "out").complete
+    assert compare(make, [Follow(), "uniform"], "1 steps", 2, tmp_path / "out").complete
+    data.write_text("x")
+    again = compare(make, Follow(), "1 steps", 3, tmp_path / "out")
+    assert [(failure.seed, failure.status) for failure in again.failures] == [(0, "damaged"), (1, "damaged")]
+    assert again.failures[0].reason.startswith("it holds a run of another problem (lower_data, upper_data, evaluate)")
+    assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
+
+
+def test_one_problem_for_all_seeds_is_remarked() -> None:
+    line = "problem: the same problem for every seed, so intervals are over the methods' own chance alone"
+    assert line in str(compare(bowl(), Follow(), "1 steps", seeds=2))
+    assert line not in str(compare(bowl, Follow(), "1 steps", seeds=2))
+    assert line not in str(compare(bowl(), Follow(), "1 steps", seeds=1))
 
 
 def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
@@ -196,6 +219,7 @@ def test_methods_that_cannot_fit_are_refused_with_the_reason(monkeypatch: pytest
     with pytest.raises(ConfigError) as caught:
         compare({"mine": partly}, [Follow(), "uniform", "oracle-clean"], "1 steps", seeds=1)
     message = str(caught.value)
+    assert 'or the method keep = "last"' in message
     assert "method 'uniform' cannot run on task 'mine': it needs validation data for the role `stop`" in message
     assert "a named upper variable `clean` that knows the truth" in message
     assert counted.steps == 0

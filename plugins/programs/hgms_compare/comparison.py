@@ -164,7 +164,7 @@ class Comparison:
         result = run_config(cell.config, resume=True, path=cell.path)
         if not isinstance(cell.config.task, OwnProblem):
             return result
-        theta, x = cell.config.task.make(cell.config.seed).restore(result.theta, result.x)
+        theta, x = cell.config.task.made(cell.config.seed).restore(result.theta, result.x)
         return attrs.evolve(result, theta=theta, x=x)
 
     @property
@@ -188,6 +188,12 @@ class Comparison:
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
+        tasks = {cell.task: cell.config.task for cell in self.cells} if len(self.grid.seeds) > 1 else {}
+        if fixed := [label for label, task in tasks.items() if isinstance(task, OwnProblem) and not task.varies]:
+            lines.append(
+                f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the methods' own chance alone; "
+                "a function seed -> Problem varies data and start"
+            )
         if any("sources" in getattr(config.task, "traits", ()) for config in self.grid.pairs.values()):
             lines.append(
                 "losses are those of the x that each method learned its weights with; "

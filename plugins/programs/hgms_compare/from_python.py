@@ -73,8 +73,9 @@ def compare(
         progress: shows on a terminal how it goes.
 
     A run belongs to its problem and method: digests of their values and code are in its configuration, so what has changed runs
-    anew in another folder, which is said, and what has not is read back. Of a function ``seed -> Problem`` these are its code
-    and the problem of the lowest seed. A run that fails is in ``failures``, and the others go on.
+    anew in another folder, which is said, and what has not is read back. A function ``seed -> Problem`` is known by its code;
+    a run whose problem is another all the same is not used, and named as damaged. A run that fails is in ``failures``, and the
+    others go on.
 
     Raises:
         ConfigError: something is wrong, or a method needs what a problem lacks; all of it is listed, and nothing was run.

@@ -14,7 +14,7 @@ from attrs import field, frozen, validators
 
 from hgms_core import Budget, ConfigError, HgmsError, Method, overlay, unknown
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, RunFolder, RunSettings, init_fields, put, structured
+from hgms_run import OwnProblem, RunConfig, RunFolder, RunSettings, init_fields, put, structured
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
@@ -129,6 +129,8 @@ class Cell:
         try:
             if folder.config.exists() and not folder.holds(self.config.to_toml()):
                 return "damaged", "it holds a run of another configuration"
+            if other := self.other_problem(folder):
+                return "damaged", other
             summary = folder.read_summary()
             if summary is None:
                 return ("begun" if folder.config.exists() else "new"), None
@@ -139,6 +141,18 @@ class Cell:
             return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
         except (HgmsError, OSError, ValueError, TypeError) as error:
             return "damaged", str(error)
+
+    def other_problem(self, folder: RunFolder) -> str:
+        """What differs in the problem that a function of the seed made for the run in the folder, empty if nothing does."""
+        task = self.config.task
+        before = (folder.read_environment().get("task") or {}).get("instance") if isinstance(task, OwnProblem) else None
+        if not before or not isinstance(task, OwnProblem) or before == (now := task.instance(self.config.seed)):
+            return ""
+        what = ", ".join(key for key in {**before, **now} if before.get(key) != now.get(key))
+        return (
+            f"it holds a run of another problem ({what}), and the function that makes the one of this seed has not changed\n"
+            "  let all it draws come from the seed; if its data has changed, choose another folder"
+        )
 
 
 @frozen(kw_only=True)

@@ -69,6 +69,9 @@ Objects = dict[tuple[str, str], Any]
 """Tasks and methods as objects, by kind and label."""
 
 
+STOP = '\n  give `upper_data` one set of rows for all roles, or the method keep = "last"'
+
+
 def placed(task: object) -> dict[str, str]:
     """Device and dtype of a problem of this process, as settings have them."""
     if not isinstance(task, OwnProblem):
@@ -302,7 +305,7 @@ class _Loader:
                 fitting[task.label, entry.label] = method
                 lacking = missing_traits(method, built[task.label])
                 if lacking:
-                    unfit.append(misfit(entry.label, task.label, lacking))
+                    unfit.append(misfit(entry.label, task.label, lacking) + (STOP if "stop-rows" in lacking else ""))
         if unfit:
             unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
         self.problems += unfit
@@ -320,7 +323,7 @@ class _Loader:
         """The primary metric of each task."""
         chosen = {}
         for label, task in built.items():
-            names = list(task.metrics) if task is not None else []
+            names = list(getattr(task, "metrics", ()))
             if task is not None and not names:
                 self.problems.append(f"the task {label!r} names no metrics, so there is nothing to compare by")
             elif names and metric is not None and metric not in names:

@@ -229,6 +229,8 @@ class Run:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
         assert self.execution is not None
         about = {} if self.task is None else {"task": about_task(self.task)}
+        if isinstance(self.task, OwnProblem) and self.task.varies:
+            about["task"]["instance"] = self.task.instance(self.info.seed)
         own = {"code": digests([self.task, self.method]), KEY: self.execution.as_table()}
         table, changes = goes_on(before, {**environment(self.device, self.host), **own, **about})
         if changes:

@@ -56,10 +56,10 @@ def higher_is_better(name: str) -> bool | None:
 class OwnProblem:
     """A problem of this process, or a function ``seed -> Problem``, as a task.
 
-    ``identity`` says which problem it is (:func:`hgms_run.fingerprint.fingerprints`): configurations hold it, so that a run
-    goes on with the problem that it was begun with and no other. ``make`` gives the problem of a seed; device and dtype are
-    the problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem without metrics has
-    its upper loss on validation rows of the role `stop` where ``measured``. :meth:`of` finds these out.
+    ``identity`` says which problem it is (:func:`hgms_run.fingerprint.fingerprints`; of a function, its code): configurations
+    hold it, so that a run goes on with the problem that it was begun with and no other. ``make`` gives the problem of a seed;
+    device and dtype are the problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
+    without metrics has its upper loss on validation rows of the role `stop` where ``measured``. :meth:`of` finds these out.
 
     .. versionadded:: 0.5"""
 
@@ -73,6 +73,8 @@ class OwnProblem:
     device: torch.device = field(default=torch.device("cpu"), metadata={"toml": False})
     dtype: torch.dtype = field(default=torch.float32, metadata={"toml": False})
     measured: bool = field(default=False, metadata={"toml": False})
+    _latest: dict[int, Problem] = field(factory=dict, init=False, repr=False)
+    _instances: dict[int, dict[str, str]] = field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -91,9 +93,7 @@ class OwnProblem:
 
         Errors: ConfigError where a function gives no Problem, and for metrics that are none."""
         made = _made(problem, seed, label)
-        identity = fingerprints(made)  # before anything of it is called, which may change what a module remembers
-        if not isinstance(problem, Problem):
-            identity = {"make": fingerprint(problem), **identity}
+        parts = fingerprints(made)  # before anything of it is called, which may change what a module remembers
         names = _metrics(made, label)
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
         if measured:
@@ -115,15 +115,38 @@ class OwnProblem:
                 f"  add higher_is_better=True or False, or compare by another metric (metric=…): "
                 f"{', '.join(name for name in (*names, LOSS) if name != metric)}"
             )
-        return cls(
-            identity=identity, make=lambda seed: _made(problem, seed, label), traits=traits_of_problem(made),
+        own = cls(
+            identity=parts if isinstance(problem, Problem) else {"make": fingerprint(problem)},
+            make=lambda seed: _made(problem, seed, label), traits=traits_of_problem(made),
             metrics={name: up for name, up in known.items() if up is not None}, measured=metric == LOSS and LOSS not in names,
             device=next(iter(made.x0.values())).device, dtype=next(iter(made.x0.values())).dtype,
         )  # fmt: skip
+        own._latest[seed], own._instances[seed] = made, parts
+        return own
+
+    @property
+    def varies(self) -> bool:
+        """Whether each seed has a problem of its own."""
+        return "make" in self.identity
+
+    def made(self, seed: int) -> Problem:
+        """The problem of a seed, made once for all methods that follow each other on it."""
+        if seed not in self._latest:
+            problem = self.make(seed)
+            self._latest.clear()
+            self._latest[seed] = problem
+            self._instances.setdefault(seed, fingerprints(problem))
+        return self._latest[seed]
+
+    def instance(self, seed: int) -> dict[str, str]:
+        """What the problem of a seed is, where each has its own."""
+        if self.varies and seed not in self._instances:
+            self.made(seed)
+        return self._instances[seed] if self.varies else {}
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         """That of the seed, where it is."""
-        problem = self.make(seed)
+        problem = self.made(seed)
         if not self.measured:
             return attrs.evolve(problem)  # what methods keep with a problem is one run's
         rows = validation_rows(problem)
