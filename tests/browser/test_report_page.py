@@ -155,6 +155,48 @@ def test_a_click_on_a_method_hides_it_in_every_plot_of_its_section(open_page: An
     assert page.evaluate(shown, "plot-0-0") == 2
 
 
+def test_zoom_to_the_end_shows_the_ends_of_the_curves_that_are_shown(open_page: Any) -> None:
+    opened = open_page()
+    opened.draw_all()
+    page = opened.page
+    button = page.locator("#task-0 figure:has(#plot-0-0) .zoom")
+    axis = "document.getElementById('plot-0-0')._fullLayout.yaxis.range"
+    whole = page.evaluate(axis)
+    assert whole[0] <= 0 < 1 < whole[1]
+    button.click()
+    low, high = page.evaluate(axis)
+    assert 0 < low < 0.1
+    assert 0.6 < high < 0.8
+    page.locator("#task-0 .legend button", has_text="lost").click()
+    assert 0.4 < page.evaluate(axis)[1] < 0.5
+    button.click()
+    assert page.evaluate(axis) == whole
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["laptop", "phone"])
+def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(open_page: Any, viewport: dict[str, int]) -> None:
+    page = open_page(viewport).page
+    forest = page.locator(".hgms-forest").first
+    assert forest.bounding_box()["y"] < page.locator("table.sortable").first.bounding_box()["y"]
+    assert forest.bounding_box()["y"] < 0.5 * viewport["height"]
+    for part in forest.locator("th, .n, .dot, .bar, .axis span").all():
+        if box := part.bounding_box():
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= viewport["width"], part.text_content()
+    zero, dots = forest.locator(".zero").first.bounding_box()["x"], forest.locator(".dot")
+    assert dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]  # lower is better: hg-ms, …, lost
+
+
+def test_what_is_wider_than_the_page_fades_out(open_page: Any) -> None:
+    page = open_page(PHONE).page
+    for selector in ("nav > div", "#task-0-work .scroll"):
+        box = page.locator(selector)
+        assert box.evaluate("box => box.scrollWidth > box.clientWidth")
+        until(page, f"document.querySelector('{selector}').classList.contains('more')")
+        box.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
+        until(page, f"!document.querySelector('{selector}').classList.contains('more')")
+
+
 def test_sorting_by_click_and_by_key_both_ways(open_page: Any) -> None:
     page = open_page().page
     table = page.locator("#task-0-results table")
@@ -205,7 +247,15 @@ def test_text_can_be_read_in_both_themes(open_page: Any, scheme: str) -> None:
     opened.draw_all()
     background = opened.color("body", "backgroundColor")
     assert (luminance(background) < 0.05) == (scheme == "dark")
-    on = {"p.lead": "body", "td": "td", "thead th": "thead th", ".note": ".note", ".verdict": ".verdict", "nav a": "nav"}
+    on = {
+        "p.lead": "body",
+        ".sortable td": ".sortable td",
+        ".hgms-forest td.n": "body",
+        "thead th": "thead th",
+        ".note": ".note",
+        ".verdict": ".verdict",
+        "nav a": "nav",
+    }
     for selector, behind in on.items():
         ratio = contrast(opened.color(selector, "color"), opened.color(behind, "backgroundColor"))
         assert ratio >= 4.5, (selector, ratio)

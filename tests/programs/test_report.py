@@ -430,7 +430,7 @@ def test_a_method_has_the_colour_of_its_name_in_every_report() -> None:
     for colour in range(len(LIGHT)):
         dashes = [look.dash for look in beside.values() if look.colour == colour]
         assert len(set(dashes)) == min(len(dashes), 5)
-    known = ["uniform", "hg-ms", "hg-baseline", "hg-implicit", "scalebio", "hg-ms-ula", "v-pbgd", "stocbio"]
+    known = ["uniform", "hg-ms", "hg-baseline", "hg-implicit", "scalebio", "hg-ms-ula", "v-pbgd", "stocbio", "hg-ms-tilted"]
     assert len({alone(label).colour for label in known}) == len(known)
 
 
