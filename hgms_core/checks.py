@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms_core.data import Batch
 from hgms_core.display import sizes
-from hgms_core.errors import DRAWS, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
+from hgms_core.errors import DRAWS, VARIES, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, clone, require_grad
 
@@ -34,17 +34,19 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
     .. versionadded:: 0.5"""
     check_alike("what `project` returns", problem.project(clone(theta)), theta)
     rows = {"g": problem.lower_data, "f": problem.upper_data["differentiate"]}
-    uses = {}
+    uses: dict[str, list[bool]] = {}
     for name, loss in (("g", problem.g), ("f", problem.f)):
         batch, _ = rows[name].sample(key.fold("few"), FEW)
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
         drawn = global_states(device)
         with _told(name, theta, x, batch):
-            uses[name] = used(bound := _bound(name, loss, batch), theta, x)
+            first, *uses[name] = used(bound := _bound(name, loss, batch), theta, x)
             with torch.no_grad():
-                _check_finite(name, bound(theta, x), batch)
-            if any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)):
-                check_repeats(bound, theta, x)
+                again = bound(theta, x)
+            moved = any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
+            if moved or not torch.allclose(first, again, rtol=1e-3, equal_nan=True):
+                check_repeats(bound, theta, x, DRAWS if moved else VARIES)
+            _check_finite(name, first, batch)
     _check_uses(uses["f"], uses["g"], theta, x)
 
 
@@ -59,24 +61,24 @@ def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator
         raise
 
 
-def used(loss: Bound, theta: Tree, x: Tree) -> tuple[bool, bool]:
-    """Whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
+def used(loss: Bound, theta: Tree, x: Tree) -> tuple[Tensor, bool, bool]:
+    """The value of a loss, and whether it has a gradient in θ, and in x. Cost: a value and a gradient."""
     upper, lower = require_grad(theta), require_grad(x)
     with torch.enable_grad(), explained():
         value = loss(upper, lower)
         leaves = [*upper.values(), *lower.values()]
         grads = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
     known = [grad is not None for grad in grads]
-    return any(known[: len(upper)]), any(known[len(upper) :])
+    return value.detach(), any(known[: len(upper)]), any(known[len(upper) :])
 
 
 def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
     """ConfigError where the losses have no gradient in what they should. Cost: a value and a gradient of each; to be asked
     where h is zero, which alone says nothing: at an optimum it is zero too."""
-    _check_uses(used(f, theta, x), used(g, theta, x), theta, x)
+    _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x)
 
 
-def _check_uses(f: tuple[bool, bool], g: tuple[bool, bool], theta: Tree, x: Tree) -> None:
+def _check_uses(f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree) -> None:
     upper, lower = (", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5)) for tree in (theta, x))
     if theta and not f[0] and not g[0]:
         raise ConfigError(
@@ -89,11 +91,11 @@ def _check_uses(f: tuple[bool, bool], g: tuple[bool, bool], theta: Tree, x: Tree
         raise ConfigError(f"g has no gradient with respect to x ({lower})\n  use its leaves in g; {COPIES.format('x')}")
 
 
-def check_repeats(loss: Bound, theta: Tree, x: Tree) -> None:
+def check_repeats(loss: Bound, theta: Tree, x: Tree, message: str = DRAWS) -> None:
     """ConfigError where a loss has another value the second time. Cost: two values."""
     with torch.no_grad():
         if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
-            raise ConfigError(DRAWS)
+            raise ConfigError(message)
 
 
 def check_alike(what: str, tree: object, other: Tree) -> None:

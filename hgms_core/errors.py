@@ -120,6 +120,10 @@ def explained() -> Iterator[None]:
         raise
 
 
+VARIES = (
+    "a loss has another value when it is called again with the same arguments\n"
+    "  it draws random numbers (of numpy, of `random`), or changes its rows, or what it holds, in place: write neither"
+)
 DRAWS = (
     "a loss draws random numbers, as dropout does in training mode\n"
     "  put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch"
@@ -248,6 +252,11 @@ def arguments_named(cls: Class) -> Class:
                 if name not in own:
                     raise ConfigError(f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}") from None
             missing = [name for name, item in own.items() if item.default is item.empty and name not in arguments][1:]
+            by_name = [name for name, item in own.items() if item.kind is item.KEYWORD_ONLY]
+            if args and by_name:
+                raise ConfigError(
+                    f"{cls.__name__} takes its arguments by name: {', '.join(f'{n}=…' for n in by_name)}"
+                ) from None
             if missing and not args:
                 raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
             raise

@@ -17,7 +17,7 @@ from hgms_core.errors import ConfigError, arguments_named, check_function
 from hgms_core.modules import fields
 from hgms_core.seeding import Key
 from hgms_core.shapes import Nested, Shape, check_floating
-from hgms_core.trees import Tree
+from hgms_core.trees import Tree, detach
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
@@ -123,8 +123,10 @@ class Problem:
                 check_function(name, getattr(self, name), *arguments)
         for name, value in self._changed().items():
             object.__setattr__(self, name, value)
-        check_floating("'theta0'", self.theta0)
-        check_floating("'x0'", self.x0)
+        for name in ("theta0", "x0"):
+            check_floating(repr(name), tree := getattr(self, name))
+            if any(leaf.requires_grad for leaf in tree.values()):  # a start belongs to no graph
+                object.__setattr__(self, name, detach(tree))
         dtype = next((leaf.dtype for leaf in self.x0.values()), torch.get_default_dtype())
         object.__setattr__(self, "lower_data", Data.of(self.lower_data, dtype))
         object.__setattr__(self, "upper_data", by_role(self.upper_data, dtype))

@@ -97,9 +97,12 @@ def check_floating(what: str, tree: object) -> None:
     """ConfigError where ``tree`` is not a dictionary of floating-point tensors, which alone have derivatives."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}")
+    trained = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree.values())
     for name, leaf in tree.items():
         if not isinstance(leaf, Tensor):
             raise ConfigError(_no_tensor(what, str(name), leaf))
+        if trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
+            raise ConfigError(f"{what} holds the frozen parameter {name!r} among trained ones\n  write `trainable(module)`")
         if not leaf.is_floating_point():
             raise ConfigError(
                 f"{what} must hold floating-point tensors, and {name!r} is {str(leaf.dtype).removeprefix('torch.')}\n"

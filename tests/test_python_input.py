@@ -97,6 +97,10 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
     "a misspelt argument": (lambda: problem(lower=f), r"unknown argument 'lower'.*\n  available: .*lower_data.* @ Problem"),
     "another misspelt one": (lambda: problem(theta_0=Y), "unknown argument 'theta_0'; did you mean 'theta0'"),
     "no loss": (lambda: problem(f=...), "Problem needs 'f'"),
+    "by position": (
+        lambda: Problem({"t": Y}, {"w": Y}, g, f),  # type: ignore[misc]
+        "Problem takes its arguments by name: theta0=…, x0=…, g=…, f=…, lower_data=…",
+    ),
     "no start": (lambda: Problem(f=f, g=g), "Problem needs 'theta0', 'x0'"),  # type: ignore[call-arg]
     "the value of a loss": (lambda: problem(f=Y.sum()), r"'f' must be a function, f\(theta, x, batch\), and it is a Tensor"),
     "a loss's class": (lambda: problem(g=nn.MSELoss), r"'g' must be a function, g\(theta, x, batch\), .* the class MSELoss"),
@@ -122,6 +126,10 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
         r"'x0' must be tensors, not the module Linear\n  write `trainable\(module\)`",
     ),
     "x as parameters": (lambda: problem(x0=MODULE.parameters()), r"not the iterator generator\n  write `trainable\(module\)`"),
+    "a frozen layer": (
+        lambda: problem(x0={"a": nn.Parameter(Y), "b": nn.Parameter(Y, requires_grad=False)}),
+        r"'x0' holds the frozen parameter 'b' among trained ones\n  write `trainable\(module\)`",
+    ),
     "a misspelt role": (lambda: problem(upper_data={"select": {"a": A}, "stopp": {"a": A}}), "'stopp'; did you mean 'stop'"),
     "a role without rows": (
         lambda: problem(upper_data={"select": {"a": A}}).upper_data["differentiate"],
@@ -267,6 +275,14 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
     "dropout": (
         lambda: started(g=lambda t, x, b: g(t, {"w": nn.functional.dropout(x["w"] + 1)}, b)),
         r"a loss draws random numbers, as dropout does in training mode\n  .*`module.eval\(\)`",
+    ),
+    "numbers of numpy": (
+        lambda: started(g=lambda t, x, b: g(t, x, b) + np.random.rand()),  # noqa: NPY002
+        r"a loss has another value when it is called again .*\n  it draws random numbers \(of numpy",
+    ),
+    "rows changed in place": (
+        lambda: started(f=lambda t, x, b: f(t, {"w": x["w"] + 1}, {**b, "y": b["y"].add_(1)})),
+        "in place",
     ),
     "project without return": (
         lambda: started(project=lambda t: t.update(t=torch.zeros(6))),
