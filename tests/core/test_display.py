@@ -113,4 +113,4 @@ def test_a_component_shows_first_what_is_not_as_by_default() -> None:
 
 @pytest.mark.parametrize("value", [Cost(), CallableSolver(lambda matvec, b: b)], ids=["all by default", "a function"])
 def test_any_class_made_with_attrs_can_show_itself(value: Any) -> None:
-    assert as_html(value).startswith(f"<strong>{type(value).__name__}</strong><table><tr>")
+    assert as_html(value).startswith(f'<strong>{type(value).__name__}</strong><table style="margin: 0"><tr>')

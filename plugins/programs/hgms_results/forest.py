@@ -19,7 +19,9 @@ from hgms_results.statistics import Interval, spell
 MINUS = "\N{MINUS SIGN}"
 
 STYLE = """
-.hgms-forest { border-collapse: collapse; width: 100%; max-width: 60rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; width: 100%; max-width: 60rem; margin: 0; }
+.hgms-forest.hgms-forest tbody tr { background: none; }
+.hgms-forest { font-size: .9rem; font-variant-numeric: tabular-nums; }
 .hgms-forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
 .hgms-forest caption span { font-weight: 400; opacity: .8; }
 .hgms-forest :is(tr, th, td) { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
@@ -45,7 +47,7 @@ STYLE = """
 def in_notebook(body: str) -> str:
     """HTML as the last line of a cell shows it, in colours that can be seen in a light and a dark notebook."""
     colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
-    wide = ".hgms .wide { overflow-x: auto; } .hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"
+    wide = ".hgms .wide { overflow-x: auto; } .hgms .wide table { margin: .3rem 0; } .hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"
     return f'<div class="hgms"><style>.hgms {{ {colours} }} {wide}{STYLE}</style>{body}</div>'
 
 
