@@ -31,7 +31,7 @@ def as_html(value: Any) -> str:
     rows = value._rows() if hasattr(value, "_rows") else _fields(value)
     cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
     body = "".join(f"<tr>{cell('th', html.escape(a))}{cell('td', html.escape(b))}</tr>" for a, b in rows)
-    return f"<strong>{html.escape(type(value).__name__)}</strong><table style="margin: 0">{body}</table>"
+    return f'<strong>{html.escape(type(value).__name__)}</strong><table style="margin: 0">{body}</table>'
 
 
 def changed(component: Any) -> dict[str, bool]:

@@ -405,11 +405,11 @@ def summary(study: Study) -> str:
 
 def about(section: Section) -> str:
     seeds = {run.seed for run in section.runs}
-    version = f"version {section.version}" if section.version is not None else "version not recorded"
+    version = {None: ", version not recorded", "": ""}.get(section.version, f", version {section.version}")
     better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
     how = "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
-        f"Task {section.task}, {version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
+        f"Task {section.task}{version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
         f"{heading(section.metric)}{better}.{how}"
     )
 

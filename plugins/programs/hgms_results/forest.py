@@ -44,11 +44,16 @@ table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; w
 """What a page with forest plots needs once, and the colours ``--c0`` … as it has them."""
 
 
+_WIDE = """
+.hgms .wide { overflow-x: auto; }
+.hgms .wide table { margin: .3rem 0; }
+.hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"""
+
+
 def in_notebook(body: str) -> str:
     """HTML as the last line of a cell shows it, in colours that can be seen in a light and a dark notebook."""
     colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
-    wide = ".hgms .wide { overflow-x: auto; } .hgms .wide table { margin: .3rem 0; } .hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"
-    return f'<div class="hgms"><style>.hgms {{ {colours} }} {wide}{STYLE}</style>{body}</div>'
+    return f'<div class="hgms"><style>.hgms {{ {colours} }} {_WIDE}{STYLE}</style>{body}</div>'
 
 
 @frozen(kw_only=True)

@@ -12,6 +12,7 @@ import tomlkit
 from hgms_core import MissingExtra, PluginError, RunInfo
 from hgms_run.as_table import plain
 from hgms_run.folder import RunFolder
+from hgms_run.own import higher_is_better
 
 if TYPE_CHECKING:
     import pandas
@@ -50,8 +51,10 @@ def write_run(folder: Path, info: RunInfo, summary: Mapping[str, Any], records: 
     config = info.config or {
         "seed": info.seed, "task": {"name": info.task}, "method": {"name": info.method}, "budget": plain(info.budget),
     }  # fmt: skip
+    directions = {name: higher_is_better(name) for name in summary.get("metrics") or {}}
+    known = {name: higher for name, higher in directions.items() if higher is not None}
     place = RunFolder(folder)
-    place.create(tomlkit.dumps(config), {})
+    place.create(tomlkit.dumps(config), {"task": {"version": "", "metrics": known}})
     for record in records:
         row = dict(record)
         place.append(row, {"step": row["step"], "seconds": row.pop("seconds")})
