@@ -50,6 +50,14 @@ class Sources:
     parts: tuple[str, ...] = ("validation",)
 
 
+def _everywhere(theta: Tree) -> Tree:
+    return theta
+
+
+def _nothing(theta: Tree, x: Tree) -> Mapping[str, float]:
+    return {}
+
+
 # These three tell type checkers what callers may give; what it becomes is said in Problem.__attrs_post_init__.
 def _any_shape(value: Nested) -> Tree:
     return cast("Tree", value)
@@ -96,8 +104,8 @@ class Problem:
     f: Loss
     lower_data: Data = field(factory=Data.none, converter=_any_rows)
     upper_data: Mapping[str, Data] = field(factory=Data.none, converter=_any_rows_by_role)
-    project: Callable[[Tree], Tree] = lambda theta: theta
-    evaluate: Callable[[Tree, Tree], Mapping[str, float]] = lambda theta, x: {}
+    project: Callable[[Tree], Tree] = _everywhere
+    evaluate: Callable[[Tree, Tree], Mapping[str, float]] = _nothing
     fresh: Callable[[Key], Tree] | None = None
     references: Mapping[str, Tree] = Factory(dict)
     sources: Sources | None = None
@@ -121,7 +129,7 @@ class Problem:
         for name, arguments in _CALLED.items():
             if getattr(self, name) is not None or name in ("g", "f", "project", "evaluate"):
                 check_function(name, getattr(self, name), *arguments)
-        for name, value in self._changed().items():
+        for name, value in self._flattened().items():
             object.__setattr__(self, name, value)
         for name in ("theta0", "x0"):
             check_floating(repr(name), tree := getattr(self, name))
@@ -131,7 +139,7 @@ class Problem:
         object.__setattr__(self, "lower_data", Data.of(self.lower_data, dtype))
         object.__setattr__(self, "upper_data", by_role(self.upper_data, dtype))
 
-    def _changed(self) -> dict[str, Any]:
+    def _flattened(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
         if self.shapes is not None:  # of attrs.evolve: all is flat already
             return {}
@@ -142,18 +150,19 @@ class Problem:
         if self.sources is not None:
             raise ConfigError("a problem with `sources` takes flat dictionaries of tensors for θ and x")
         g, f, project, evaluate, fresh, start = self.g, self.f, self.project, self.evaluate, self.fresh, self.start
-        return {
-            "shapes": (theta, x),
-            "theta0": theta0,
-            "x0": x0,
-            "g": wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch)),
-            "f": wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch)),
-            "project": lambda a: theta.flatten(project(theta.restore(a)), "what `project` returns"),
-            "evaluate": lambda a, b: evaluate(theta.restore(a), x.restore(b)),
-            "fresh": None if fresh is None else lambda key: x.flatten(fresh(key), "what `fresh` returns"),
-            "start": None if start is None else lambda a: x.flatten(start(theta.restore(a)), "what `start` returns"),
-            "references": {name: theta.flatten(value, f"references[{name!r}]") for name, value in self.references.items()},
-        }
+        flat: dict[str, Any] = {"shapes": (theta, x), "theta0": theta0, "x0": x0}
+        flat["g"] = wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch))
+        flat["f"] = wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch))
+        if project is not _everywhere:
+            flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "what `project` returns")
+        if evaluate is not _nothing:
+            flat["evaluate"] = lambda a, b: evaluate(theta.restore(a), x.restore(b))
+        if fresh is not None:
+            flat["fresh"] = lambda key: x.flatten(fresh(key), "what `fresh` returns")
+        if start is not None:
+            flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "what `start` returns")
+        named = {name: theta.flatten(value, f"references[{name!r}]") for name, value in self.references.items()}
+        return {**flat, "references": named}
 
     def restore(self, theta: Tree, x: Tree) -> tuple[Nested, Nested]:
         """θ and x, flat as a method has them, in the shapes in which ``theta0`` and ``x0`` were given.
