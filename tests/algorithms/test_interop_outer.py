@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hgms_cli import main
 from hgms_core import Budget, ConfigError, Tree
-from hgms_outer import TorchOptimizer
+from hgms_outer import Schedule, Sgd, TorchOptimizer
 from hgms_run import RunConfig, pack, run, unpack
 from hgms_testing import Check, parametrize_with_checks
 
@@ -101,6 +101,46 @@ def test_nothing_it_is_given_changes() -> None:
     assert_same([pack(each)[1] for each in (theta, gradient, state)], before)
     assert_same(first, again)
     assert not any(leaf.requires_grad for leaf in first.values())
+
+
+SCHEDULES: dict[str, Any] = {
+    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+    "cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=12),
+}
+
+
+@pytest.mark.parametrize("name", ["SGD", "NAdam"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_of_torch_goes_a_step_further_with_each_outer_step(name: str, kind: str) -> None:
+    leaves = {key: leaf.clone().requires_grad_() for key, leaf in start().items()}
+    optimizer = getattr(torch.optim, name)(list(leaves.values()), **EVERY[name])
+    schedule = SCHEDULES[kind](optimizer)
+    outer = TorchOptimizer(optimizer=name, settings=EVERY[name], schedule=SCHEDULES[kind])
+    theta, state = start(), outer.init(start())
+    for step in range(6):
+        for key, gradient in slope({key: leaf.detach() for key, leaf in leaves.items()}, step).items():
+            leaves[key].grad = gradient
+        optimizer.step()
+        schedule.step()
+        theta, state = stepped(outer, theta, state, range(step, step + 1))
+        structure, tensors = pack(state)  # each time as another process that has never seen the schedule
+        state, outer = unpack(json.loads(json.dumps(structure)), tensors), attrs.evolve(outer)
+    assert_same(theta, {key: leaf.detach() for key, leaf in leaves.items()})
+
+
+def test_a_schedule_over_the_budget_is_that_of_the_other_optimisers() -> None:
+    ours, theirs = (
+        Sgd(lr=0.2, schedule=Schedule(kind="cosine", final=0.1)),
+        TorchOptimizer(optimizer="SGD", settings={"lr": 0.2}, schedule=Schedule(kind="cosine", final=0.1)),
+    )
+    one, other = (outer.step(start(), slope(start(), 0), outer.init(start()), 0.3)[0] for outer in (ours, theirs))
+    assert_same(one, other, rtol=1e-14)
+
+
+def test_a_schedule_that_looks_at_a_loss_is_refused() -> None:
+    outer = TorchOptimizer(schedule=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    with pytest.raises(ConfigError, match="looks at a loss"):
+        outer.init(start())
 
 
 class Sign(torch.optim.Optimizer):

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from hgms_branches.differentiable import differentiable_step
 from hgms_branches.program import SMALL, table
-from hgms_branches.steps import Coefficients, Rule
+from hgms_branches.rule import Coefficients, Rule
 from hgms_core import Loss, Problem, Tree, detach
 from hgms_graphs import programs_of
 
@@ -79,7 +79,7 @@ def compiled_run(
 def _ahead(
     g: Loss, rule: Rule, decayed: bool, theta: Tree, state: list[Tree], batch: Tree, numbers: Tensor
 ) -> tuple[list[Tree], Tensor]:
-    return differentiable_step(g, rule, theta, state, batch, _coefficients(numbers, decayed), False)
+    return differentiable_step(g, rule, theta, state, [(1.0, batch)], _coefficients(numbers, decayed), False)
 
 
 def _back(
@@ -88,7 +88,7 @@ def _back(
 ) -> tuple[Tree, list[Tree]]:  # fmt: skip
     """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state before it, of ``along``."""
     upper, *before = ({name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in (theta, *state))
-    after, _ = differentiable_step(g, rule, upper, before, batch, _coefficients(numbers, decayed), True)
+    after, _ = differentiable_step(g, rule, upper, before, [(1.0, batch)], _coefficients(numbers, decayed), True)
     inputs = [leaf for tree in (upper, *before) for leaf in tree.values()]
     ends, slopes = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
     grads = iter(torch.autograd.grad(ends, inputs, slopes, materialize_grads=True))

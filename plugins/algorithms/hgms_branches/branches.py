@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field
+from attrs import field, fields
 from torch import Tensor
 
 from hgms_branches.path import Path
-from hgms_branches.program import advance_compiled
-from hgms_branches.steps import Rule, add_noise_, advance, check_spread, factors, of_part, scheduled, slope_of, starts
-from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, groups, repeat
+from hgms_branches.plan import Plan, run_all
+from hgms_branches.rule import Rule
+from hgms_branches.steps import add_noise_, check_spread, factors, or_function, scheduled, starts
+from hgms_branches.torch_rule import TorchRule
+from hgms_core import Candidates, ConfigError, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, repeat
 from hgms_fields import (
     decay_rate,
     decay_rates,
@@ -24,13 +27,13 @@ from hgms_fields import (
     share,
     whole,
 )
-from hgms_graphs import programs_of
+from hgms_optim import Build, Schedule, Timetable
 
 
 @final
 @frozen(kw_only=True)
 class Branches:
-    """N runs of SGD or AdamW on the lower loss, K steps each, from a common or an own start.
+    """N runs of an optimiser on the lower loss, K steps each, from a common or an own start.
 
     Branch i, with its own batches B and step size η_i (SGD; AdamW has its usual form with decoupled decay)::
 
@@ -42,15 +45,22 @@ class Branches:
 
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers).
+        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers). From
+            Python also a function of the parameters that makes an optimiser of torch, which has all its settings itself:
+            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own; what it remembers is carried
+            as moments are. A replay goes back through it where torch has a differentiable step.
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
+        accumulate: batches that a step's examples come in, one after the other: the gradient of all of them to rounding where g
+            is a mean over rows, with the activations of a part.
         noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
             root mean square.
         whole_batch_noise: relative noise in the place of ``noise = 0`` where nothing else tells the branches apart: no spread,
             batches of all rows. In a leaf that is zero it is absolute. 0: the branches stay equal there.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
-            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run.
+            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run. From Python also
+            a function that makes a scheduler of torch, ``lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)``:
+            one step further with each lower step, from the start again where moments are fresh. It must not look at a loss.
         carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
             each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
         restart_every: draw a new lower state after so many outer steps too (None: never), which forgets what was memorised.
@@ -61,7 +71,10 @@ class Branches:
         cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
             losses so small that launching takes longer than computing.
 
-    Cost: N·K lower gradients. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
+    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no optimiser of these parameters, for
+    a schedule that looks at a loss; and for a replay through an optimiser without a differentiable step (LBFGS, Adafactor, Muon).
+
+    Cost: N·K lower gradients, times ``accumulate``; with LBFGS as many as it takes. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
 
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
@@ -76,13 +89,14 @@ class Branches:
     name: ClassVar[str] = "branches"
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
+    optimizer: Literal["sgd", "adamw"] | Build = field(default="sgd", validator=or_function("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=optional_whole)
+    accumulate: int = field(default=1, validator=whole, metadata={"since": "0.5"})
     batches: Literal["independent", "shared"] = field(default="independent", validator=choice("independent", "shared"))
     noise: float = field(default=0.0, validator=not_negative)
     noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=choice("absolute", "relative"))
@@ -90,8 +104,8 @@ class Branches:
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     clip: float | None = field(default=None, validator=optional_positive)
-    schedule: Literal["constant", "cosine", "cosine-restarts"] = field(
-        default="constant", validator=choice("constant", "cosine", "cosine-restarts")
+    schedule: Literal["constant", "cosine", "cosine-restarts"] | Schedule = field(
+        default="constant", validator=or_function("constant", "cosine", "cosine-restarts")
     )
     floor: float = field(default=0.0, validator=share)
     period: int = field(default=20, validator=whole)
@@ -104,11 +118,22 @@ class Branches:
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     cuda_graphs: bool = False
-    lighter = lowering(same=["chunk"], other=["batch_size", "count"])
+    lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
+
+    @optimizer.validator
+    def _has_its_own_settings(self, _attribute: object, value: object) -> None:
+        if self is None or not callable(value):
+            return
+        for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
+            if getattr(self, name) != getattr(fields(Branches), name).default:
+                raise ConfigError(
+                    f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
+                    f"  give it to the optimiser: optimizer=lambda params: torch.optim.RMSprop(params, {name}=…)"
+                )
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
-        return {"x": x, "moments": Rule.of(self).no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
+        return {"x": x, "moments": self._rule(problem).no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         def path(index: int | Tensor) -> Path:
@@ -119,21 +144,22 @@ class Branches:
             return path(index).replay(theta, last)
 
         def last_step(index: Tensor) -> LastStep:
-            Rule.of(self).check_linear()
+            self._rule(problem).check_linear()
             return path(index).last_step(theta)
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
-            Rule.of(self).check_linear()
-            rate = self._rates(start)[-1][0 if self.lr_spread is None else int(index)]
+            self._rule(problem).check_linear()
+            rate = self._rates(problem, start)[-1][0 if self.lr_spread is None else int(index)]
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
         if self.keep_graph and self.count == 1:
             x, moments, losses, replay = path(0).with_graph(theta, run_again)
+            calls = self.steps
         else:
-            (x, moments, losses), replay = self._forward(problem, detach(theta), start, key), run_again
-        calls = self.count * self.steps
-        cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
+            (x, moments, losses, calls), replay = self._forward(problem, detach(theta), start, key), run_again
+        rows = calls * problem.lower_data.count(self.batch_size)
+        cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
         return Candidates(x=x, aux=moments, losses=losses, cost=cost, replay=replay, last_step=last_step, next_step=next_step)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
@@ -144,46 +170,46 @@ class Branches:
             row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
             x, moments = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, moments))
         fresh = restart or self.moments == "fresh"
+        x = repeat(problem.initial(key), 1) if restart else x
         return {
-            "x": repeat(problem.initial(key), 1) if restart else x,
-            "moments": {name: torch.zeros_like(leaf) for name, leaf in moments.items()} if fresh else moments,
+            "x": x,
+            "moments": self._rule(problem).no_moments(x) if fresh else moments,
             "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
             "lower_steps": start["lower_steps"] + self.steps,
         }
 
-    def _forward(self, problem: Problem, theta: Tree, start: State, key: Key) -> tuple[Tree, Tree, Tensor]:
-        """The ends of all branches, their moments and the last losses, without a graph."""
+    def _forward(self, problem: Problem, theta: Tree, start: State, key: Key) -> tuple[Tree, Tree, Tensor, int]:
+        """The ends of all branches, their moments and the last losses, without a graph; and how many gradients
+        their steps took."""
         x, moments, index = self._begin(problem, start, key, list(range(self.count)))
-        losses = next(iter(x.values())).new_empty(self.count)
-        own = self.batches == "independent" and index is not None
-        rates, decays = self._rates(start), [self.weight_decay * f for f in factors(self.decay_spread, self.count)]
-        rows, programs = problem.lower_data.count(self.batch_size), programs_of(problem)
-        for group in groups(problem.g, x, own_batch=own, rows=rows, mode=self.mode, chunk=self.chunk):
-            mine, numbers = {name: leaf[group.part] for name, leaf in moments.items()}, group.rows_of(index) if own else index
-            rule, part = Rule.of(self, start["optimizer_steps"]), group.part
-            if programs is not None:
-                members = part if isinstance(part, slice) else slice(part, part + 1)
-                steps, decay = [step[members] for step in rates], decays[members]
-                losses[part] = advance_compiled(
-                    programs, self.name, problem, theta, rule, group, mine, numbers, steps, decay, rows
-                )
-                continue
-            slope = slope_of(problem, theta, group, numbers, owner=self if self.cuda_graphs else None)
-            rates_of = [of_part(part, step, losses) for step in rates]
-            losses[part] = advance(rule, group, mine, slope, rates_of, of_part(part, decays, losses))
-        return x, moments, losses
+        rule, rates = self._rule(problem, start["optimizer_steps"]), self._rates(problem, start)
+        plan = Plan(
+            rule=rule,
+            index=index,
+            own=self.batches == "independent" and index is not None,
+            rates=rates,
+            decays=[self._decay * f for f in factors(self.decay_spread, self.count)],
+            rows=problem.lower_data.count(self.batch_size),
+            accumulate=self._parts(problem.lower_data),
+            mode=self.mode,
+            chunk=self.chunk,
+        )
+        owner = self if self.cuda_graphs else None
+        losses, moments, calls = run_all(plan, problem, theta, x, moments, self.name, owner, remember=self.moments == "carry")
+        return x, moments, losses, calls
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
         x, moments, index = self._begin(problem, start, key, [member])
         return Path(
-            rule=Rule.of(self, start["optimizer_steps"]),
+            rule=self._rule(problem, start["optimizer_steps"]),
             problem=problem,
             x={name: leaf[0] for name, leaf in x.items()},
             moments={name: leaf[0] for name, leaf in moments.items()},
             index=index[0] if index is not None and self.batches == "independent" else index,
-            rates=[step[member] for step in self._rates(start)],
-            decay=self.weight_decay * factors(self.decay_spread, self.count)[member],
+            rates=[step[member] for step in self._rates(problem, start)],
+            decay=self._decay * factors(self.decay_spread, self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
+            accumulate=self._parts(problem.lower_data),
         )
 
     def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
@@ -201,9 +227,40 @@ class Branches:
 
     def _alike(self, data: Data) -> bool:
         """Whether nothing tells the branches apart."""
-        spread = self.lr_spread is not None or (self.decay_spread is not None and self.weight_decay > 0)
+        spread = self.lr_spread is not None or (self.decay_spread is not None and self._decay > 0)
         return not self.noise and not spread and (self.batch_size is None or self.batch_size >= data.size)
 
-    def _rates(self, start: State) -> list[list[float]]:
-        shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])
-        return [[self.lr * factor * step for factor in factors(self.lr_spread, self.count)] for step in shape]
+    def _rates(self, problem: Problem, start: State) -> list[list[float]]:
+        """The rate of each branch in each step; with an optimiser of torch factors on its own."""
+        rate = self.lr if isinstance(self.optimizer, str) else 1.0
+        if not callable(self.schedule):
+            shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])
+        elif isinstance(self.optimizer, str):
+            rate, done = 1.0, start["optimizer_steps"]
+            shape = [self._times(problem).options(done + step)[0]["lr"] for step in range(self.steps)]
+        else:  # the rule asks the schedule itself
+            shape = [1.0] * self.steps
+        return [[rate * factor * step for factor in factors(self.lr_spread, self.count)] for step in shape]
+
+    @property
+    def _decay(self) -> float:
+        return self.weight_decay if isinstance(self.optimizer, str) else 1.0
+
+    def _rule(self, problem: Problem, done: int = 0) -> Rule | TorchRule:
+        if isinstance(self.optimizer, str):
+            return Rule.of(self, done)
+        return TorchRule(self.optimizer, self._times(problem), self.clip, done)
+
+    def _times(self, problem: Problem) -> Timetable:
+        """What the schedule of torch says, kept with the problem: it is worked out from the first step on."""
+        key = ("timetable", self.optimizer, self.schedule, self.lr)
+        if key not in problem.kept:
+            build = partial(torch.optim.SGD, lr=self.lr) if isinstance(self.optimizer, str) else self.optimizer
+            schedule = self.schedule if callable(self.schedule) else None
+            problem.kept[key] = Timetable.of(build, problem.x0, schedule)
+        times: Timetable = problem.kept[key]
+        return times
+
+    def _parts(self, data: Data) -> int:
+        """Batches that a step's rows come in."""
+        return min(self.accumulate, data.count(self.batch_size))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hgms_adam import adam
-from hgms_branches.steps import Coefficients, Rule
+from hgms_branches.rule import Rule
+from hgms_branches.torch_rule import TorchRule
 from hgms_core import Loss, Tree, twice_differentiable_attention
+
+Batches = Sequence[tuple[float, Tree]]
+"""The batches of a step, each with its share in the gradient."""
 
 
 def differentiable_step(
-    g: Loss, rule: Rule, theta: Tree, state: list[Tree], batch: Tree, numbers: Coefficients, graph: bool
+    g: Loss, rule: Rule | TorchRule, theta: Tree, state: list[Tree], batches: Batches, numbers: Any, graph: bool
 ) -> tuple[list[Tree], Tensor]:
-    """[x, m, v], as far as there are moments, after one step, and the loss before it; with a ``graph`` as differentiable
+    """[x, and what the rule remembers] after one step, and the loss before it; with a ``graph`` as differentiable
     functions of ``theta`` and of the state.
 
     Operation for operation as in :func:`hgms_branches.steps.advance`, so that a branch that is run again rounds as it did the
@@ -24,27 +29,27 @@ def differentiable_step(
     leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in state[0].values()]
     x = dict(zip(names, leaves, strict=True))
     with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
-        value = g(theta, x, batch)
-        slopes = torch.autograd.grad(value, leaves, create_graph=graph, materialize_grads=True)
+        value, slopes = None, []
+        for share, batch in batches:
+            part = g(theta, x, batch)
+            grads = torch.autograd.grad(part, leaves, create_graph=graph, materialize_grads=True)
+            if value is None:
+                value, slopes = _times(share, [part.detach()])[0], _times(share, grads)
+            else:
+                value = value + share * part.detach()
+                slopes = [slope + share * grad for slope, grad in zip(slopes, grads, strict=True)]
+    assert value is not None
     with torch.set_grad_enabled(graph):
-        return _stepped(rule, x, _clipped(rule, slopes, names), state[1:], numbers), value.detach()
+        return rule.stepped(x, _clipped(rule.clip, slopes, names), state[1:], numbers), value
 
 
-def _stepped(rule: Rule, x: Tree, grads: Tree, moments: list[Tree], numbers: Coefficients) -> list[Tree]:
-    if numbers.kept is not None:
-        x = {name: leaf * numbers.kept for name, leaf in x.items()}
-    if rule.optimizer == "adamw":
-        scale, correction = numbers.scale, numbers.correction
-        return [*adam(x, grads, *moments, scale=scale, correction=correction, betas=rule.betas, eps=rule.eps)]
-    if not rule.momentum:
-        return [{name: x[name] - numbers.rate * grads[name] for name in x}]
-    first = {name: rule.momentum * moments[0][name] + grads[name] for name in x}
-    return [{name: x[name] - numbers.rate * first[name] for name in x}, first]
+def _times(share: float, leaves: Sequence[Tensor]) -> list[Tensor]:
+    return [*leaves] if share == 1 else [share * leaf for leaf in leaves]
 
 
-def _clipped(rule: Rule, slopes: tuple[Tensor, ...], names: list[str]) -> Tree:
+def _clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
     grads = dict(zip(names, slopes, strict=True))
-    if (bound := rule.clip) is None:
+    if bound is None:
         return grads
     norm = torch.cat([slope.reshape(-1) for slope in slopes]).norm()
     # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.

@@ -12,7 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from hgms_branches.back import Run, compiled_run
 from hgms_branches.differentiable import differentiable_step
-from hgms_branches.steps import Coefficients, Rule, advance, slope_of
+from hgms_branches.rule import Rule
+from hgms_branches.steps import advance, pieces, slope_of
+from hgms_branches.torch_rule import TorchRule, advance_torch
 from hgms_core import Cost, Group, LastStep, Problem, Tree, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
@@ -21,9 +23,10 @@ Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 
 @frozen(eq=False)
 class Path:
-    """A run of one step for each rate: where it starts, its moments, and the numbers of the rows of each step (None: all)."""
+    """A run of one step for each rate: where it starts, its moments, and the numbers of the rows of each step (None: all);
+    ``accumulate``: batches of a step. With an optimiser of torch, rates and decay are factors on its own."""
 
-    rule: Rule
+    rule: Rule | TorchRule
     problem: Problem
     x: Tree
     moments: Tree
@@ -31,63 +34,77 @@ class Path:
     rates: list[float]
     decay: float
     rows: int
+    accumulate: int = 1
 
     def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
-        """After each step [x, m, v], as far as there are moments, and the loss before it.
+        """After each step [x, and what the rule remembers], and the loss before it.
 
         The ``last`` steps are differentiable in ``theta``, those before keep no graph. Memory: ``last`` graphs of a gradient.
         """
-        still, state = detach(theta), [self.x, *self._moments]
+        still, state = detach(theta), [self.x, *self.rule.parts(self.moments, list(self.x))]
         for step, rate in enumerate(self.rates):
             graph = step >= len(self.rates) - last
-            numbers = Coefficients.of(self.rule, self.rule.done + step + 1, rate, self.decay)
-            batch, upper = self._batch(step), theta if graph else still
-            state, loss = differentiable_step(self.problem.g, self.rule, upper, state, batch, numbers, graph)
+            numbers, upper = self.rule.numbers(step, rate, self.decay), theta if graph else still
+            batches = pieces(self.problem.lower_data, self._rows(step), self.accumulate)
+            state, loss = differentiable_step(self.problem.g, self.rule, upper, state, batches, numbers, graph)
             yield state, loss
 
     def compiled(self, theta: Tree) -> Run | None:
         """The run by programs; None where it is not compiled."""
-        how = (self.rule, self.x, self._moments, self.index, self.rates, self.decay, self.rows)
-        return compiled_run(self.problem, theta, *how)
+        if isinstance(self.rule, TorchRule) or self.accumulate > 1:
+            return None
+        moments = self.rule.parts(self.moments, list(self.x))
+        return compiled_run(self.problem, theta, self.rule, self.x, moments, self.index, self.rates, self.decay, self.rows)
 
     def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
         """The end of the run, and the cost of going there and back."""
         steps, graphs, end = len(self.rates), differentiated(theta, last, len(self.rates)), self.x
-        if graphs in (0, steps) and (run := self.compiled(theta)) is not None:
+        calls = steps * self.accumulate
+        if graphs and isinstance(self.rule, TorchRule):
+            self.rule.check_differentiable()
+        if not graphs and isinstance(self.rule, TorchRule):
+            calls = self._run(detach(theta), steps) * self.accumulate
+        elif graphs in (0, steps) and (run := self.compiled(theta)) is not None:
             end = run.end(steps)
         else:
             for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
                 pass
-        rows = self.rows * (steps + 2 * graphs)
-        return end, Cost(lower_gradients=steps, products=graphs, cross_products=graphs, rows=rows)
+        products, rows = graphs * self.accumulate, self.rows * (calls // self.accumulate + 2 * graphs)
+        return end, Cost(lower_gradients=calls, products=products, cross_products=products, rows=rows)
 
     def with_graph(self, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
         """The end as the only candidate: x, moments and loss, and its replay through the graph of this run, which is kept."""
         leaves, steps = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}, len(self.rates)
+        if isinstance(self.rule, TorchRule):
+            self.rule.check_differentiable()
         if (run := self.compiled(leaves)) is not None:
             end, kept, loss = run.end(steps), run.states[-1][1:], run.losses[-1]
         else:
             *_, ((end, *kept), loss) = self.states(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
-        moments = {f"{kind}.{name}": tree[name].detach()[None] for kind, tree in zip("mv", kept, strict=False) for name in x}
-        return x, moments, loss[None], on_kept_graph([end], [steps], leaves, self.rows, run_again)
+        moments = {name: leaf.detach()[None] for name, leaf in self.rule.joined(kept).items()}
+        return x, moments, loss[None], on_kept_graph([end], [steps], leaves, self.rows, run_again, self.accumulate)
 
     def last_step(self, theta: Tree) -> LastStep:
         """How the last step is taken: those before it are run in place, without a graph."""
-        before, group = len(self.rates) - 1, Group(0, self.x, self.problem.g)
-        slope = slope_of(self.problem, detach(theta), group, self.index)
-        advance(self.rule, group, self.moments, slope, self.rates[:before], self.decay)
-        batch = self._batch(before)
-        cost = Cost(lower_gradients=before, rows=before * self.rows)
+        before = len(self.rates) - 1
+        self._run(detach(theta), before)
+        batch = self.problem.lower_data.batch(self._rows(before))
+        cost = Cost(lower_gradients=before * self.accumulate, rows=before * self.rows)
         return LastStep(x=self.x, batch=batch, rows=self.rows, rate=self.rates[before], cost=cost)
 
-    def _batch(self, step: int) -> Tree:
-        return self.problem.lower_data.batch(None if self.index is None else self.index[step])
+    def _run(self, theta: Tree, steps: int) -> int:
+        """Takes the first steps in place, without a graph; how many gradients they took."""
+        group = Group(0, self.x, self.problem.g)
+        slope = slope_of(self.problem, theta, group, self.index, accumulate=self.accumulate)
+        if isinstance(self.rule, TorchRule):
+            factors = [[rate] for rate in self.rates[:steps]]
+            return advance_torch(self.rule, group, self.moments, slope, factors, [self.decay], remember=False)[2]
+        advance(self.rule, group, self.moments, slope, self.rates[:steps], self.decay)
+        return steps
 
-    @property
-    def _moments(self) -> list[Tree]:
-        names, moments = list(self.x), self.moments
-        return [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
+    def _rows(self, step: int) -> Tensor | None:
+        return None if self.index is None else self.index[step]
 
 
 def differentiated(theta: Tree, last: int | None, steps: int) -> int:
@@ -97,7 +114,9 @@ def differentiated(theta: Tree, last: int | None, steps: int) -> int:
     return steps if last is None else min(last, steps)
 
 
-def on_kept_graph(ends: list[Tree], steps: list[int], leaves: Tree, rows: int, run_again: Replay) -> Replay:
+def on_kept_graph(
+    ends: list[Tree], steps: list[int], leaves: Tree, rows: int, run_again: Replay, accumulate: int = 1
+) -> Replay:
     """The replay of candidates ``ends`` whose graphs through ``steps`` steps from ``leaves`` are still there.
 
     A kept graph goes all the way, and is that of one θ: elsewhere the candidate is ``run_again``.
@@ -117,7 +136,8 @@ def on_kept_graph(ends: list[Tree], steps: list[int], leaves: Tree, rows: int, r
         outputs = _Standing.apply(list(ends[chosen].values()), list(leaves.values()), *(theta[name] for name in leaves))
         graphs = differentiated(theta, None, steps[chosen])
         end = dict(zip(ends[chosen], cast("tuple[Tensor, ...]", outputs), strict=True))
-        return end, Cost(products=graphs, cross_products=graphs, rows=2 * graphs * rows)
+        products = graphs * accumulate
+        return end, Cost(products=products, cross_products=products, rows=2 * graphs * rows)
 
     return replay
 

@@ -10,7 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms_adam import corrections
-from hgms_branches.steps import Coefficients, Rule, move_
+from hgms_branches.rule import Coefficients, Rule, move_
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
 from hgms_graphs import Programs
 

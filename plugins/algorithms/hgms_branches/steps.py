@@ -1,4 +1,4 @@
-"""What runs are made of: where branches start, their rates, and an optimiser's steps in place, of one branch or a stack."""
+"""What runs are made of: where branches start, their rates, the gradients of each step, and steps in place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_adam import adam_, corrections
-from hgms_core import ConfigError, Group, Key, Problem, State, Tree, gradient, repeat
+from hgms_branches.rule import Coefficients, Rule, move_
+from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, choice, gradient, repeat
 from hgms_graphs import Recording, recorded
 
 
@@ -47,6 +47,17 @@ def add_noise_(x: Tree, members: list[int], noise: float, unit: str, key: Key, o
             leaf[row] += noise * scale * drawn
 
 
+def or_function(*words: str) -> Callable[[object, Any, object], None]:
+    """The attrs validator of a field that is one of some words, or a function (from Python only)."""
+    check = choice(*words)
+
+    def validate(instance: object, attribute: Any, value: object) -> None:
+        if not callable(value):
+            check(instance, attribute, value)
+
+    return validate
+
+
 def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
     """The attrs validator of a spread."""
     if value is not None and not 0 < value[0] <= value[1]:
@@ -76,35 +87,6 @@ def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -
     return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
 
 
-@frozen
-class Rule:
-    """SGD or AdamW with its settings. ``done`` is how many steps its moments have already seen."""
-
-    optimizer: str
-    momentum: float
-    betas: tuple[float, float]
-    eps: float
-    clip: float | None
-    done: int = 0
-
-    @classmethod
-    def of(cls, generator: Any, done: int = 0) -> Rule:
-        """The fields of these names of a generator."""
-        return cls(generator.optimizer, generator.momentum, generator.betas, generator.eps, generator.clip, done)
-
-    def check_linear(self) -> None:
-        if self.optimizer != "sgd" or self.clip is not None:
-            raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
-                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
-                "  change these, or use the hypergradient 'unrolled' with last = 1"
-            )
-
-    def no_moments(self, x: Tree) -> Tree:
-        kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
-        return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
-
-
 @frozen(eq=False)
 class Slope:
     """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or a recording's copy of them."""
@@ -113,13 +95,32 @@ class Slope:
     at: Callable[[int], tuple[list[Tensor], Tensor]]
 
 
-def slope_of(problem: Problem, theta: Tree, group: Group, index: Tensor | None, owner: Hashable | None = None) -> Slope:
+def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
+    """The rows with these ``numbers`` (along the last axis; None: all) in ``count`` batches, each with its share of them."""
+    if count == 1 or not data.size:
+        return [(1.0, data.batch(numbers))]
+    if numbers is None:
+        numbers = torch.arange(data.size, device=data.device)
+    parts = numbers.tensor_split(min(count, numbers.shape[-1]), -1)
+    return [(part.shape[-1] / numbers.shape[-1], data.batch(part)) for part in parts]
+
+
+def slope_of(
+    problem: Problem, theta: Tree, group: Group, index: Tensor | None, owner: Hashable | None = None, accumulate: int = 1
+) -> Slope:
     """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members where each has its own; None:
-    all rows), recorded for an ``owner``, where there is one and the device records."""
+    all rows), recorded for an ``owner``, where there is one and the device records; ``accumulate``: batches of a step."""
     data, loss = problem.lower_data, group.loss  # not the problem, to which a recording must not refer
 
     def at(theta: Tree, x: Tree, numbers: Tensor | None) -> tuple[list[Tensor], Tensor]:
-        return gradient(loss, theta, x, data.batch(numbers))
+        if accumulate == 1:
+            return gradient(loss, theta, x, data.batch(numbers))
+        total, value = [torch.zeros_like(leaf) for leaf in x.values()], torch.zeros(())
+        for share, batch in pieces(data, numbers, accumulate):
+            grads, part = gradient(loss, theta, x, batch)
+            torch._foreach_add_(total, grads, alpha=share)
+            value = value.to(part) + share * part
+        return total, value
 
     def numbers(step: int) -> Tensor | None:
         return None if index is None else index[..., step, :]
@@ -148,45 +149,6 @@ def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Te
     return torch.tensor(own, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
-@frozen(eq=False)
-class Coefficients:
-    """The numbers of one step: its rate η, 1 − η·wd (None: no decay), and Adam's two (:func:`hgms_adam.corrections`)."""
-
-    rate: float | Tensor
-    kept: float | Tensor | None
-    scale: float | Tensor
-    correction: float | Tensor
-
-    @classmethod
-    def of(cls, rule: Rule, count: int, rate: float | Tensor, decay: float | Tensor) -> Coefficients:
-        decays = isinstance(decay, Tensor) or bool(decay)
-        return cls(rate, 1 - rate * decay if decays else None, *corrections(rate, count, rule.betas))
-
-
-def move_(
-    rule: Rule, leaves: list[Tensor], moments: list[Tensor], grads: list[Tensor], numbers: Coefficients, stacked: bool
-) -> None:
-    """One step in place."""
-    first, second = moments[: len(leaves)], moments[len(leaves) :]
-    if rule.clip is not None:
-        _clip_(grads, rule.clip, stacked)
-    if numbers.kept is not None:
-        _scale_(leaves, numbers.kept)
-    if rule.optimizer == "adamw":
-        scale, correction = numbers.scale, numbers.correction
-        adam_(leaves, grads, first, second, scale=scale, correction=correction, betas=rule.betas, eps=rule.eps)
-        return
-    if rule.momentum:
-        torch._foreach_mul_(first, rule.momentum)
-        torch._foreach_add_(first, grads)
-        grads = first
-    if isinstance(numbers.rate, Tensor):
-        for leaf, direction in zip(leaves, grads, strict=True):
-            leaf.sub_(_per_member(numbers.rate, leaf) * direction)
-    else:
-        torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
-
-
 def advance(
     rule: Rule, group: Group, moments: Tree, slope: Slope, rates: Sequence[float | Tensor], decay: float | Tensor
 ) -> Tensor:
@@ -199,24 +161,3 @@ def advance(
     if slope.x is not group.x:
         torch._foreach_copy_(list(group.x.values()), leaves)
     return loss
-
-
-def _clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
-    """Scales each member's gradient down to norm ``bound``."""
-    dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
-    squares = [grad.square().sum(dim) if dim else grad.square() for grad, dim in zip(grads, dims, strict=True)]
-    norm = torch.stack(squares).sum(0).sqrt()
-    _scale_(grads, bound / norm.clamp_min(bound))
-
-
-def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
-    if isinstance(factor, Tensor) and factor.dim():
-        for leaf in leaves:
-            leaf.mul_(_per_member(factor, leaf))
-    else:
-        torch._foreach_mul_(leaves, factor)
-
-
-def _per_member(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """One number for each member, ready to multiply a stacked leaf; or one for all, as it is."""
-    return numbers.reshape(-1, *[1] * (leaf.dim() - 1)) if numbers.dim() else numbers

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hgms_branches.back import Run
 from hgms_branches.path import Path, Replay, on_kept_graph
-from hgms_branches.steps import Rule, advance, slope_of
+from hgms_branches.rule import Rule
+from hgms_branches.steps import advance, slope_of
 from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat, stack
 from hgms_fields import (
     decay_rate,

@@ -158,18 +158,23 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> Any:
         if optional and value is None:
             return None
-        failures = []
-        for _, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
+        failures, misspelt = [], []
+        for member, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
             try:
                 return function(value)
             except Wrong as error:
                 failures.append(error)
+                misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
         inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
-        if inside or (len(failures) == 1 and isinstance(value, str) and typing.get_origin(readers[0][0]) is Literal):
-            raise (inside or failures)[0]
+        if inside or (misspelt and all(typing.get_origin(member) is Literal or _is_function(member) for member, _ in readers)):
+            raise (inside or misspelt)[0]
         _unexpected(hint, value)
 
     return read
+
+
+def _is_function(hint: Any) -> bool:
+    return _is_a(typing.get_origin(hint), Callable)
 
 
 def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from hgms_core import ConfigError, State, Tree, out_of_memory, unknown
 from hgms_fields import frozen
+from hgms_optim import Schedule as TorchSchedule
+from hgms_optim import Timetable
+from hgms_outer.shape import Schedule
 
 Setting = bool | int | float | str | tuple[float, ...] | None
 
@@ -51,12 +54,15 @@ class TorchOptimizer:
     as a value. So it is as exact as the optimiser kept alive, and can be saved.
 
     Use for the rules that this package has not: RAdam, NAdam, Adagrad, Rprop, …. Avoid where ``adam``, ``adamw`` or ``sgd`` do,
-    which have schedules, clipping and projections (there are none here; a task's own projection holds).
+    which have clipping and projections (there are none here; a task's own projection holds).
 
     Arguments:
         optimizer: the class's name, or from Python the class itself; one of your own too, if all that it remembers is in the
             states of its parameters and in their group.
         settings: its keyword arguments, with torch's defaults for the others.
+        schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a function that makes a scheduler
+            of torch, ``lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)``, which goes one step further with each
+            outer step. It must not look at a loss.
 
     Errors: ConfigError with the nearest name for a class or a setting that does not exist, with torch's words for a value that
     it refuses, and for an optimiser that asks for the loss itself (``LBFGS``).
@@ -79,6 +85,9 @@ class TorchOptimizer:
     optimizer: str | Callable[..., torch.optim.Optimizer] = field(default="Adam", validator=_usable)
     settings: Mapping[str, Setting] = field(factory=dict, hash=False)
 
+    schedule: Schedule | TorchSchedule = field(factory=Schedule, metadata={"since": "0.5"})
+    _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
+
     @settings.validator
     def _known(self, _attribute: object, value: Mapping[str, Setting]) -> None:
         if self is not None:  # a configuration looks at each field alone first
@@ -96,13 +105,20 @@ class TorchOptimizer:
 
     def init(self, theta: Tree) -> State:
         self._built([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
-        return {"group": {}, "leaves": {}}
+        if callable(self.schedule):
+            self._timetable(theta)
+        return {"step": 0, "group": {}, "leaves": {}}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
         leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
         optimizer = self._built(list(leaves.values()))
-        group = optimizer.param_groups[0]
+        group, done = optimizer.param_groups[0], state.get("step", 0)
+        fresh = group["lr"]
         group.update(_restored(state["group"], None))
+        if callable(self.schedule):
+            group.update(self._timetable(leaves).options(done)[0])
+        elif self.schedule.kind != "constant":
+            group["lr"] = fresh * self.schedule.factor(done, progress)
         for name, leaf in leaves.items():
             leaf.grad = gradient[name].detach().to(leaf, copy=True)
             if name in state["leaves"]:
@@ -121,10 +137,19 @@ class TorchOptimizer:
                 f"{type(optimizer).__name__} keeps a state besides those of its parameters, which cannot be handed on"
             )
         options = {key: value for key, value in group.items() if key != "params"}
-        return {name: leaf.detach() for name, leaf in leaves.items()}, {"group": _as_value(options, None), "leaves": states}
+        after = {"step": done + 1, "group": _as_value(options, None), "leaves": states}
+        return {name: leaf.detach() for name, leaf in leaves.items()}, after
 
     def _class(self) -> Callable[..., torch.optim.Optimizer]:
         return getattr(torch.optim, self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
+    def _timetable(self, theta: Tree) -> Timetable:
+        """What the schedule of torch says, worked out from the first step on and kept."""
+        shapes = tuple((name, leaf.shape) for name, leaf in theta.items())
+        if shapes not in self._times:
+            assert callable(self.schedule)
+            self._times[shapes] = Timetable.of(self._built, theta, self.schedule)
+        return self._times[shapes]
 
     def _built(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
         optimizer = self._class()

@@ -158,6 +158,7 @@ class _Reader:
         if type(None) in members and value in (None, "none"):
             return None
         members = [member for member in members if member is not type(None)]
+        members = [member for member in members if not origin_is(member, Callable)] or members  # a file holds no function
         members.sort(key=lambda member: type(value) is not member)
         failures = []
         for member in members:

@@ -1,0 +1,167 @@
+"""An optimiser of torch whose memory is a value: tensors by name, which can be stacked, saved and copied."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import ConfigError, Tree
+
+Build = Callable[[list[Tensor]], torch.optim.Optimizer]
+"""Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params, lr=0.01)``, or the class itself."""
+
+NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "none": lambda _: None,
+    "list": lambda _: [],
+}
+"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and ``cpu``, which stays there."""
+
+
+@frozen(eq=False)
+class Stepper:
+    """An optimiser of ``leaves``; ``fresh`` are the options of its groups as they were when it was built.
+
+    >>> leaf = torch.ones(2, requires_grad=True)
+    >>> stepper = Stepper.of(lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.5), {"w": leaf})
+    >>> leaf.grad = torch.ones(2)
+    >>> stepper.optimizer.step()
+    >>> stepper.memory()
+    {'w|momentum_buffer|tensor': tensor([1., 1.])}
+    """
+
+    optimizer: torch.optim.Optimizer
+    leaves: Tree
+    fresh: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, build: Build, leaves: Tree, memory: Mapping[str, Tensor] | None = None) -> Stepper:
+        """The optimiser with a ``memory`` it had (None: new).
+
+        Errors: ConfigError where ``build`` makes no optimiser, or one that holds other tensors than ``leaves``."""
+        optimizer = _built(build, [*leaves.values()])
+        options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        stepper = cls(optimizer, leaves, options)
+        stepper.recall(memory or {})
+        return stepper
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Takes a memory for its own, in copies: it changes them in place."""
+        for name, tensor in memory.items():
+            owner, path, kind = name.rsplit("|", 2)
+            value = (
+                NUMBERS[kind](tensor) if kind in NUMBERS else tensor.to("cpu", copy=True) if kind == "cpu" else tensor.clone()
+            )
+            if owner in self.leaves:
+                _put(self.optimizer.state[self.leaves[owner]], path.split("."), value)
+            else:
+                self.optimizer.param_groups[int(owner)][path] = value
+
+    def set(self, options: Sequence[Mapping[str, Any]], rate: float = 1.0, decay: float = 1.0) -> None:
+        """What a schedule says about its groups (:meth:`Timetable.options`), with factors on learning rate and decay."""
+        for group, fresh, scheduled in zip(self.optimizer.param_groups, self.fresh, options, strict=True):
+            for key, factor in (("lr", rate), ("weight_decay", decay)):
+                if key in group:
+                    value = scheduled.get(key, fresh[key])
+                    group[key] = value if factor == 1 else value * factor
+            group.update({key: value for key, value in scheduled.items() if key not in ("lr", "weight_decay")})
+
+    def memory(self, scheduled: Sequence[Mapping[str, Any]] = ()) -> Tree:
+        """The states of the leaves, and the options of the groups that the optimiser has changed itself: not those that a
+        schedule sets."""
+        device, memory, state = next(iter(self.leaves.values())).device, {}, self.optimizer.state
+        entries = [(name, path, value) for name, leaf in self.leaves.items() for path, value in _walk(state.get(leaf, {}), "")]
+        for number, (group, fresh) in enumerate(zip(self.optimizer.param_groups, self.fresh, strict=True)):
+            others = {"params", "lr", "weight_decay", *(scheduled[number] if scheduled else ())}
+            entries += [
+                (str(number), key, value)
+                for key, value in group.items()
+                if key not in others and not _same(value, fresh.get(key))
+            ]
+        for owner, path, value in entries:
+            kind, tensor = self._as_tensor(value, device)
+            memory[f"{owner}|{path}|{kind}"] = tensor
+        if len(state) > sum(leaf in state for leaf in self.leaves.values()):
+            raise ConfigError(f"{self._called} keeps a state besides those of its parameters, which cannot be handed on")
+        return memory
+
+    def _as_tensor(self, value: Any, device: torch.device) -> tuple[str, Tensor]:
+        if isinstance(value, Tensor):
+            return ("tensor", value) if value.device == device else ("cpu", value.to(device))
+        for kind, known in (("bool", bool), ("int", int), ("float", float)):
+            if isinstance(value, known):
+                return kind, torch.tensor(value, dtype=torch.float64 if kind == "float" else None, device=device)
+        if value is None or value == []:
+            return "none" if value is None else "list", torch.zeros((), device=device)
+        raise ConfigError(
+            f"{self._called} keeps a {type(value).__name__} in its state, which cannot be handed on\n"
+            "  choose one whose state is made of tensors and numbers"
+        )
+
+    @property
+    def _called(self) -> str:
+        return type(self.optimizer).__name__
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step evaluates the loss again by itself.
+
+    >>> needs_closure(torch.optim.LBFGS([torch.zeros(1)])), needs_closure(torch.optim.Adam([torch.zeros(1)]))
+    (True, False)
+    """
+    more = list(inspect.signature(optimizer.step).parameters.values())
+    return bool(more) and more[0].default is inspect.Parameter.empty
+
+
+def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
+    how = "\n  write a function of the parameters: optimizer=lambda params: torch.optim.RMSprop(params, lr=0.01)"
+    try:
+        optimizer = build(leaves)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"'optimizer' cannot be called with the list of parameters: {error}{how}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"'optimizer' must return an optimiser of torch.optim, and returns a {type(optimizer).__name__}{how}")
+    held = {id(leaf) for group in optimizer.param_groups for leaf in group["params"]}
+    if held != {id(leaf) for leaf in leaves}:
+        raise ConfigError(f"'optimizer' must hold the parameters that it is called with, all of them and no others{how}")
+    return optimizer
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The entries of nested dictionaries and lists by their paths; numbers in brackets are those of a list."""
+    items: Any = None
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple) and len(value):
+        items = ((f"[{place}]", item) for place, item in enumerate(value))
+    if items is None:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _walk(item, f"{path}.{key}" if path else str(key))
+
+
+def _put(tree: Any, path: list[str], value: Any) -> None:
+    key, *rest = path
+    place: Any = int(key[1:-1]) if key.startswith("[") else key
+    if isinstance(tree, list):
+        tree.extend([None] * (place + 1 - len(tree)))
+    if not rest:
+        tree[place] = value
+        return
+    if (tree[place] if isinstance(tree, list) else tree.get(place)) is None:
+        tree[place] = [] if rest[0].startswith("[") else {}
+    _put(tree[place], rest, value)
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) or isinstance(other, Tensor):
+        return isinstance(value, Tensor) and isinstance(other, Tensor) and torch.equal(value, other)
+    return bool(value == other)
