@@ -46,9 +46,9 @@ class Branches:
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
         optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers). From
-            Python also a function of the parameters that makes an optimiser of torch, which has all its settings itself:
-            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own; what it remembers is carried
-            as moments are. A replay goes back through it where torch has a differentiable step.
+            Python ``optimizer`` may be a function that makes an optimiser of torch, which then has all these settings:
+            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own. Its memory is carried as
+            moments are, and a replay goes back through it where torch has a differentiable step.
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
         accumulate: batches that a step's examples come in, one after the other: the gradient of all of them to rounding where g
             is a mean over rows, with the activations of a part.
@@ -58,9 +58,9 @@ class Branches:
             batches of all rows. In a leaf that is zero it is absolute. 0: the branches stay equal there.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
-            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run. From Python also
-            a function that makes a scheduler of torch, ``lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)``:
-            one step further with each lower step, from the start again where moments are fresh. It must not look at a loss.
+            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run. From Python
+            also a function that makes a scheduler of torch: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It goes
+            one step further with each lower step, from its beginning where moments are fresh, and must not look at a loss.
         carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
             each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
         restart_every: draw a new lower state after so many outer steps too (None: never), which forgets what was memorised.
@@ -71,10 +71,11 @@ class Branches:
         cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
             losses so small that launching takes longer than computing.
 
-    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no optimiser of these parameters, for
-    a schedule that looks at a loss; and for a replay through an optimiser without a differentiable step (LBFGS, Adafactor, Muon).
+    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no optimiser of these parameters,
+    for a schedule that looks at a loss, and for a replay through an optimiser without a differentiable step (LBFGS, Muon).
 
-    Cost: N·K lower gradients, times ``accumulate``; with LBFGS as many as it takes. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
+    Cost: N·K lower gradients, ``accumulate`` times as many of parts; with LBFGS as many as it takes. Memory: with AdamW 4N
+    lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
 
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())

@@ -166,15 +166,12 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
                 failures.append(error)
                 misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
         inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
-        if inside or (misspelt and all(typing.get_origin(member) is Literal or _is_function(member) for member, _ in readers)):
+        words = [member for member, _ in readers if not is_generic(typing.get_origin(member), Callable)]
+        if inside or (misspelt and len(words) == 1):
             raise (inside or misspelt)[0]
         _unexpected(hint, value)
 
     return read
-
-
-def _is_function(hint: Any) -> bool:
-    return _is_a(typing.get_origin(hint), Callable)
 
 
 def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
