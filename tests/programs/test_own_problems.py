@@ -266,7 +266,7 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
         (lambda: compare({"a b": bowl}, Follow(), "1 steps"), "it names a folder"),
         (
             lambda: compare(attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0), Follow(), "1 steps"),
-            "evaluate of 'problem' must give numbers by name, and gave a float",
+            "`evaluate` must return numbers by name, and it returns a float",
         ),
     ],
 )  # fmt: skip

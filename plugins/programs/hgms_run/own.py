@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any, ClassVar
 
 import attrs
@@ -180,21 +179,11 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
 def _metrics(problem: Problem, label: str) -> list[str]:
     """The names of what ``evaluate`` gives at the start."""
     try:
-        metrics: Any = problem.evaluate(problem.theta0, problem.x0)
+        return list(problem.metrics(problem.theta0, problem.x0))
+    except ConfigError as error:
+        raise ConfigError(f"{error} @ {label}") from None
     except Exception as error:
-        raise ConfigError(f"evaluate(theta0, x0) of {label!r} raised {type(error).__name__}: {error}") from error
-    if not isinstance(metrics, Mapping):
-        what = _article(type(metrics).__name__)
-        raise ConfigError(
-            f"evaluate of {label!r} must give numbers by name, and gave {what}\n  for example: return {{'test_loss': value}}"
-        )
-    for name, value in metrics.items():
-        single = isinstance(value, Tensor) and value.numel() == 1
-        if not isinstance(name, str) or not (isinstance(value, Real) or single):
-            raise ConfigError(
-                f"evaluate of {label!r} must give numbers by name, and {name!r} is {_article(type(value).__name__)}"
-            )
-    return list(metrics)
+        raise ConfigError(f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}") from error
 
 
 def _article(name: str) -> str:
