@@ -29,9 +29,9 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
-    "hgms_core": {"last": "a value of keep", "template": "an old package"},
+    "hgms_core": {"last": "a value of keep"},
     "hgms_compare": {"tpe": "a sampler of sweeps"},
-    "hgms_report": {"power": "a scale of an axis", "sampler": "a key of a stored sweep", "skip": "plotly's word"},
+    "hgms_report": {"power": "a scale of an axis", "skip": "plotly's word"},
     "hgms_results": {"uniform": "the default reference"},
     "hgms_run": {
         **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),

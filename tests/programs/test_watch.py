@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import http.client
 import os
 import re
@@ -20,7 +21,7 @@ from made_runs import write_run
 import hgms_report as report
 from hgms_cli import main
 from hgms_core import ConfigError
-from hgms_report.watch import LOOPBACK, Pages, server
+from hgms_report.watch import LOOPBACK, Pages, serve, server
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -147,6 +148,20 @@ def test_flags_that_write_are_refused(served: Served, flags: list[str]) -> None:
     assert "--watch serves the page and writes nothing" in result.output
 
 
+def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            threading.Timer(0.1, _thread.interrupt_main).start()
+
+    serve(served.pages, 0, say)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/  \(Ctrl-C ends\)", lines[0])
+    assert lines[1:] == ["ended"]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
 def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
     command = [sys.executable, "-m", "hgms_cli", "report", str(served.folder), "--watch"]
