@@ -9,6 +9,7 @@ import attrs
 import click
 
 from hgms_cli.complete import kind_names
+from hgms_cli.prose import unmarked
 from hgms_cli.terminal import files_option, json_option, plugin_option, print_json, print_table
 from hgms_core import PLUGIN_API, UnknownComponent, __version__, unknown
 from hgms_core.host import Host, PluginInfo
@@ -63,6 +64,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
         print_json(rows)
         return
     for row in rows:
+        row["summary"] = unmarked(row["summary"] or "")
         if row["status"] != "available":
             row["summary"] = f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
     print_table(("kind", "name", "plugin", "summary"), rows)

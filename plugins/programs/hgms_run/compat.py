@@ -54,7 +54,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     wide = max(map(len, methods)) + sum(max(len(task), 2) + 3 for task in tasks) + 2 > columns
     headings = {task: str(number) if wide else task for number, task in enumerate(tasks, 1)}
     if wide:
-        _say("tasks: " + ", ".join(f"{heading} {task}" for task, heading in headings.items()), columns)
+        _say("tasks: " + ", ".join(f"{heading}{JOINED}{task}" for task, heading in headings.items()), columns)
     table: dict[str, dict[str, str]] = {method: {"method": method} for method in methods}
     for row in rows:
         table[row["method"]][headings[row["task"]]] = FITS[row["fits"]]
@@ -77,9 +77,11 @@ def _spelt(some: Sequence[str], tasks: Sequence[str]) -> str:
     return ", ".join(some) if len(some) <= len(others) + 1 else f"all but {', '.join(others)}"
 
 
+JOINED = "\N{NO-BREAK SPACE}"
+
+
 def _say(text: str, columns: int) -> None:
-    click.echo(
-        textwrap.fill(
-            text, columns, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
-        )
+    folded = textwrap.fill(
+        text, columns, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
     )
+    click.echo(folded.replace(JOINED, " "))
