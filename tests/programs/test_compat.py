@@ -308,7 +308,7 @@ def test_flat_directions_that_the_upper_loss_does_not_see_are_no_hindrance() -> 
     )
     report = check_problem(softmax, points=1)
     assert report.agrees, report
-    assert "point 0: 1 flat directions of 12, along which f has no slope" in report.notes[0]
+    assert "point 0: 1 flat direction of 12, along which f has no slope" in report.notes[0]
 
 
 def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_known() -> None:

@@ -180,7 +180,7 @@ class _Point:
         along = float((hessian.vectors.T @ rhs)[hessian.flat].norm() / rhs.norm().clamp_min(1e-300))
         if flat and self.exact is None and along > ACROSS:
             raise Unsolved(
-                f"the lower solution is not unique ({flat} flat directions of {len(rhs)}), and f has a slope along them "
+                f"the lower solution is not unique ({_counted(flat)} of {len(rhs)}), and f has a slope along them "
                 f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not known. A penalty in g "
                 "makes it unique"
             )
@@ -233,9 +233,7 @@ def check_problem(
             continue
         rows += new
         if flat and exact is None:
-            notes.append(
-                f"point {number}: {flat} flat directions of {size}, along which f has no slope: any lower solution will do"
-            )
+            notes.append(f"point {number}: {_counted(flat)} of {size}, along which f has no slope: any lower solution will do")
         if any(row.verdict == "MISMATCH" for row in new) and (gap := point.kink()) > 1e-3:
             notes.append(
                 f"point {number}: g is not twice differentiable at its minimiser (products with H are off by {gap:.0e})"
@@ -249,6 +247,10 @@ def check_problem(
     if rows and bad:
         verdict = f"MISMATCH: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
     return Report(tuple(rows), tuple(notes), verdict, agrees=bool(rows) and not bad)
+
+
+def _counted(flat: int) -> str:
+    return f"{flat} flat direction{'s' * (flat != 1)}"
 
 
 def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
