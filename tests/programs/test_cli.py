@@ -159,7 +159,7 @@ def test_describe_a_class(fake: Site) -> None:
     assert answer["class"] == "fake_plugin:Halve"
     text = call("describe", "method", "halve").stdout
     assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
-    assert re.search(r"rate +0\.5 +a number, > 0", text)
+    assert re.search(r"rate +0\.5 +a number > 0", text)
 
 
 def test_describe_a_task_says_metrics_traits_and_sizes(fake: Site) -> None:

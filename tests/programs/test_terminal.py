@@ -155,7 +155,7 @@ def test_describe_fits_80_columns(name: str) -> None:
         assert "Metrics, lower is better: value, upper_loss" in text
         assert "few-upper: few upper variables" in text
         assert "θ at these defaults: 20 numbers (log_penalty [20])" in text
-        assert re.search(r"rows +200 +an integer, ≥ 1", text)
+        assert re.search(r"rows +200 +an integer ≥ 1", text)
 
 
 # --- compat --------------------------------------------------------------------------------------------------------------

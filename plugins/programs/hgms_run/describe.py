@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import socket
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -87,7 +88,11 @@ def _fields(target: type) -> list[dict[str, Any]]:
 
 
 def _cells(field: Mapping[str, Any]) -> dict[str, str]:
-    takes = field["type"] + (f", {field['range']}" if field["range"] else "")
+    kind, none, _ = field["type"].partition(' or "none"')
+    limits = field["range"]
+    takes = (
+        kind + (f" {limits}" if limits[:1] in "<>≥≤" or limits.startswith("in ") else f": {limits}" if limits else "") + none
+    )
     return {
         "field": field["name"],
         "default": "(required)" if field["required"] else json.dumps(field["default"], ensure_ascii=False),
@@ -110,7 +115,7 @@ def range_of(validator: Any) -> str:
         elif hasattr(part, "min_length"):
             words.append(f"at least {part.min_length} long")
         elif inspect.isfunction(part) and part.__doc__:
-            sentence = unmarked(" ".join(part.__doc__.split())).partition(".")[0].partition(":")[0]
+            sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
     low, high = (next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<")))
     if low and high:
