@@ -7,27 +7,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from hgms_core.errors import ConfigError
-
-KINDS = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
 
 
 def is_table(value: object) -> bool:
     """Whether this is a table by itself, and no column of one."""
-    from torch.utils.data import DataLoader, Dataset
-
     frame = hasattr(value, "columns") or hasattr(value, "column_names")
     return frame or isinstance(value, Mapping | Dataset | DataLoader)
 
 
 def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     """The columns of a table of any kind; ``dtype`` is the type of floats that come as arrays or Python numbers."""
-    from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
-
     names = None if isinstance(rows, Dataset) else getattr(rows, "column_names", getattr(rows, "columns", None))
     if isinstance(rows, DataLoader):
-        table = _read(rows.dataset, _collate_of(rows), _numbers_of(rows))
+        table = _loaded(rows)
     elif isinstance(rows, Mapping):
         table = dict(rows)
     elif hasattr(rows, "with_format") and getattr(rows, "format", {}).get("type", "custom") != "custom":  # `datasets`
@@ -42,21 +46,20 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     elif isinstance(rows, list) and not (rows and isinstance(rows[0], Mapping | tuple)):
         raise ConfigError("a list holds rows, as dictionaries or tuples; give columns as a tuple (X, y), or {'x': X, 'y': y}")
     elif _is_sequence(rows):
-        table = _read(rows, default_collate, None)
+        table = _read(rows, default_collate)
     else:
         raise ConfigError(_no_table(rows))
     return {str(name): _column(str(name), values, dtype) for name, values in table.items()}
 
 
 def _is_sequence(rows: object) -> bool:
-    from torch.utils.data import IterableDataset
-
     other = isinstance(rows, str | bytes | Tensor | torch.nn.Module | IterableDataset) or hasattr(rows, "__array__")
     return hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not other
 
 
 def _no_table(rows: object) -> str:
-    text = f"rows are {KINDS}, and this is a {type(rows).__name__}"
+    kinds = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
+    text = f"rows are {kinds}, and this is a {type(rows).__name__}"
     if rows is None:
         return f"{text}\n  a loss without data takes `Data.none()`"
     if isinstance(rows, str | bytes):
@@ -68,31 +71,24 @@ def _no_table(rows: object) -> str:
     return text
 
 
-def _collate_of(loader: Any) -> Callable[[list[Any]], Any]:
+def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
+    """The rows that a loader's sampler lets through, put together as the loader does."""
+    if not _is_sequence(loader.dataset):
+        raise ConfigError(_no_table(loader.dataset))
     if loader.batch_sampler is None:
         raise ConfigError("a loader with batch_size=None gives no single rows; give its dataset, `Data.of(loader.dataset)`")
-    collate: Callable[[list[Any]], Any] = loader.collate_fn
-    return collate
-
-
-def _numbers_of(loader: Any) -> Sequence[int] | None:
-    """The rows that a loader's sampler lets through."""
-    from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler
-
     if isinstance(loader.sampler, SubsetRandomSampler):
-        return [int(number) for number in loader.sampler.indices]
-    if _is_sequence(loader.dataset) and not isinstance(loader.sampler, SequentialSampler | RandomSampler):
+        return _read(loader.dataset, loader.collate_fn, [int(number) for number in loader.sampler.indices])
+    if not isinstance(loader.sampler, SequentialSampler | RandomSampler):
         raise ConfigError(
             f"rows are drawn evenly here, and the loader has a {type(loader.sampler).__name__}\n"
             "  give its dataset, `Data.of(loader.dataset)`, and put the weights of rows into the loss"
         )
-    return None
+    return _read(loader.dataset, loader.collate_fn)
 
 
-def _read(rows: Any, collate: Callable[[list[Any]], Any], numbers: Sequence[int] | None) -> dict[Any, Any]:
-    """All rows of a dataset with numbered rows, put together at once."""
-    if not _is_sequence(rows):
-        raise ConfigError(_no_table(rows))
+def _read(rows: Any, collate: Callable[[list[Any]], Any], numbers: Sequence[int] | None = None) -> dict[Any, Any]:
+    """All rows of a dataset with numbered rows, or some of them, put together at once."""
     numbers = range(len(rows)) if numbers is None else numbers
     if not numbers:
         raise ConfigError("the dataset has no rows; a loss without data takes `Data.none()`")

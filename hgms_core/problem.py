@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from attrs import Factory, field, frozen
@@ -58,17 +58,8 @@ def _nothing(theta: Tree, x: Tree) -> Mapping[str, float]:
     return {}
 
 
-# These three tell type checkers what callers may give; what it becomes is said in Problem.__attrs_post_init__.
-def _any_shape(value: Nested) -> Tree:
-    return cast("Tree", value)
-
-
-def _any_rows(value: Any) -> Data:
-    return cast("Data", value)
-
-
-def _any_rows_by_role(value: Any) -> Mapping[str, Data]:
-    return cast("Mapping[str, Data]", value)
+def _any(value: Any) -> Any:
+    return value  # for type checkers: what callers may give; Problem.__attrs_post_init__ says what becomes of it
 
 
 _CALLED = {
@@ -98,12 +89,12 @@ class Problem:
     then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
     same; ``shapes`` leads back (:meth:`restore`)."""
 
-    theta0: Tree = field(converter=_any_shape)
-    x0: Tree = field(converter=_any_shape)
+    theta0: Tree = field(converter=_any)
+    x0: Tree = field(converter=_any)
     g: Loss
     f: Loss
-    lower_data: Data = field(factory=Data.none, converter=_any_rows)
-    upper_data: Mapping[str, Data] = field(factory=Data.none, converter=_any_rows_by_role)
+    lower_data: Data = field(factory=Data.none, converter=_any)
+    upper_data: Mapping[str, Data] = field(factory=Data.none, converter=_any)
     project: Callable[[Tree], Tree] = _everywhere
     evaluate: Callable[[Tree, Tree], Mapping[str, float]] = _nothing
     fresh: Callable[[Key], Tree] | None = None

@@ -214,7 +214,6 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
     faults += [f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)]
     faults += _declared_faults(target) if kind.name == "task" else []
-    faults += _outdated_faults(target) if kind.name == "generator" else []
     for name, wanted in kind.methods().items():
         faults += method_faults(target, name, wanted)
     return faults
@@ -246,19 +245,6 @@ def _declared_faults(target: type) -> list[str]:
         faults.append(f'its metrics are {metrics!r}; write whether higher is better for each, such as {{"test_error": False}}')
     if isinstance(traits, str) or not isinstance(traits, Iterable | None):
         faults.append(f"its traits are {traits!r}; write a set of names")
-    return faults
-
-
-def _outdated_faults(target: type) -> list[str]:
-    # methods of plugin API 1 would never be called: the ways back through a candidate are on the candidates now
-    faults = []
-    for name, arguments in (("replay", "index, theta, last"), ("last_step", "index"), ("next_step", "index, x, key")):
-        method = getattr(target, name, None)
-        if callable(method) and list(inspect.signature(method).parameters)[1:4] == ["problem", "theta", "start"]:
-            faults.append(
-                f"its method {name} is one of plugin API 1 and is no longer called; give it another name and let propose put "
-                f"it on what it returns, Candidates(…, {name}=lambda {arguments}: …); if it only refuses, leave it out"
-            )
     return faults
 
 

@@ -321,20 +321,3 @@ def test_every_hook_of_a_kind_is_specified() -> None:
     from hgms_core import hookspecs
 
     assert all(hasattr(hookspecs, kind.hook) for kind in KINDS.values())
-
-
-def test_a_generator_of_the_first_plugin_api_is_told_what_to_change() -> None:
-    @attrs.frozen
-    class Old:
-        name: ClassVar[str] = "old"
-
-        def init(self, problem, key): ...  # type: ignore[no-untyped-def]
-        def propose(self, problem, theta, start, key): ...  # type: ignore[no-untyped-def]
-        def carry(self, start, candidates, index, key, problem): ...  # type: ignore[no-untyped-def]
-        def replay(self, problem, theta, start, key, index, last): ...  # type: ignore[no-untyped-def]
-
-    (fault,) = faults_of(KINDS["generator"], Old)
-    assert "its method replay is one of plugin API 1 and is no longer called" in fault
-    assert "Candidates(…, replay=lambda index, theta, last: …)" in fault
-    del Old.replay
-    assert faults_of(KINDS["generator"], Old) == []
