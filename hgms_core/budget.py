@@ -28,7 +28,7 @@ def _amount(budget: object, attribute: Any, value: Any) -> None:
         raise ConfigError(f"{attribute.name!r} must be {'a whole number > 0' if whole else '> 0 and finite'}: {value!r}")
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, init=False)
 class Budget:
     """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls; or a text, as :meth:`parse` takes it.
 
@@ -48,7 +48,7 @@ class Budget:
         if text is not None:
             limits |= attrs.asdict(text if isinstance(text, Budget) else self.parse(text), filter=lambda _, limit: limit)
         numbers = {name: limit.item() if getattr(limit, "ndim", None) == 0 else limit for name, limit in limits.items()}
-        self.__attrs_init__(**numbers)  # type: ignore[attr-defined]
+        self.__attrs_init__(**numbers)
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]

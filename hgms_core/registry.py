@@ -100,9 +100,9 @@ class Registry:
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
 
     @classmethod
-    def load(cls, plugins: Iterable[str | Path | ModuleType] = ()) -> Registry:
+    def load(cls, plugins: str | Path | Iterable[str | Path | ModuleType] = ()) -> Registry:
         """The components of every installed plugin, and of ``plugins``. About 20 ms once their modules are imported."""
-        return cls(Host.load(plugins))
+        return cls(Host.load([plugins] if isinstance(plugins, str | Path) else plugins))
 
     def components(self, kind: str | None = None) -> list[Component]:
         kinds = KINDS if kind is None else (kind,)

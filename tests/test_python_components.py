@@ -35,26 +35,26 @@ import hgms_task_circle
 import hgms_task_cleaning
 import hgms_task_quadratic
 import hgms_ula
-from hgms_core import Budget, ConfigError, Pipeline
+from hgms_compare import compare
+from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.registry import Registry
 from hgms_fields import frozen, positive
-from hgms_run import RunConfig, RunSettings
+from hgms_run import RunConfig, RunSettings, run
 from hgms_testing import instance_of
 
 PACKAGES = (
     hgms_branches, hgms_hypergradients, hgms_less, hgms_llm, hgms_methods, hgms_outer, hgms_penalty, hgms_regmix, hgms_search,
     hgms_selectors, hgms_single_loop, hgms_solvers, hgms_task_circle, hgms_task_cleaning, hgms_task_quadratic, hgms_ula,
 )  # fmt: skip
+PROBLEM = Problem(
+    theta0={"t": torch.zeros(1)},
+    x0={"x": torch.ones(1)},
+    g=lambda theta, x, _: (x["x"] - theta["t"]).square().sum(),
+    f=lambda _, x, __: (x["x"] - 2).square().sum(),
+)
 NAMES: dict[str, Any] = {name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()}
-NAMES |= {
-    "Budget": Budget,
-    "Path": Path,
-    "Pipeline": Pipeline,
-    "RunConfig": RunConfig,
-    "RunSettings": RunSettings,
-    "math": math,
-}
-NAMES |= {"np": np, "torch": torch}
+NAMES |= {"Budget": Budget, "Pipeline": Pipeline, "RunConfig": RunConfig, "RunSettings": RunSettings, "problem": PROBLEM}
+NAMES |= {"run": run, "compare": compare, "Path": Path, "math": math, "np": np, "torch": torch}
 NAMES["pipeline"] = Pipeline(
     generator=NAMES["Branches"](), selector=NAMES["First"](), hypergradient=NAMES["Unrolled"](), outer=NAMES["Adam"]()
 )
@@ -168,6 +168,48 @@ REFUSED = [
     ("RunSettings(compile='yes')", "expected 'auto' or True or False, got 'yes' @ RunSettings.compile"),
     ("RunSettings(track='wandb')", "expected a list (a string each), got 'wandb'; write ('wandb',) @ RunSettings.track"),
     ("RunConfig(task=Quadratic, method='hg-ms', budget='3 stps', seed=-1)", "4 errors in RunConfig:\n  expected a task (an…"),
+    # runs
+    ("run('hg-mss', problem, '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ method\n  available: amigo,…"),
+    ("run(Pipeline, problem, '2 steps')", "expected a method, got the class Pipeline; write Pipeline(…)"),
+    ("run(CG(), problem, '2 steps')", "expected a method (an object with init, step and result), got an object of the class…"),
+    ("run(problem, pipeline, '2 steps')", "expected a Problem, got an object of the class Pipeline\n  of a registered task…"),
+    ("run(pipeline, 'quadratic', '2 steps')", "expected a Problem, got 'quadratic'\n  of a registered task or a function…"),
+    ("run({'nam': 'hg-ms'}, problem, '2 steps')", "the name of the method is missing @ method.name\n  available: amigo,…"),
+    ("run({'name': 'hg-ms', 'outer': {'lrr': 1}}, problem, '2 steps')", "unknown key 'lrr'; did you mean 'lr'? (known: lr,…"),
+    ("run('hg-ms', problem, '2 stps')", "cannot read the budget '2 stps'; did you mean '2 steps'?"),
+    ("run('hg-ms', problem, 2)", "expected a budget like '60s', '25 steps' or '1e5 calls' or a string, got 2 @ run.budget"),
+    ("run('hg-ms', problem)", "missing: a budget like '60s', '25 steps' or '1e5 calls' or a string @ run.budget"),
+    ("run('hg-ms', problem, '2 steps', sed=1)", "unknown argument 'sed'; did you mean 'seed'? @ run\n  available: budget,…"),
+    ("run('hg-ms', problem, '2 steps', 1)", "run takes 3 arguments by position and the others by name, and got 4 by…"),
+    ("run('hg-ms', problem, '2 steps', seed=-1)", "'seed' must be >= 0: -1 @ run.seed"),
+    ("run('hg-ms', problem, '2 steps', seed=1.5)", "expected an integer, got 1.5 @ run.seed"),
+    ("run('hg-ms', problem, '2 steps', settings={'evalute_every': 2})", "unknown argument 'evalute_every'; did you mean…"),
+    ("run('hg-ms', problem, '2 steps', settings=2)", "expected an object of RunSettings or a dictionary of its arguments…"),
+    ("run('hg-ms', problem, '2 steps', folder=3)", "expected an object of RunFolder or a dictionary of its arguments (path)…"),
+    ("run('hg-ms', problem, '2 steps', resume='yes')", "expected True or False, got 'yes' @ run.resume"),
+    ("run('hg-ms', problem, '2 steps', watch='loss')", "watch must be a function watch(info, record, share) or a list of…"),
+    # comparisons
+    ("compare('quadratc', 'uniform', '2 steps')", "unknown task 'quadratc'; did you mean 'quadratic'? @ the grid.task…"),
+    ("compare('uniform', 'quadratic', '2 steps')", "2 problems in the grid; nothing was run:\n  unknown task 'uniform'; no…"),
+    ("compare(pipeline, problem, '2 steps')", "expected a Problem, a function seed -> Problem, or a task (its name, a…"),
+    ("compare(lambda seed: 3, 'uniform', '2 steps')", "the function 'problem' gave an int for seed 0, and a comparison…"),
+    ("compare(problem, CG(), '2 steps')", "expected a method (its name, a table, or an object with init, step and result);…"),
+    ("compare(problem, {'mine': Pipeline}, '2 steps')", "expected a method (its name, a table, or an object with init, step…"),
+    ("compare(problem, ['uniform', 'hg-mss'], '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ the…"),
+    ("compare(problem, {'name': 'hg-ms', 'outer': CG()}, '2 steps')", "unknown outer optimiser 'cg'; no close match. @ the…"),
+    ("compare(problem, 'uniform', '2 stps')", "cannot read the budget '2 stps'; did you mean '2 steps'? @ the grid.budget"),
+    ("compare(problem, 'uniform', '2 steps', seeds=-1)", "'seeds' must be a count > 0 or a list of numbers: -1 @ the…"),
+    ("compare(problem, 'uniform', '2 steps', seeds=1.5)", "expected an integer or a list (an integer each), got 1.5 @…"),
+    ("compare(problem, 'uniform', '2 steps', seeds=[0, 0])", "'seeds' names a seed twice: [0, 0] @ the grid.seeds"),
+    ("compare(problem, 'uniform', '2 steps', seeds='3')", "expected an integer or a list (an integer each), got '3'; write…"),
+    ("compare(problem, 'uniform', '2 steps', metod='x')", "unknown argument 'metod'; did you mean 'methods'? @ compare…"),
+    ("compare(problem, 'uniform', '2 steps', metric='acuracy')", "evaluate of 'problem' gives no metric 'acuracy'; it…"),
+    ("compare('quadratic', 'uniform', '2 steps', metric='valu')", "unknown metric 'valu'; did you mean 'value'?…"),
+    ("compare(problem, 'uniform', '2 steps', reference='unifrom')", "unknown reference method 'unifrom'; did you mean…"),
+    ("compare(problem, 'uniform', '2 steps', run={'evalute_every': 2})", "unknown key 'evalute_every'; did you mean…"),
+    ("compare(problem, 'uniform', '2 steps', jobs='2')", "expected an integer or None, got '2'; write 2 @ compare.jobs"),
+    ("compare(problem, 'uniform', '2 steps', out=3)", "expected a string or a path or None, got 3 @ compare.out"),
+    ("compare(problem, 'uniform', '2 steps', registry='mine.py')", "expected an object of Registry or None, got 'mine.py' @…"),
 ]  # fmt: skip
 
 TAKEN = [
@@ -196,8 +238,8 @@ def written(code: str) -> Any:
 def test_what_is_said(code: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         written(code)
-    said = str(caught.value)
-    assert said.startswith(message[:-1]) if message.endswith("…") else said == message
+    text = str(caught.value)
+    assert text.startswith(message[:-1]) if message.endswith("…") else text == message
     assert caught.value.__context__ is None or caught.value.__suppress_context__  # one traceback, not two
 
 
@@ -266,9 +308,9 @@ def test_every_field_refuses_what_it_cannot_take(cls: type) -> None:
             try:
                 built = cls(**{**known, part.alias: value})
             except ConfigError as error:
-                said = str(error)
-                assert place in said or part.alias in said or f" @ {cls.__name__}" in said, (place, label, said)
-                assert len(said.splitlines()[0]) < 400, (place, label, said)
+                text = str(error)
+                assert place in text or part.alias in text or f" @ {cls.__name__}" in text, (place, label, text)
+                assert len(text.splitlines()[0]) < 400, (place, label, text)
             else:
                 fits = place in SIGNED if label.startswith("-1") else re.search(FITS.get(label, "$^"), str(hints[part.name]))
                 assert fits, f"{place} takes {value!r}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import validators
 
 from hgms_core import ROLES, ConfigError
+from hgms_fields.component import checked as checked
 
 if TYPE_CHECKING:
     from attrs import frozen as frozen  # for type checkers it is what they know

@@ -1,17 +1,21 @@
-"""``frozen`` for components: the class of attrs, whose objects say at once what is wrong with their arguments."""
+"""``frozen`` for components and ``checked`` for functions: what is wrong with arguments is said at once, with its place."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import typing
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
 from hgms_core import ConfigError, HgmsError, as_html, unknown
 from hgms_fields.reading import Place, Reader, Wrong, config_error, reader
 from hgms_fields.words import got, sentence, spelled
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def frozen(cls: type | None = None, /, **options: Any) -> Any:
@@ -48,82 +52,135 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
     """
     if cls is None:
         return functools.partial(frozen, **options)
-    made: Any = attrs.frozen(cls, **options)
-    write = made.__init__
+    built: Any = attrs.frozen(cls, **options)
+    write = built.__init__
 
     @functools.wraps(write)
     def __init__(self: Any, *args: Any, **arguments: Any) -> None:
-        read = _read(made, args, arguments)
+        read = _read(built, args, arguments)
         try:
             write(self, **read)
         except (ValueError, TypeError, HgmsError) as error:
-            errors = [*_refused(made, read)]
+            errors = [*_refused(built, read)]
             if errors or not isinstance(error, TypeError):  # else a mistake in the class, whose traceback says where
-                raise config_error(made.__name__, errors or [((), sentence(error))]) from None
+                raise config_error(built.__name__, errors or [((), sentence(error))]) from None
             raise
 
-    made.__init__ = __init__
-    if not hasattr(made, "_repr_html_"):
-        made._repr_html_ = as_html
-    return made
+    built.__init__ = __init__
+    if not hasattr(built, "_repr_html_"):
+        built._repr_html_ = as_html
+    return built
+
+
+def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """A decorator of functions whose arguments are read by their types, as :func:`frozen` does; those that are called ``own``
+    are the function's own affair.
+
+    >>> @checked("rows")
+    ... def train(rows: list, steps: int = 10) -> int:
+    ...     return steps * len(rows)
+    >>> train("ab", step=3)
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: unknown argument 'step'; did you mean 'steps'? @ train
+      available: rows, steps
+
+    .. versionadded:: 0.5
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        _OWN[function] = frozenset(own)
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
+            return function(**_read(function, args, arguments))  # type: ignore[call-arg]
+
+        return call
+
+    return decorate
+
+
+_OWN: dict[Any, frozenset[str]] = {}
+
+
+@attrs.frozen
+class _Argument:
+    """What is known of an argument: of a field, or of a function's parameter."""
+
+    hint: Any
+    read: Reader
+    required: bool
+    by_position: bool
+    validator: Any = None
 
 
 @functools.cache
-def _readers(cls: Any) -> dict[str, tuple[attrs.Attribute[Any], Any, Reader]]:
-    """The fields of a class by the names of their arguments, with their types. Types that cannot be evaluated are not looked
-    at: they may name what is imported for them alone."""
+def _arguments(owner: Any) -> Mapping[str, _Argument]:
+    """Those of a class of attrs or of a function, by their names. Types that cannot be evaluated are not looked at: they may
+    name what is imported for them alone."""
     try:
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(owner)
     except Exception:
         hints = {}
-    fields = [field for field in attrs.fields(cls) if field.init]
-    return {field.alias: (field, hint := hints.get(field.name, Any), reader(hint)) for field in fields}
+    if not isinstance(owner, type):
+        known = {name: Any if name in _OWN[owner] else hints.get(name, Any) for name in inspect.signature(owner).parameters}
+        return {
+            name: _Argument(known[name], reader(known[name]), item.default is item.empty, item.kind is not item.KEYWORD_ONLY)
+            for name, item in inspect.signature(owner).parameters.items()
+        }
+    arguments = {}
+    for field in attrs.fields(owner):
+        plain = field.converter is None  # what a converter of the field's own takes is its affair
+        hint = hints.get(field.name, Any)
+        if field.init:
+            arguments[field.alias] = _Argument(
+                hint, reader(hint if plain else Any), field.default is attrs.NOTHING, not field.kw_only,
+                (field, field.validator) if plain and field.validator is not None else None,
+            )  # fmt: skip
+    return arguments
 
 
-def _read(cls: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the class takes them."""
-    readers, read = _readers(cls), {}
+def _read(owner: Any, args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as the class or the function takes them."""
+    arguments, read = _arguments(owner), {}
     errors: list[tuple[Place, str]] = []
-    if args:
-        arguments = _named(cls, args, arguments)
-    for name, value in arguments.items():
-        if name not in readers:
-            errors.append(((), unknown("argument", name, readers)))
+    for name, value in (_named(owner, args, values) if args else values).items():
+        if name not in arguments:
+            errors.append(((), unknown("argument", name, arguments)))
             continue
-        field, _, function = readers[name]
         try:
-            # what a converter of the field's own takes is its affair
-            read[name] = function(value) if field.converter is None else value
+            read[name] = arguments[name].read(value)
         except Wrong as error:
-            default = "" if value is not None or field.default is attrs.NOTHING else "; leave it out for the default"
+            default = "" if value is not None or arguments[name].required else "; leave it out for the default"
             errors += [(place, message + default) for place, message in error.below(name)]
-    if len(read) < len(readers) and not errors:
-        for name, (field, hint, _) in readers.items():
-            if name not in arguments and field.default is attrs.NOTHING:
-                errors.append(((name,), f"missing: {spelled(hint)}"))
+    if len(read) < len(arguments) and not errors:
+        missing = [name for name, argument in arguments.items() if argument.required and name not in read]
+        errors = [((name,), f"missing: {spelled(arguments[name].hint)}") for name in missing]
     if errors:
-        raise config_error(cls.__name__, [*errors, *_refused(cls, read)])
+        raise config_error(owner.__name__, [*errors, *_refused(owner, read)])
     return read
 
 
-def _named(cls: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with those that were given by position under their names, where the class takes them so."""
-    fields = [field for field in attrs.fields(cls) if field.init]
-    places = [field.alias for field in fields if not field.kw_only]
+def _named(owner: Any, args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with those that were given by position under their names, where they may be."""
+    arguments = _arguments(owner)
+    places = [name for name, argument in arguments.items() if argument.by_position]
     if len(args) > len(places):
-        names = ", ".join(f"{field.alias}={got(value)}" for field, value in zip(fields, args, strict=False))
-        known = f"write {cls.__name__}({names})" if names else "it takes no arguments"
-        raise ConfigError(f"{cls.__name__} takes its arguments by name, and got {len(args)} by position\n  {known}")
-    return {**dict(zip(places, args, strict=False)), **arguments}
+        names = ", ".join(f"{name}={got(value)}" for name, value in zip(arguments, args, strict=False))
+        known = f"write {owner.__name__}({names})" if names else "it takes no arguments"
+        by_name = "its arguments by name" if not places else f"{len(places)} arguments by position and the others by name"
+        raise ConfigError(f"{owner.__name__} takes {by_name}, and got {len(args)} by position\n  {known}")
+    return {**dict(zip(places, args, strict=False)), **values}
 
 
-def _refused(cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[Place, str]]:
+def _refused(owner: Any, read: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
     """What the validators of single fields say, each asked by itself; those that look at the whole object are not."""
-    for name, (field, _, _) in _readers(cls).items():
-        if field.validator is None or name not in arguments or field.converter is not None:
+    for name, argument in _arguments(owner).items():
+        if argument.validator is None or name not in read:
             continue
+        field, validator = argument.validator
         try:
-            typing.cast(Callable[..., None], field.validator)(None, field, arguments[name])
+            validator(None, field, read[name])
         except (ValueError, HgmsError) as error:
             yield (name,), sentence(error)
         except Exception as error:

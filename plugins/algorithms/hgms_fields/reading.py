@@ -185,7 +185,7 @@ def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
             _unexpected(hint, value)
         if fixed and len(value) != len(readers):
             refuse(f"expected {spelled(hint)}, got {len(value)} of them")
-        items = _each((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
+        items = _items((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
         return list(items.values()) if origin is list else tuple(items.values())
 
     return read
@@ -198,12 +198,12 @@ def _mapping(hint: Any, function: Reader) -> Reader:
         for key in value:
             if not isinstance(key, str):
                 refuse(f"expected names as keys, got {got(key)}")
-        return _each((key, item, function) for key, item in value.items())
+        return _items((key, item, function) for key, item in value.items())
 
     return read
 
 
-def _each(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
+def _items(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
     """Each (key, value, reader) as key and value; everything that is wrong at once."""
     values, errors = {}, []
     for key, item, function in items:
@@ -219,7 +219,7 @@ def _each(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
 def _budget(value: Any) -> Budget:
     if not isinstance(value, Budget | str | Mapping):
         _unexpected(Budget, value)
-    return _made(Budget, **value) if isinstance(value, Mapping) else _made(Budget, value)
+    return _built(Budget, **value) if isinstance(value, Mapping) else _built(Budget, value)
 
 
 def _object(value: Any, cls: Any) -> Any:
@@ -227,11 +227,11 @@ def _object(value: Any, cls: Any) -> Any:
     if isinstance(value, cls):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return _made(cls, **value)
+        return _built(cls, **value)
     _unexpected(cls, value)
 
 
-def _made(cls: Any, *args: Any, **arguments: Any) -> Any:
+def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
     try:
         return cls(*args, **arguments)
     except (ValueError, TypeError, HgmsError) as error:

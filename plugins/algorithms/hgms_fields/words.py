@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -13,7 +14,10 @@ import attrs
 from hgms_core import Budget
 from hgms_fields.parts import KINDS, methods
 
-SCALARS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+SCALARS: dict[Any, str] = {
+    bool: "True or False", int: "an integer", float: "a number", str: "a string", Path: "a path", Any: "anything",
+    type(None): "None",
+}  # fmt: skip
 
 
 def is_generic(origin: Any, *classes: Any) -> bool:

@@ -22,6 +22,7 @@ from hgms_compare.run_grid import run_grid
 from hgms_core import Budget, ConfigError, Problem, Task
 from hgms_core.host import LOG
 from hgms_core.registry import KINDS, Registry
+from hgms_fields import checked
 from hgms_run import Interrupted, OwnProblem, RunSettings, kinds_of, plain, show_object
 
 
@@ -33,6 +34,7 @@ class _Scratch:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
+@checked()
 def compare(
     problems: Any,
     methods: Any,

@@ -13,6 +13,7 @@ import torch
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
+from hgms_fields import checked
 from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.convert import structured
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hgms_run.progress import Progress
 
 
+@checked("method", "problem", "watch")
 def run(
     method: Method | str | Mapping[str, Any],
     problem: Problem,
@@ -88,7 +90,9 @@ def run(
             f"expected a Problem, got {show_object(problem)}\n"
             "  of a registered task or a function seed -> Problem: hgms_compare.compare"
         )
-    budget = Budget.parse(budget) if isinstance(budget, str) else budget
+    if seed < 0:
+        raise ConfigError(f"'seed' must be >= 0: {seed} @ run.seed")
+    budget = Budget(budget)
     own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
     called, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
