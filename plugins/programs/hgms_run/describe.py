@@ -90,9 +90,8 @@ def _fields(target: type) -> list[dict[str, Any]]:
 def _cells(field: Mapping[str, Any]) -> dict[str, str]:
     kind, none, _ = field["type"].partition(' or "none"')
     limits = field["range"]
-    takes = (
-        kind + (f" {limits}" if limits[:1] in "<>≥≤" or limits.startswith("in ") else f": {limits}" if limits else "") + none
-    )
+    between = " " if limits.startswith(("<", ">", "≥", "≤", "in ")) else ": " if limits else ""
+    takes = f"{kind}{between}{limits}{none}"
     return {
         "field": field["name"],
         "default": "(required)" if field["required"] else json.dumps(field["default"], ensure_ascii=False),
