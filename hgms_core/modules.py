@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from hgms_core.data import Batch, Data
-from hgms_core.errors import ConfigError
+from hgms_core.errors import ConfigError, check_function
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, trainable
 
@@ -171,6 +171,10 @@ class View(nn.Module):
         try:
             with without_fused() if self.recurrent else contextlib.nullcontext():
                 outcome = functional_call(self, lent, (function,))
+        except ValueError as error:
+            what = "batch normalisation in training mode has no statistics of a batch of one row"
+            refuse("more than 1 value per channel" in str(error), what, "a larger `batch_size`; or `layer.eval()` ahead")
+            raise
         finally:
             self.batch, self.masks = {}, 0  # between calls it is always the same, for what compares problems by their values
         for (name, leaf), version in zip(self.constants, before, strict=True):
@@ -227,20 +231,33 @@ def fields(
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
+    def of_rows(model: nn.Module, batch: Batch) -> Tensor:
+        losses: Tensor = loss(model, batch)
+        wrong = not isinstance(losses, Tensor)
+        refuse(wrong, f"'loss' gives a {type(losses).__name__}", "return the losses of the rows, a tensor [B]")
+        return losses
+
     def weighted(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
-        losses, index = loss(model, batch), batch["index"]
+        losses, index = of_rows(model, batch), batch["index"]
         what = f"'loss' gives {tuple(losses.shape)} for {len(index)} rows, and θ holds a weight for the loss of each row"
         way = 'return a loss a row (reduction="none"), or give `lower(theta, model, batch)` and `theta0`'
         refuse(losses.shape != index.shape, what, way)
         mean: Tensor = (theta[index].sigmoid() * losses).mean()
         return mean
 
+    check_function("loss", loss, "model", "batch")
+    for name, function in (("lower", lower), ("upper", upper)):
+        check_function(name, function or weighted, "theta", "model", "batch")
+    check_function("evaluate", evaluate or (lambda theta, model: {}), "theta", "model")
+    way = "such as lambda model, batch: cross_entropy(model(batch['0']), batch['1'], reduction='none')"
+    refuse(isinstance(loss, nn.Module), f"'loss' must be a function of (model, batch), not a {type(loss).__name__}", way)
+
     def bound(training: bool, function: Function) -> Function:
         view = View(own, names, training)
 
         def value(theta: Any, x: Tree, batch: Batch) -> Tensor:
             outcome: Tensor = view.at(x, functools.partial(function, theta), batch)
-            return outcome.to(like.dtype)
+            return outcome.to(like.dtype) if isinstance(outcome, Tensor) and outcome.is_floating_point() else outcome
 
         if view.recurrent:
             value.stacked = None  # type: ignore[attr-defined]  # vmap has no rule for these layers
@@ -251,7 +268,7 @@ def fields(
         "x0": x0,
         "g": bound(True, lower or weighted),
         "lower_data": data,
-        "f": bound(False, upper or (lambda theta, model, batch: loss(model, batch).mean())),
+        "f": bound(False, upper or (lambda theta, model, batch: of_rows(model, batch).mean())),
         "precision": None if coarsest == like.dtype else coarsest,
     }
     if evaluate is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hgms_core.checks import check_alike
 from hgms_core.data import Batch, Data, by_role
 from hgms_core.display import as_html, as_text, changed, sizes
-from hgms_core.errors import ConfigError, arguments_named, check_function
+from hgms_core.errors import ConfigError, arguments_named, check_function, one_of
 from hgms_core.modules import fields
 from hgms_core.seeding import Key
 from hgms_core.shapes import Nested, Shape, check_floating
@@ -207,6 +207,9 @@ class Problem:
         (['bias', 'weight'], tensor([0., 0., 0., 0.]))
 
         .. versionadded:: 0.5"""
+        for name in more:
+            others = {"project", "references", "sources", "counters", "start", "compiler"}
+            one_of("argument of Problem.of_module", name, {"theta0", "lower", "upper", "evaluate", "fresh"} | others)
         own = fields(model, loss, train, theta0, lower, upper, evaluate)
         return cls(**own, upper_data=validation, fresh=fresh, **more)
 

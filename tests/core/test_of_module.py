@@ -630,6 +630,45 @@ def test_modules_that_cannot_be_taken_are_refused_with_the_way_out(model: Any, m
         problem(model())
 
 
+def of(loss: Any = loss, **more: Any) -> Any:
+    return lambda: stepped(Problem.of_module(network(), loss, TRAIN, UPPER, **more), pipeline())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (of(nn.MSELoss()), r"'loss' must be a function of \(model, batch\), not a MSELoss\n.*lambda model, batch"),
+        (of(None), r"'loss' must be a function, loss\(model, batch\), and it is a NoneType"),
+        (of(lower=1.0), r"'lower' must be a function, lower\(theta, model, batch\), and it is a float"),
+        (of(upper=loss), r"'upper' is called as upper\(theta, model, batch\), and this one takes \(model, batch\)"),
+        (of(evaluate=nn.Linear), r"'evaluate' must be a function, evaluate\(theta, model\), and it is the class Linear"),
+        (of(lambda model, batch: None), r"'loss' gives a NoneType\n.*a tensor \[B\]"),
+        (of(lambda model, batch: (loss(model, batch), 1)), "'loss' gives a tuple"),
+        (of(lambda model, batch: loss(model, batch).mean()), r"'loss' gives \(\) for"),
+        (of(lambda model, batch: loss(model, batch)[:2]), r"'loss' gives \(2,\) for"),
+        (of(lambda model, batch: model(batch["a"])), r"'loss' gives \(\d, 1\) for"),
+        (of(lambda model, batch: loss(model, batch).detach()), "has no gradient with respect to"),
+        (of(lambda model, batch: model(batch["b"])), "g asks for 'b', which is not there"),
+        (of(lower=lambda theta, model, batch: loss(model, batch).mean()), "neither loss depends on θ"),
+        (of(lower=lambda theta, model, batch: None), "g must return a tensor with one number, and it returns a NoneType"),
+        (of(theta0=torch.zeros(3, dtype=F64)), "g fails on 8 rows: IndexError"),
+        (of(theta0=torch.zeros(ROWS, dtype=torch.long)), "'theta0' must hold floating-point tensors"),
+        (of(uper=loss), "unknown argument of Problem.of_module 'uper'; did you mean 'upper'"),
+        (of(g=loss), "unknown argument of Problem.of_module 'g'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_with_the_arguments_is_said(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_a_batch_of_one_row_has_no_statistics() -> None:
+    p = problem(network(nn.BatchNorm1d(6)))
+    with pytest.raises(ConfigError, match=r"no statistics of a batch of one row\n.*`batch_size`"):
+        p.g(p.theta0, p.x0, rows(range(1)))
+
+
 # --- another start
 
 
