@@ -4,9 +4,10 @@ What a script computes is checked against a closed form or a loop written by han
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ METHODS = {
 }
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     """What a script leaves, run once, in float64 where it does not say otherwise, in a folder that has to stay empty."""
@@ -43,11 +54,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
             with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
                 patch.chdir(folder)
                 torch.manual_seed(0)
-                torch.set_default_dtype(torch.float32 if name == "cnn_with_batchnorm" else F64)
-                try:
+                with default_dtype(torch.float32 if name == "cnn_with_batchnorm" else F64):
                     known[name] = runpy.run_path(str(next(path for path in SCRIPTS if path.stem == name)))
-                finally:
-                    torch.set_default_dtype(torch.float32)
             assert not list(folder.iterdir())
         return known[name]
 
@@ -103,7 +111,8 @@ def assert_slope(p: Problem, branches: Branches, value: Callable[[Tree], Tensor]
 
 
 def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
-    p = script("mlp_with_dropout")["problem"](0)
+    with torch.random.fork_rng(), default_dtype(F64):
+        p = script("mlp_with_dropout")["problem"](0)
     branches = Branches(count=1, steps=4, lr=0.5, batch_size=30)
     rows = p.upper_data["differentiate"].batch(None)
     assert_slope(p, branches, lambda theta: p.f(theta, after(p, branches, theta).x, rows))

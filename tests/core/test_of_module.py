@@ -653,7 +653,7 @@ def of(loss: Any = loss, **more: Any) -> Any:
         (of(lower=lambda theta, model, batch: None), "g must return a tensor with one number, and it returns a NoneType"),
         (of(theta0=torch.zeros(3, dtype=F64)), "g fails on 8 rows: IndexError"),
         (of(theta0=torch.zeros(ROWS, dtype=torch.long)), "'theta0' must hold floating-point tensors"),
-        (of(uper=loss), "unknown argument of Problem.of_module 'uper'; did you mean 'upper'"),
+        (of(upper_loss=loss), "unknown argument of Problem.of_module 'upper_loss'; did you mean 'upper'"),
         (of(g=loss), "unknown argument of Problem.of_module 'g'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
