@@ -222,18 +222,18 @@ def check_part(place: str, value: object, label: str, methods: Iterable[str]) ->
 
     .. versionadded:: 0.5"""
     methods = list(methods)
-    if not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods):
+    fits, kind = all(callable(getattr(value, name, None)) for name in methods), getattr(value, "__name__", type(value).__name__)
+    if fits and not isinstance(value, type):
         return
     expected = f"expected {label} (an object with {', '.join(methods)}), got"
     if isinstance(value, str):
         hint = "a name stands for an object in configurations only; `hgms list` shows where each is imported from"
         raise ConfigError(f"{expected} {value!r} @ {place}\n  {hint}")
-    if isinstance(value, type):
-        raise ConfigError(f"{expected} the class {value.__name__}; write {value.__name__}() @ {place}")
-    if hasattr(value, "param_groups"):
-        kind = type(value).__name__
+    if hasattr(value, "add_param_group"):
         hint = f"it holds its own parameters and state; write `TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
         raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
+    if isinstance(value, type):
+        raise ConfigError(f"{expected} the class {kind}{f'; write {kind}()' if fits else ''} @ {place}")
     raise ConfigError(f"{expected} a {type(value).__name__} @ {place}")
 
 

@@ -54,7 +54,7 @@ PROBLEM = Problem(
 )
 NAMES: dict[str, Any] = {name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()}
 NAMES |= {"Budget": Budget, "Pipeline": Pipeline, "RunConfig": RunConfig, "RunSettings": RunSettings, "problem": PROBLEM}
-NAMES |= {"run": run, "compare": compare, "Path": Path, "math": math, "np": np, "torch": torch}
+NAMES |= {"run": run, "compare": compare, "evolve": attrs.evolve, "Path": Path, "math": math, "np": np, "torch": torch}
 NAMES["pipeline"] = Pipeline(
     generator=NAMES["Branches"](), selector=NAMES["First"](), hypergradient=NAMES["Unrolled"](), outer=NAMES["Adam"]()
 )
@@ -102,8 +102,8 @@ REFUSED = [
     ("TorchOptimizer(settings={'lrr': 0.1})", "unknown setting of Adam 'lrr'; did you mean 'lr'? @ TorchOptimizer…"),
     ("TorchOptimizer(settings=0.1)", "expected a dictionary (True or False or an integer or a number or a string or a list…"),
     # names of arguments
-    ("Branches(cuont=3)", "unknown argument 'cuont'; did you mean 'count'? @ Branches\n  available: batch_size, batches,…"),
-    ("Branches(learning_rate=0.1)", "unknown argument 'learning_rate'; no close match. @ Branches\n  available: batch_size,…"),
+    ("Branches(cuont=3)", "unknown argument 'cuont'; did you mean 'count'? @ Branches\n  available: accumulate, batch_size,…"),
+    ("Branches(learning_rate=0.1)", "unknown argument 'learning_rate'; no close match. @ Branches\n  available: accumulate,…"),
     ("Branches(4, 20)", "Branches takes its arguments by name, and got 2 by position\n  write Branches(count=4, steps=20)"),
     ("First('x')", "First takes its arguments by name, and got 1 by position\n  it takes no arguments"),
     ("Implicit()", f"missing: {SOLVER} @ Implicit.solver"),
@@ -120,6 +120,8 @@ REFUSED = [
     ("Split(upper=torch.optim.SGD, start=Adam())", f"expected {OUTER}, got the class SGD @ Split.upper\n  write…"),
     ("Split(upper=pipeline, start=Adam())", f"expected {OUTER}, got a Pipeline, which is a method @ Split.upper…"),
     ("Search(low=0.0, high=1.0, generator=First(), selector=First())", f"expected {GENERATOR}, got First(), which is a…"),
+    ("evolve(pipeline, outer=torch.optim.Adam)", f"expected {OUTER}, got torch's Adam @ Pipeline.outer\n  it holds its own…"),
+    ("evolve(pipeline, generator=CG)", "expected a candidate generator (an object with init, propose, carry), got the class…"),
     # parts of parts
     ("Adam(schedule='cosine')", "expected an object of Schedule or a dictionary of its arguments (kind, final, decay_steps,…"),
     ("Adam(schedule={'kind': 'cosin'})", "unknown choice 'cosin'; did you mean 'cosine'? @ Adam.schedule.kind\n  available:…"),
