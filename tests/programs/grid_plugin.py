@@ -40,7 +40,7 @@ class Bowl:
         parts = {role: Data.of({"t": target + 0.3 * normal(self.rows, 2)}) for role in ("differentiate", "select", "stop")}
 
         def loss(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
-            return (x["x"] - batch["t"]).square().sum(-1).mean() + 0.0 * theta["t"].sum()
+            return (x["x"] - batch["t"]).square().sum(-1).mean() + 0.0 * sum(leaf.sum() for leaf in theta.values())
 
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             far = float((x["x"] - target).norm())
