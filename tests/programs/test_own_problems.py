@@ -16,6 +16,7 @@ from hgms_core import ConfigError, Data, Key, Problem, State, Tree
 from hgms_results import scan
 from hgms_run import fingerprint
 from hgms_run.loop import Run
+from hgms_solvers import CG
 
 
 def bowl(seed: int = 0, *, rows: int = 6, metrics: bool = True, scale: float = 1.0) -> Problem:
@@ -263,6 +264,13 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
         (lambda: compare(lambda seed: 3, Follow(), "1 steps"), "gave an int for seed 0, and a comparison needs a Problem"),
         (lambda: compare(bowl, Follow(), "1 steps", jobs=2), "here are objects of this process"),
         (lambda: compare(bowl, Follow(), "1 steps", run={"device": "cuda"}), "the problem 'bowl' is made in"),
+        (lambda: compare(bowl, Follow(), 3), "or a budget like"),
+        (lambda: compare(bowl, Follow(), "1 steps", "3"), "got '3'; write 3 @ compare.seeds"),
+        (lambda: compare(bowl, [], "1 steps"), "no method is named; give its name"),
+        (lambda: compare(bowl, Follow(), "1 steps", run=3), "got 3 @ compare.run"),
+        (lambda: compare(bowl, Follow(), "1 steps", higher_is_better="yes"), "@ compare.higher_is_better"),
+        (lambda: compare(lambda: bowl(), Follow(), "1 steps"), "the function 'problem' raised TypeError for seed 0"),
+        (lambda: compare(bowl, {"name": "hg-ms", "hypergradient": {"solver": CG}}, "1 steps"), "got the class CG; write CG(…)"),
         (lambda: compare({"a b": bowl}, Follow(), "1 steps"), "it names a folder"),
         (
             lambda: compare(attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0), Follow(), "1 steps"),

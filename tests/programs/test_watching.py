@@ -43,6 +43,21 @@ def test_a_method_by_name_by_table_and_a_budget_as_text() -> None:
         assert message in str(caught.value)
 
 
+def test_what_is_no_budget_seed_or_problem_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    calls: dict[str, Any] = {
+        "got 3": lambda: run(HALF, bowl(), 3),  # type: ignore[arg-type]
+        "expected a Problem, got <function": lambda: run(HALF, bowl, "3 steps"),  # type: ignore[arg-type]
+        "expected an integer, got 'a' @ run.seed": lambda: run(HALF, bowl(), "3 steps", seed="a"),  # type: ignore[arg-type]
+    }
+    for message, call in calls.items():
+        with pytest.raises(ConfigError, match=message):
+            call()
+    with pytest.raises(CheckpointError, match="is a file, and a run needs a folder"):
+        run(HALF, bowl(), "3 steps", folder=tmp_path / "file")
+    assert len(run(HALF, bowl(), "4 steps", settings={"evaluate_every": 2}).records) == 5
+
+
 def test_a_folder_is_made_read_by_reports_and_not_appended_to(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "x"
     result = run(HALF, bowl(), "3 steps", folder=str(place))

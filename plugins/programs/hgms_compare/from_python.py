@@ -17,7 +17,7 @@ import attrs
 
 from hgms_compare.comparison import Comparison
 from hgms_compare.grid import SweepSettings
-from hgms_compare.grid_file import Objects, load
+from hgms_compare.grid_file import PYTHON, Objects, load
 from hgms_compare.run_grid import run_grid
 from hgms_core import Budget, ConfigError, Problem, Task
 from hgms_core.host import LOG
@@ -105,7 +105,7 @@ def compare(
     whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
     if sweep is not None:
         whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
-    grid = load(whole, registry=registry, objects=reading.objects)
+    grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
     try:
         comparison = run_grid(
             grid, jobs=jobs, retry_failed=retry_failed, progress=progress, say=lambda line: LOG.warning("%s", line)
@@ -120,8 +120,7 @@ def compare(
 
 def _first(seeds: int | Sequence[int]) -> int:
     """The seed whose problem says what a function makes."""
-    numbers = [] if isinstance(seeds, int) else [seed for seed in seeds if isinstance(seed, int)]
-    return min(numbers, default=0)
+    return 0 if isinstance(seeds, int) else min(seeds, default=0)
 
 
 class _Reading:

@@ -59,8 +59,8 @@ from hgms_run import (
     traits_of,
 )
 
-FLAGS = "the command line"
-"""The source of a grid that has no file."""
+FLAGS, PYTHON = "the command line", "compare"
+"""The sources of a grid that has no file."""
 
 RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
 
@@ -201,6 +201,8 @@ class _Loader:
             if self.where == FLAGS:
                 flag = {"task": "--task NAME", "method": "--methods NAME,NAME"}[kind]
                 how = f"add {flag} (`hgms list {kind}` shows all)"
+            if self.where == PYTHON:
+                how = f"give its name (`hgms list {kind}` shows all), a table or an object"
             self.problems.append(f"no {kind} is named; {how} @ {self.where}")
         entries = []
         for number, item in enumerate(items, start=1):

@@ -118,6 +118,8 @@ class RunFolder:
             CheckpointError: it holds a run of another configuration, or one that is not to be resumed, or lost its
                 ``config.toml``, or another process writes to it. Nothing was changed.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is a file, and a run needs a folder\n  choose another name")
         if self.begun:
             self._ensure_same(config, resume, word)
         with files.writing(self.path):

@@ -43,7 +43,7 @@ def run(
     info: RunInfo | None = None,
     folder: RunFolder | str | Path | None = None,
     resume: bool = False,
-    settings: RunSettings = RunSettings(),
+    settings: RunSettings | Mapping[str, Any] = RunSettings(),
     watch: Watcher | Sequence[Watcher] = ignore,
     host: Host | None = None,
 ) -> RunResult:
@@ -93,6 +93,7 @@ def run(
     if seed < 0:
         raise ConfigError(f"'seed' must be >= 0: {seed} @ run.seed")
     budget = Budget(budget)
+    settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
     own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
     called, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device

@@ -91,7 +91,12 @@ class OwnProblem:
         ``higher``: what to compare by, and whether higher is better, of that metric or by the names of several.
 
         Errors: ConfigError where a function gives no Problem, and for metrics that are none."""
-        made = _made(problem, seed, label)
+        try:
+            made = _made(problem, seed, label)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}") from error
         parts = fingerprints(made)  # before anything of it is called, which may change what a module remembers
         names = _metrics(made, label)
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
