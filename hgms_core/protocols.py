@@ -90,6 +90,9 @@ class CandidateGenerator(Protocol):
 class Selector(Protocol):
     """Picks one of N candidates, by their upper value on one shared batch or otherwise.
 
+    It may also have ``draws = True`` where its choice is drawn by its key (softmax, Thompson): among equal candidates it is
+    then not always the first, and the conformance kit looks at how often it takes which.
+
     Called: ``select`` in every outer step, after ``propose``. The candidate of least norm:
 
     >>> from attrs import frozen

@@ -82,6 +82,26 @@ class Thompson(Lowest):
         return scores + torch.randn(candidates.count, generator=key.fold("noise").generator(), dtype=torch.float64).to(scores)
 
 
+class Rarely(Lowest):
+    """The best one; with a probability of 3 % any other (ε-greedy), which a few keys do not show."""
+
+    __doc__ = DOC
+    draws: ClassVar[bool] = True
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        selection = super().select(problem, theta, candidates, key)
+        draw = torch.rand(1 + candidates.count, generator=key.fold("explore").generator(), dtype=torch.float64)
+        anywhere = torch.where(selection.scores.isfinite().cpu(), draw[1:], -1.0).argmax()
+        return evolve(selection, index=anywhere if draw[0] < 0.03 else selection.index)
+
+
+class NeverAfterAll(Lowest):
+    """Says that it draws, and does not."""
+
+    __doc__ = DOC
+    draws: ClassVar[bool] = True
+
+
 class Middle(Lowest):
     """The candidate in the middle of the ranking."""
 
@@ -292,6 +312,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         selector(lambda s, c: evolve(s, index=(s.scores == s.scores[s.index]).nonzero().max())),
         "it chose [5, 5, 5]",
     ),
+    ("selector", "ties", NeverAfterAll(), "it says draws = True, and of 6 equal candidates it chose the same one with"),
     ("selector", "single", selector(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0))), "the gap is 0.0"),
     ("selector", "same-rows", OwnRows(), "equal candidates have the scores"),
     ("selector", "oracle-counts", selector(lambda s, c: evolve(s, cost=Cost())), "f was called 6 times, 0 calls are declared"),
@@ -327,7 +348,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    "sound", [Lowest(), Softmax(), Thompson(), Middle(), Exactly(), Step()], ids=lambda x: type(x).__name__
+    "sound", [Lowest(), Softmax(), Thompson(), Rarely(), Middle(), Exactly(), Step()], ids=lambda x: type(x).__name__
 )
 def test_a_sound_component(sound: Any) -> None:
     assert check_component(sound) == {}

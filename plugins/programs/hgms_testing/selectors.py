@@ -80,6 +80,9 @@ DRAWS = 200
 """Keys with which a selector that draws is asked, to see how often it chooses which."""
 
 
+MEANT = "; say draws = True where its choice is meant to be drawn"
+
+
 def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
     """How often each candidate is chosen, over so many keys."""
     known = problems.ridge()
@@ -88,8 +91,13 @@ def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
 
 
 def _randomised(selector: Any) -> bool:
-    """Whether its choice among equal candidates differs from key to key: it is meant to be drawn (softmax, Thompson)."""
-    return bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
+    """Whether its choice is meant to be drawn (softmax, Thompson): it says `draws = True`, or its choice among equal candidates
+    differs from key to key."""
+    return _says_so(selector) or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
+
+
+def _says_so(selector: Any) -> bool:
+    return getattr(selector, "draws", False) is True
 
 
 def check_permutation(selector: Any) -> None:
@@ -105,7 +113,7 @@ def check_permutation(selector: Any) -> None:
         return
     first, second = selected(selector, candidates()), selected(selector, rows(order))
     chosen, again = int(first.index), order[int(second.index)]
-    demand(again == chosen, f"it chose candidate {chosen}, in another order candidate {again}")
+    demand(again == chosen, f"it chose candidate {chosen}, in another order candidate {again}{MEANT}")
     gap = (first.scores[order] - second.scores).abs()
     demand(not (gap > 1e-9).any(), f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}")
 
@@ -127,11 +135,15 @@ def check_all_nan(selector: Any) -> None:
 
 
 def check_ties(selector: Any) -> None:
-    """Among equal candidates the first is chosen, every time; a choice that is drawn differs from key to key."""
+    """Among equal candidates the first is chosen, every time; a choice that is drawn (its class says `draws = True`) differs
+    from key to key."""
+    if _says_so(selector):
+        other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1
+        demand(other, f"it says draws = True, and of {COUNT} equal candidates it chose the same one with {DRAWS} keys")
     if _randomised(selector):
         return
     chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(3)]
-    demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}")
+    demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}{MEANT}")
 
 
 def check_single(selector: Any) -> None:
