@@ -132,6 +132,7 @@ class Forest:
         return f"{self.metric}{unit}, difference to {self.reference}{better}"
 
     def spell(self, label: str) -> str:
+        """What stands beside a method's interval."""
         pair = self.differences[label]
         if pair is None:
             return "reference"
