@@ -150,7 +150,7 @@ def work(section: Section) -> Table:
         rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
     caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
     if any(cell.text == "–" for row in rows for cell in row):
-        caption += " –: the method's records do not say (a plugin's method does by the keys oracle_calls and cost_lower_gradients, for example)."
+        caption += " –: not in the method's records (their keys oracle_calls and cost_lower_gradients, for example)."
     return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
 
 
