@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-pytestmark = pytest.mark.plugins
+pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -115,6 +115,7 @@ def test_every_row_has_a_part_that_is_run(speed: ModuleType) -> None:
     assert all((ROOT / "benchmarks" / command[0]).exists() for command in commands.values())
 
 
+@pytest.mark.extended
 def test_a_worker_carries_out_runs_of_a_checkout(capfd: pytest.CaptureFixture[str]) -> None:
     import bench_today
 

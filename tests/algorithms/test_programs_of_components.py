@@ -24,6 +24,8 @@ from hgms_single_loop import Soba
 from hgms_solvers import MINRES, FixedPoint, Neumann
 from hgms_ula import Ula
 
+pytestmark = pytest.mark.extended
+
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 

@@ -134,7 +134,7 @@ class TestTheTwoCommands:
         install, *steps = shown.splitlines()[2:]
         assert install == ".venv-test/bin/pip install -c constraints.txt -e '.[docs]'"
         assert all(step.startswith(f"{pytest} ") for step in steps)
-        assert [re.findall(r"-m (\w+)", step) for step in steps] == [["docs"], ["thirdparty"], ["slow"]]
+        assert [re.findall(r"-m (\w+)", step) for step in steps] == [["docs"], ["thirdparty"], ["extended"], ["slow"]]
 
     def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

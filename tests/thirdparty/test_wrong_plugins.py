@@ -26,7 +26,7 @@ from hgms_core.registry import KINDS, Registry
 from hgms_core.sandbox import watched
 from hgms_testing import Check, imports
 
-pytestmark = pytest.mark.plugins
+pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
 HERE = Path(__file__).parent
 SOUND = {path.stem.removeprefix("sound_"): path.read_text(encoding="utf-8") for path in sorted(HERE.glob("sound_*.py"))}
