@@ -159,6 +159,8 @@ PIPELINE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pipeline(outer=torch.optim.RMSprop([Y], lr=0.1)),
         r"got torch's RMSprop @ Pipeline.outer\n  .*write `TorchOptimizer\(optimizer='RMSprop', settings={…}\)`",
     ),
+    "an optimiser's class of torch": (lambda: pipeline(outer=torch.optim.Adam), r"TorchOptimizer\(optimizer='Adam'"),
+    "a class of another kind": (lambda: pipeline(selector=CG), "got the class CG @ Pipeline.selector"),
     "a function": (lambda: pipeline(selector=min), "got a builtin_function_or_method @ Pipeline.selector"),
     "nothing": (lambda: pipeline(outer=None), "got a NoneType @ Pipeline.outer"),
     "a table": (lambda: pipeline(outer={"name": "adam"}), "got a dict @ Pipeline.outer"),

@@ -26,6 +26,8 @@ class Still:
     def init(self, *_: Any) -> State:
         return {}
 
+    propose = carry = select = estimate = step = init
+
 
 def starting_at(mixture: dict[str, float] | None = None, reference: str | None = None) -> StartingAt:
     still: Any = Still()
