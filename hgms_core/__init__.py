@@ -62,7 +62,7 @@ from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "PLUGIN_API", "ROLES", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates", "CheckpointError",
