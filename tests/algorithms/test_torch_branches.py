@@ -118,7 +118,8 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
     start = branches.carry(branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
     for name, memory in start["moments"].items():
         leaf, entry, _ = name.split("|")
-        assert_same(memory[0], hands[2].optimizer.state[hands[2].leaves[leaf]][entry], rtol=1e-11, atol=1e-13)
+        expected = hands[2].optimizer.state[hands[2].leaves[leaf]][entry]
+        assert_same(memory[0], expected.to(F64), rtol=1e-11, atol=1e-13)
     fresh = evolve(branches, moments="fresh").carry(branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
     assert (fresh["moments"], fresh["optimizer_steps"]) == ({}, 0)
 

@@ -155,7 +155,8 @@ def _recorded(rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tupl
             if key in group:
                 group[key] = fresh[key] = value
     # The counts in float64: here torch computes with them, and elsewhere Python does.
-    stepper.recall({name: leaf.double() if "|step|" in name and not leaf.dim() else leaf for name, leaf in memory.items()})
+    counts = {name: f"{name.partition('|step|')[0]}|step|tensor" for name in memory if "|step|" in name}
+    stepper.recall({counts.get(name, name): leaf.double() if name in counts else leaf for name, leaf in memory.items()})
     return _taken(rule, stepper, grads, numbers, _Smooth())
 
 
@@ -197,7 +198,8 @@ class _Step(torch.autograd.Function):
         inputs = [leaf.detach().requires_grad_(moves) for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)]
         with torch.enable_grad(), _counting():
             after, kept = _recorded(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
-        outputs = [*after.values(), *(kept[name] for name in ctx.names)]
+        same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}  # whatever the type of the counts
+        outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]
         pairs = [(leaf, slope.to(leaf.dtype)) for leaf, slope in zip(outputs, slopes, strict=True) if leaf.requires_grad]
         leaves = [leaf for leaf in inputs if leaf.requires_grad]
         ends, along = zip(*pairs, strict=True)

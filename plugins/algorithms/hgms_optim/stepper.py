@@ -22,7 +22,8 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda _: None,
     "list": lambda _: [],
 }
-"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and ``cpu``, which stays there."""
+"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and ``cpu``, which stays there,
+with the type of a number that stands in the wider type of the leaves (``cpu float32``)."""
 
 
 @frozen(eq=False)
@@ -56,9 +57,7 @@ class Stepper:
         """Takes a memory for its own, in copies: it changes them in place."""
         for name, tensor in memory.items():
             owner, path, kind = name.rsplit("|", 2)
-            value = (
-                NUMBERS[kind](tensor) if kind in NUMBERS else tensor.to("cpu", copy=True) if kind == "cpu" else tensor.clone()
-            )
+            value = NUMBERS[kind](tensor) if kind in NUMBERS else _again(tensor, *kind.split())
             if owner in self.leaves:
                 _put(self.optimizer.state[self.leaves[owner]], path.split("."), value)
             else:
@@ -76,7 +75,7 @@ class Stepper:
     def memory(self, scheduled: Sequence[Mapping[str, Any]] = ()) -> Tree:
         """The states of the leaves, and the options of the groups that the optimiser has changed itself: not those that a
         schedule sets."""
-        device, memory, state = next(iter(self.leaves.values())).device, {}, self.optimizer.state
+        like, memory, state = next(iter(self.leaves.values())), {}, self.optimizer.state
         entries = [(name, path, value) for name, leaf in self.leaves.items() for path, value in _walk(state.get(leaf, {}), "")]
         for number, (group, fresh) in enumerate(zip(self.optimizer.param_groups, self.fresh, strict=True)):
             others = {"params", "lr", "weight_decay", *(scheduled[number] if scheduled else ())}
@@ -86,15 +85,20 @@ class Stepper:
                 if key not in others and not _same(value, fresh.get(key))
             ]
         for owner, path, value in entries:
-            kind, tensor = self._as_tensor(value, device)
+            kind, tensor = self._as_tensor(value, like)
             memory[f"{owner}|{path}|{kind}"] = tensor
         if len(state) > sum(leaf in state for leaf in self.leaves.values()):
             raise ConfigError(f"{self._called} keeps a state besides those of its parameters, which cannot be handed on")
         return memory
 
-    def _as_tensor(self, value: Any, device: torch.device) -> tuple[str, Tensor]:
+    def _as_tensor(self, value: Any, like: Tensor) -> tuple[str, Tensor]:
+        device = like.device
         if isinstance(value, Tensor):
-            return ("tensor", value) if value.device == device else ("cpu", value.to(device))
+            place, dtype = "tensor" if value.device == device else "cpu", value.dtype
+            narrow = not value.dim() and value.is_floating_point() and torch.promote_types(dtype, like.dtype) != dtype
+            if narrow:
+                place += f" {str(dtype).removeprefix('torch.')}"
+            return place, value.to(device, like.dtype if narrow else dtype)
         for kind, known in (("bool", bool), ("int", int), ("float", float)):
             if isinstance(value, known):
                 return kind, torch.tensor(value, dtype=torch.float64 if kind == "float" else None, device=device)
@@ -132,6 +136,11 @@ def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
     if held != {id(leaf) for leaf in leaves}:
         raise ConfigError(f"'optimizer' must hold the parameters that it is called with, all of them and no others{how}")
     return optimizer
+
+
+def _again(tensor: Tensor, place: str, dtype: str | None = None) -> Tensor:
+    """A copy where it was, in the type that it had."""
+    return tensor.to("cpu" if place == "cpu" else tensor.device, getattr(torch, dtype) if dtype else tensor.dtype, copy=True)
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
