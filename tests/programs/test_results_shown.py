@@ -102,6 +102,27 @@ def test_other_runs_beside_them_are_no_part_of_it(comparison: Comparison, tmp_pa
     assert "3 outer steps" not in comparison.report(tmp_path / "report.md").read_text()
 
 
+def test_a_comparison_of_own_problems_in_memory_shows_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+
+    def problem(seed: int) -> Problem:
+        start = torch.full((4,), 1.0 + seed)
+        return Problem(
+            theta0={}, x0={"x": start}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+            evaluate=lambda theta, x: {"error": float(x["x"][0])},
+        )  # fmt: skip
+
+    shown = compare({"mine": problem}, {"halve": Halve(), "again": Halve()}, "3 steps", seeds=2)
+    assert "none" in repr(shown).splitlines()[-1]
+    assert shown.to_frame()["error"].tolist() == [0.125, 0.25, 0.125, 0.25]
+    assert shown.tables[0].forest is not None
+    assert shown.plot("curves")
+    page = shown.report(tmp_path / "report.html").read_text()
+    assert str(shown.grid.out) not in page.partition("<main>")[0]
+    with pytest.raises(ConfigError, match="unknown picture 'curve'; did you mean 'curves'"):
+        shown.plot("curve")  # type: ignore[arg-type]
+
+
 def test_without_pandas_it_is_said(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     for shown in (comparison, result()):

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
-from hgms_core import CheckpointError, ConfigError, as_text
+from hgms_core import CheckpointError, ConfigError, as_text, one_of
 from hgms_results import StoredRun, Table, execution_notes, in_notebook, read_run, table
 from hgms_run import OwnProblem, RunResult, frame, reporter, run_config
 
@@ -60,10 +60,8 @@ class Comparison:
     __repr__ = as_text
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        yield (
-            "each run",
-            f"{self.grid.budget}, seeds {', '.join(map(str, self.grid.seeds[:9]))}" + " …" * (len(self.grid.seeds) > 9),
-        )
+        seeds = ", ".join([*map(str, self.grid.seeds[:9]), *["…"] * (len(self.grid.seeds) > 9)])
+        yield "each run", f"{self.grid.budget}, seeds {seeds}"
         yield "runs", f"{len(self.runs)} done" + (f", {len(self.failures)} without a result" if self.failures else "")
         for results in self.tables[:5]:
             yield results.task, f"{results.winner or 'no method'} is ahead of all others"
@@ -98,6 +96,7 @@ class Comparison:
         calls. Errors: MissingExtra without the library.
 
         .. versionadded:: 0.5"""
+        one_of("picture", what, ("differences", "curves"))
         if what == "differences":
             return reporter().plot_forests([table.forest for table in self.tables], backend)
         return reporter().plot_curves(self._study(), backend)
@@ -110,10 +109,11 @@ class Comparison:
 
     def _study(self) -> Any:
         begun = [failure.path for failure in self.failures if failure.path.is_dir()]
-        return reporter().build(
+        study = reporter().build(
             [*(run.path for run in self.runs), *begun], metrics=list(dict.fromkeys(self.grid.metrics.values())),
             reference=self.grid.reference, sweeps=self.grid.out if self.sweeps else None,
         )  # fmt: skip
+        return attrs.evolve(study, sources=[str(self.grid.out)] if self.scratch is None else [])
 
     @property
     def complete(self) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import html as escaping
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -95,12 +96,19 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
             return pages.newest()
 
     try:
-        made = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        return _Server((LOOPBACK, port), Handler)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot serve on port {port}: {why}\n  choose another --port, or 0 for one that is free") from None
-    made.daemon_threads = True
-    return made
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a connection that a browser holds open does not keep the command from ending
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
