@@ -101,6 +101,7 @@ REFUSED = [
     ("TorchOptimizer(optimizer='RAdm')", "unknown optimiser of torch.optim 'RAdm'; did you mean 'RAdam'? @…"),
     ("TorchOptimizer(settings={'lrr': 0.1})", "unknown setting of Adam 'lrr'; did you mean 'lr'? @ TorchOptimizer…"),
     ("TorchOptimizer(settings=0.1)", "expected a dictionary (True or False or an integer or a number or a string or a list…"),
+    ("Branches(optimizer='sdg')", "unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n  available: adamw, sgd"),
     # names of arguments
     ("Branches(cuont=3)", "unknown argument 'cuont'; did you mean 'count'? @ Branches\n  available: accumulate, batch_size,…"),
     ("Branches(learning_rate=0.1)", "unknown argument 'learning_rate'; no close match. @ Branches\n  available: accumulate,…"),
@@ -274,7 +275,7 @@ def registered() -> dict[str, type]:
     """The classes of components, and those of objects in their fields."""
     components = Registry.load().components()
     classes = [getattr(component.target, "of", component.target) for component in components]
-    hints = [hint for cls in classes for hint in typing.get_type_hints(cls).values()]
+    hints = [typing.get_type_hints(cls)[part.name] for cls in classes for part in attrs.fields(cls) if part.init]
     inner = [part for hint in hints for part in (hint, *typing.get_args(hint))]
     classes += [part for part in inner if isinstance(part, type) and attrs.has(part) and part not in classes]
     return {cls.__name__: cls for cls in classes if cls.__module__.partition(".")[0] != "hgms_core"}

@@ -88,13 +88,13 @@ class Implicit:
 
     name: ClassVar[str] = "implicit"
     solver: LinearSolver
-    strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
+    strategy: Strategy = "vjp"
     operator: Literal["hessian", "ggn"] = field(
         default="hessian", validator=choice("hessian", "ggn"), metadata={"since": "0.4"}
     )
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
-    batches: Literal["one", "fresh"] = field(default="one", validator=choice("one", "fresh"))
+    batches: Literal["one", "fresh"] = "one"
     warm_start: bool = False
     cuda_graphs: bool = field(default=False)
 

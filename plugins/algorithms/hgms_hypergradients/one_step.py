@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, final
 
 from attrs import field
 
-from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, choice
+from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree
 from hgms_fields import frozen, lowering, optional_whole, positive
 from hgms_hypergradients.step import through
 
@@ -49,7 +49,7 @@ class OneStep:
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
     lr: float = field(default=0.1, validator=positive)
-    derivative: Literal["exact", "difference"] = field(default="exact", validator=choice("exact", "difference"))
+    derivative: Literal["exact", "difference"] = "exact"
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, final
 
 from attrs import field
 
-from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, choice
+from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree
 from hgms_fields import frozen, optional_positive, optional_whole
 from hgms_hypergradients.step import through
 
@@ -64,10 +64,8 @@ class ThroughStep:
         ("closed-form-ridge", "central-difference"),
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
     )
-    batch: Literal["fresh", "own"] = field(default="fresh", validator=choice("fresh", "own"))
-    derivative: Literal["difference", "exact", "per-source"] = field(
-        default="difference", validator=choice("difference", "exact", "per-source")
-    )
+    batch: Literal["fresh", "own"] = "fresh"
+    derivative: Literal["difference", "exact", "per-source"] = "difference"
     displacement: float | None = field(default=None, validator=optional_positive)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
 

@@ -11,7 +11,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms_adam import adam_, corrections
-from hgms_core import Candidates, ConfigError, Cost, Key, Loss, Problem, State, Tree, choice, clone, norm
+from hgms_core import Candidates, ConfigError, Cost, Key, Loss, Problem, State, Tree, clone, norm
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
 from hgms_graphs import Numbers, launch, programs_of
 from hgms_penalty import shared
@@ -70,7 +70,7 @@ class Minimax:
     name: ClassVar[str] = "minimax"
 
     count: int = field(default=1, validator=whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = field(default=0.01, validator=positive)
     lr_u: float | None = field(default=None, validator=optional_positive)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
@@ -80,8 +80,8 @@ class Minimax:
     stage_factor: float = field(default=1.0, validator=positive)
     stage_steps: int | None = field(default=None, validator=optional_whole)
     clip: float | None = field(default=None, validator=optional_positive)
-    warmup: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
-    schedule: Literal["constant", "cosine"] = field(default="constant", validator=choice("constant", "cosine"))
+    warmup: int = field(default=0, validator=validators.ge(0))
+    schedule: Literal["constant", "cosine"] = "constant"
     blocks: int | None = field(default=None, validator=optional_whole)
     block_every: int = field(default=20, validator=whole)
     batch_size: int | None = field(default=None, validator=optional_whole)

@@ -21,7 +21,6 @@ from hgms_core import (
     Selector,
     State,
     Tree,
-    choice,
 )  # fmt: skip
 from hgms_fields import frozen
 
@@ -79,10 +78,10 @@ class Search:
 
     generator: CandidateGenerator
     selector: Selector
-    sampler: Literal["random", "tpe"] = field(default="random", validator=choice("random", "tpe"))
+    sampler: Literal["random", "tpe"] = "random"
     low: float = -3.0
     high: float = field(default=3.0)
-    startup: int = field(default=10, validator=[validators.instance_of(int), validators.ge(1)])
+    startup: int = field(default=10, validator=validators.ge(1))
 
     @high.validator
     def _ordered(self, attribute: Attribute[float], value: float) -> None:

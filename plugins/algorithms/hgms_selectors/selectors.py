@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, choice, detach, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, detach, values
 from hgms_fields import frozen, lowering, optional_whole
 from hgms_graphs import form, programs_of
 
@@ -57,7 +57,7 @@ class BestOfN:
 
     name: ClassVar[str] = "best-of-n"
     batch_size: int | None = field(default=None, validator=optional_whole)
-    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
+    mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size"])
@@ -82,7 +82,7 @@ class Worst:
 
     name: ClassVar[str] = "worst"
     batch_size: int | None = field(default=None, validator=optional_whole)
-    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
+    mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size"])

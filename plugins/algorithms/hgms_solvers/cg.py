@@ -56,7 +56,7 @@ class CG:
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=100, validator=validators.ge(1))
     clip: float | None = field(default=None, validator=optional_positive)
     preconditioner: Precondition | None = field(default=None, validator=validators.optional(validators.is_callable()))
 

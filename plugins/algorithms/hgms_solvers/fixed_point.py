@@ -45,7 +45,7 @@ class FixedPoint:
     lr: float = field(default=0.1, validator=positive)
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=1000, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=1000, validator=validators.ge(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

@@ -50,7 +50,7 @@ class LinearOperatorSolver:
 
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=100, validator=validators.ge(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         linear_cg = _linear_cg()

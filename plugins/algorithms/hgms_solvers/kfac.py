@@ -60,7 +60,7 @@ class KFAC:
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(0)])
+    max_steps: int = field(default=100, validator=validators.ge(0))
     clip: float | None = field(default=None, validator=optional_positive)
 
     def at(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:

@@ -59,7 +59,7 @@ class LancBiO:
 
     name: ClassVar[str] = "lancbio"
 
-    restart: int = field(default=10, validator=[validators.instance_of(int), validators.ge(1)])
+    restart: int = field(default=10, validator=validators.ge(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)

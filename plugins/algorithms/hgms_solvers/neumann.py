@@ -45,7 +45,7 @@ class Neumann:
     name: ClassVar[str] = "neumann"
 
     lr: float = field(default=0.1, validator=positive)
-    steps: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
+    steps: int = field(default=20, validator=validators.ge(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
 

@@ -53,13 +53,13 @@ class NystromCG:
 
     name: ClassVar[str] = "nystrom"
 
-    rank: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
+    rank: int = field(default=20, validator=validators.ge(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=100, validator=validators.ge(1))
     clip: float | None = field(default=None, validator=optional_positive)
-    seed: int = field(default=0, validator=validators.instance_of(int))
+    seed: int = 0
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)

@@ -59,11 +59,11 @@ class RecycledCG:
 
     name: ClassVar[str] = "recycled-cg"
 
-    rank: int = field(default=60, validator=[validators.instance_of(int), validators.ge(1)])
+    rank: int = field(default=60, validator=validators.ge(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=100, validator=validators.ge(1))
     clip: float | None = field(default=None, validator=optional_positive)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

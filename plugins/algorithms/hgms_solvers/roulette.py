@@ -61,11 +61,11 @@ class Roulette:
     name: ClassVar[str] = "roulette"
 
     lr: float = field(default=0.1, validator=positive)
-    steps: int = field(default=10, validator=[validators.instance_of(int), validators.ge(1)])
+    steps: int = field(default=10, validator=validators.ge(1))
     survival: float = field(default=0.9, validator=decay_rate)
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    seed: int = field(default=0, validator=validators.instance_of(int))
+    seed: int = 0
 
     @classmethod
     def testing_instance(cls) -> Roulette:

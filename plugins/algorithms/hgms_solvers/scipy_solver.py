@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, choice
+from hgms_core import LinearSystem, MatVec, Outcome, Solution
 from hgms_fields import frozen, not_negative, positive
 from hgms_solvers.rounds import Correction, in_rounds
 
@@ -54,10 +54,10 @@ class ScipySolver:
 
     name: ClassVar[str] = "scipy"
 
-    method: Method = field(default="minres", validator=choice(*get_args(Method)))
+    method: Method = "minres"
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    max_steps: int = field(default=100, validator=validators.ge(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

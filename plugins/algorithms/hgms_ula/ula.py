@@ -10,7 +10,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, choice, detach, gradient, groups, repeat
+from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, repeat
 from hgms_fields import frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_graphs import programs_of
 from hgms_ula.program import add_noise_, moved_compiled
@@ -57,11 +57,9 @@ class Ula:
     lr: float = field(default=1e-2, validator=positive)
     temperature: float = field(default=1e-3, validator=not_negative)
     spread: float = field(default=1.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch", "restart"] = field(
-        default="restart", validator=choice("selected", "per-branch", "restart")
-    )
+    carry_rule: Literal["selected", "per-branch", "restart"] = "restart"
     batch_size: int | None = field(default=None, validator=optional_whole)
-    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
+    mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
     lighter = lowering(same=["chunk"], other=["batch_size", "count"])

@@ -10,7 +10,7 @@ from attrs import field, validators
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import Cost, Key, Problem, Record, State, Tree, choice
+from hgms_core import Cost, Key, Problem, Record, State, Tree
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_less.features import Features, Preconditioner, sources_of
 from hgms_less.projection import Kind, Projector
@@ -67,9 +67,9 @@ class Less:
     weight_decay: float = field(default=0.0, validator=not_negative)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
-    eps_placement: Literal["inside", "outside"] = field(default="inside", validator=choice("inside", "outside"))
+    eps_placement: Literal["inside", "outside"] = "inside"
     projection: int | None = field(default=8192, validator=optional_whole)
-    projector: Kind = field(default="sparse", validator=choice("rademacher", "gaussian", "sparse"))
+    projector: Kind = "sparse"
     projection_seed: int = 0
     chunk: int = field(default=8, validator=whole)
     keep: float = field(default=0.05, validator=hgms_llm.some_share)

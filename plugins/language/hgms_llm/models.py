@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
 import torch
 from attrs import field, validators
@@ -53,8 +53,8 @@ class BaseModel:
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     seed: int = 0
     tokenizer: str | None = None
-    dtype: Dtype = field(default="auto", validator=choice(*get_args(Dtype)))
-    attention: Attention = field(default="auto", validator=choice(*get_args(Attention)))
+    dtype: Dtype = "auto"
+    attention: Attention = "auto"
     quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(choice("4bit")))
     trust_remote_code: bool = False
 

@@ -36,7 +36,7 @@ def _commit(_source: object, _attribute: object, value: str) -> None:
 
 
 text: Any = validators.optional([validators.instance_of(str), validators.min_len(1)])
-count: Any = [validators.instance_of(int), validators.ge(0)]
+count: Any = validators.ge(0)
 
 
 @final
@@ -77,7 +77,7 @@ class Source:
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
     skip: int = field(default=0, validator=count)
-    rows: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)]))
+    rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))
     completion: str | None = field(default=None, validator=text)
     max_bad_rows: int = field(default=0, validator=count)

@@ -9,7 +9,7 @@ from attrs import Attribute, field, validators
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, choice
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
@@ -55,7 +55,7 @@ class RegMix:
     name: ClassVar[str] = "regmix"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
-    runs: int = field(default=64, validator=[validators.instance_of(int), validators.ge(3)])
+    runs: int = field(default=64, validator=validators.ge(3))
     steps: int = field(default=100, validator=whole)
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=1e-4, validator=positive)
@@ -64,8 +64,8 @@ class RegMix:
     eps: float = field(default=1e-8, validator=positive)
     batch_size: int | None = field(default=32, validator=optional_whole)
     concentration: tuple[float, float] = field(default=(0.1, 5.0), validator=_range)
-    prior: Literal["uniform", "rows"] = field(default="uniform", validator=choice("uniform", "rows"))
-    regressor: Regressor = field(default="quadratic", validator=choice("linear", "quadratic", "boosting"))
+    prior: Literal["uniform", "rows"] = "uniform"
+    regressor: Regressor = "quadratic"
     simulated: int = field(default=100_000, validator=whole)
     top: int = field(default=100, validator=whole)
     chunk: int = field(default=32, validator=whole)

@@ -11,7 +11,7 @@ from attrs import Attribute, field
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, choice
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_rho_loss import reference
 from hgms_rho_loss.reference import next_losses, row_losses, sources_of, update
@@ -62,8 +62,8 @@ class RhoLoss:
     name: ClassVar[str] = "rho-loss"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
-    mode: Literal["static", "online"] = field(default="static", validator=choice("static", "online"))
-    reference: Literal["held-out", "validation"] = field(default="held-out", validator=choice("held-out", "validation"))
+    mode: Literal["static", "online"] = "static"
+    reference: Literal["held-out", "validation"] = "held-out"
     reference_epochs: int = field(default=4, validator=whole)
     reference_lr: float = field(default=1e-4, validator=positive)
     target_steps: int | None = field(default=None, validator=hgms_llm.optional_count)

@@ -76,7 +76,7 @@ class CircleDegenerate:
     traits: ClassVar[frozenset[str]] = TRAITS
     metrics: ClassVar[Mapping[str, bool]] = METRICS
 
-    low: float = field(default=0.2)
+    low: float = 0.2
     high: float = field(default=3.0, validator=above_low)
     start: float = field(default=1.8, validator=in_interval)
     b: float = field(default=1.0, validator=positive)

@@ -97,9 +97,9 @@ class HyperCleaning:
     validation_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     hidden: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    classes: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
+    classes: int = field(default=10, validator=validators.ge(2))
     omega: float = field(default=1e-4, validator=validators.ge(0))
-    standardise: bool = field(default=False, validator=validators.instance_of(bool))
+    standardise: bool = False
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:

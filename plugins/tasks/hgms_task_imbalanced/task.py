@@ -20,7 +20,7 @@ CLASSES = 10
 CHUNK = 1000
 """Images that ``evaluate`` puts through the network at once."""
 
-count = validators.optional([validators.instance_of(int), validators.ge(1)])
+count = validators.optional(validators.ge(1))
 
 
 def _two(instance: object, attribute: Attribute[tuple[int, int] | None], value: tuple[int, int] | None) -> None:
@@ -81,16 +81,16 @@ class ImbalancedLoss:
 
     dataset: str = field(default="digits", validator=image_set)
     ratio: float = field(default=0.3, validator=[validators.gt(0), validators.le(1)])
-    least: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(0)]))
+    least: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     validation_size: int | None = field(default=None, validator=count)
     test_size: int | None = field(default=None, validator=count)
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
-    views: int = field(default=4, validator=[validators.instance_of(int), validators.ge(0)])
-    shift: int | None = field(default=None, validator=validators.optional([validators.instance_of(int), validators.ge(0)]))
+    views: int = field(default=4, validator=validators.ge(0))
+    shift: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     rotation: float = field(default=0.0, validator=[validators.ge(0), validators.le(180)])
     channels: tuple[int, int] | None = field(default=None, validator=_two)
     hidden: int | None = field(default=None, validator=count)
-    smooth: bool = field(default=False, validator=validators.instance_of(bool))
+    smooth: bool = False
     omega: float = field(default=5e-4, validator=validators.ge(0))
     omega_delta: float = field(default=1e-2, validator=validators.ge(0))
     omega_gamma: float = field(default=1e-2, validator=validators.ge(0))

@@ -93,9 +93,9 @@ class Quadratic:
         ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False
     )
 
-    rows: int = field(default=200, validator=[validators.instance_of(int), validators.ge(1)])
-    validation_rows: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
-    features: int = field(default=20, validator=[validators.instance_of(int), validators.ge(1)])
+    rows: int = field(default=200, validator=validators.ge(1))
+    validation_rows: int = field(default=100, validator=validators.ge(1))
+    features: int = field(default=20, validator=validators.ge(1))
     noise: float = field(default=0.5, validator=not_negative)
     condition: float = field(default=10.0, validator=validators.ge(1))
     penalty: Literal["feature", "shared"] = field(default="feature", validator=validators.in_(["feature", "shared"]))

@@ -133,8 +133,8 @@ class Sphere:
         ("upper_gap", "upper_loss", "manifold_distance", "solution_distance"), False
     )
 
-    k: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
-    d: int = field(default=10, validator=[validators.instance_of(int), validators.ge(2)])
+    k: int = field(default=2, validator=validators.ge(1))
+    d: int = field(default=10, validator=validators.ge(2))
     radius: float = field(default=1.0, validator=positive)
     offset: float = field(default=0.5, validator=positive)
     shift: float = field(default=0.5, validator=not_negative)
