@@ -161,8 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(pages: Pages, port: int, say: Callable[[str], None]) -> None:
     """Serves until Ctrl-C."""
     with server(pages, port) as made:
-        say(f"http://{LOOPBACK}:{made.server_address[1]}/  (Ctrl-C ends)")
         try:
+            say(f"http://{LOOPBACK}:{made.server_address[1]}/  (Ctrl-C ends)")
             made.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             say("ended")
