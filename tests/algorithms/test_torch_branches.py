@@ -20,6 +20,7 @@ from hgms_outer import Adam
 from hgms_run import pack, unpack
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
+from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 
@@ -46,6 +47,16 @@ OTHERS: dict[str, Build] = {
     "groups": lambda p: SGD([{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5),
     "class": torch.optim.RMSprop,
 }
+
+
+def rmsprop(params: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=0.05)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([Branches(optimizer=rmsprop)], {"toml": "a function cannot be written into a file"})
+def test_conformance(component: Any, check: Check) -> None:
+    check(component)
 
 
 def propose(branches: Branches, problem: Problem = PROBLEM, start: Any = None, key: Key = KEY) -> Candidates:
