@@ -23,6 +23,7 @@ import attrs
 from attrs import define, field
 
 from hgms_compare.grid import Cell
+from hgms_compare.usage import frozen_heap
 from hgms_compare.worker import PROGRAMS, Ending, Report, carry_out, failed
 from hgms_core import Budget, HgmsError
 from hgms_run import Execution, RunFolder, ignore
@@ -80,10 +81,11 @@ class Crew:
         PROGRAMS.addFilter(self._is_new)
         try:
             if self.count == 0:
-                for cell in cells:
-                    began(cell)
-                    yield carry_out(cell, report, self.known(cell))
-                    self.recall(cell)
+                with frozen_heap() if cells else contextlib.nullcontext():
+                    for cell in cells:
+                        began(cell)
+                        yield carry_out(cell, report, self.known(cell))
+                        self.recall(cell)
             else:
                 yield from self._dispatch(deque(cells), began, report)
         except KeyboardInterrupt:

@@ -49,6 +49,20 @@ def measured(path: Path, device: str) -> Iterator[None]:
                 replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 
 
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Inside, what is there already is not looked at when garbage is collected between two runs: of a notebook it is much."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
 def cuda_for(device: str) -> Any:
     """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for asking."""
     with contextlib.suppress(ConfigError):  # which the run itself tells
