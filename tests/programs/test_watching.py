@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -11,7 +12,8 @@ import pytest
 import torch
 from test_own_problems import Follow, bowl
 
-from hgms_core import Budget, CheckpointError, ConfigError, Method, RunInfo
+from hgms_core import Budget, CheckpointError, ConfigError, Method, RunInfo, hookimpl
+from hgms_core.host import Host
 from hgms_report import build
 from hgms_run import Patience, RunFolder, RunSettings, StopRun, pruned, run
 
@@ -133,6 +135,18 @@ def test_evaluate_may_end_the_run() -> None:
 
     result = run(HALF, attrs.evolve(problem, evaluate=evaluate), "9 steps")
     assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (2, "evaluate: seen enough")
+
+
+def test_an_observer_may_end_the_run() -> None:
+    module = ModuleType("ends_runs")
+
+    def hgms_step_finished(record: dict[str, Any]) -> None:
+        if record["step"] == 2:
+            raise StopRun("no more")
+
+    module.hgms_step_finished = hookimpl(hgms_step_finished)  # type: ignore[attr-defined]
+    result = run(HALF, bowl(), "9 steps", host=Host.load([module]))
+    assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (2, "observer: no more")
 
 
 def test_what_is_no_function_is_refused() -> None:
