@@ -119,7 +119,8 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
             return loss(theta, x)
         called, device = True, next(iter(x.values())).device
         before = global_states(device)
-        value = check_number(name, loss(theta, x))
+        with _noted(name, theta, x):
+            value = check_number(name, loss(theta, x))
         if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
             check_repeats(loss, theta, x)
         return value
@@ -163,13 +164,35 @@ def _told(name: str, theta: Tree, x: Tree, batch: Batch) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        trees = {"θ": theta, "x": x, "batch": batch}
-        had = "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
+        had = _sizes(θ=theta, x=x, batch=batch)
         if isinstance(error, KeyError) and error.args:
-            near = closest(str(error.args[0]), [*theta, *x, *batch])
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}") from error
+            raise _no_such(name, error, had, [*theta, *x, *batch]) from error
         text = (str(error) or "no message").splitlines()[0]
         if "dtype" in text or "scalar type" in text:
             had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
         raise ConfigError(f"{name} fails on {FEW} rows: {type(error).__name__}: {text}{had}") from error
+
+
+@contextlib.contextmanager
+def _noted(name: str, theta: Tree, x: Tree) -> Iterator[None]:
+    """Inside, what a loss raises has a note that says what the loss was called with."""
+    try:
+        yield
+    except HgmsError:
+        raise
+    except Exception as error:
+        had = _sizes(θ=theta, x=x)
+        if isinstance(error, KeyError) and error.args:
+            raise _no_such(name, error, had, [*theta, *x]) from error
+        error.add_note(f"{name} was called with{had}")
+        raise
+
+
+def _sizes(**trees: Tree) -> str:
+    return "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
+
+
+def _no_such(name: str, error: KeyError, had: str, known: list[str]) -> ConfigError:
+    near = closest(str(error.args[0]), known)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}")

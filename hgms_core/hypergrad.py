@@ -294,6 +294,10 @@ def hypergradient(
         if not tree:
             raise ConfigError(f"{what} holds no tensor, so there is nothing to differentiate by")
 
+    size = Ravel.of(lower).size
+    if v0 is not None and v0.shape != (size,):
+        raise ConfigError(f"'v0' must be a vector of as many numbers as x has, {size}, and its shape is {list(v0.shape)}")
+
     def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
         check_function(name, loss, "theta", "x")
         return lambda a, b: loss(above.restore(a), below.restore(b))

@@ -183,6 +183,11 @@ HYPERGRADIENT: dict[str, tuple[Callable[[], Any], str]] = {
         rf"expected a linear solver \({PARTS} solve\), got 'cg' @ solver\n  {IN_A_FILE}",
     ),
     "a solver's class": (lambda: h(solver=CG), r"got the class CG; write CG\(\) @ solver"),
+    "a leaf that is not there": (
+        lambda: h(x={"a": Y}, f=lambda t, x: x["A"].sum()),
+        r"f asks for 'A', which is not there; did you mean 'a'\?\n  θ: theta \[2\], float32\n  x: a \[6\], float32",
+    ),
+    "v0 of another size": (lambda: h(v0=torch.zeros(3)), r"'v0' must be a vector of as many numbers as x has, 2, .* \[3\]"),
     "no solver": (lambda: h(solver=None), "got a NoneType @ solver"),
     "a solver of b": (lambda: h(solver=lambda b: b), r"'solver' is called as solver\(matvec, b\), and this one takes \(b\)"),
     "a solver like SciPy's": (
@@ -334,6 +339,12 @@ def test_a_mistake_is_told_with_what_to_write(wrong: Callable[[], Any], message:
 def test_a_loss_that_is_no_number_at_the_start_ends_the_run_there(change: Any, message: str) -> None:
     with pytest.raises(NumericalError, match=message):
         started(**change)
+
+
+def test_another_exception_of_a_loss_says_what_it_was_called_with() -> None:
+    with pytest.raises(RuntimeError, match="must match the size") as caught:
+        h(theta=torch.ones(3))
+    assert caught.value.__notes__ == ["g was called with\n  θ: theta [3], float32\n  x: x [2], float32"]
 
 
 def test_there_are_more_than_fifty_rows() -> None:
