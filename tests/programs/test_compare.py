@@ -126,6 +126,7 @@ def test_what_is_worse_than_uniform_is_told_so() -> None:
     low, high = points([value / 2 for value in B]), points([0.92, 0.89, 0.94, 0.91])
     results = table({"u": points(A, "uniform"), "b": low, "c": points(C), "d": high}, "acc")
     assert [row.notes for row in results.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
+    assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[1].notes == ("worse than theta0",)
 
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
