@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from attrs import Factory, field, frozen
 from torch import Tensor
 
 from hgms_core.columns import columns_of, is_table
-from hgms_core.display import as_html, as_text
+from hgms_core.display import as_html, as_text, data_rows
 from hgms_core.errors import ConfigError, arguments_named, one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
@@ -44,12 +44,7 @@ class Data:
     device: torch.device = torch.device("cpu")
     strata: tuple[tuple[str, int], ...] | None = None
 
-    __repr__, _repr_html_ = as_text, as_html
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        yield "rows", f"{self.size:,}" + (f" in {len(self.strata)} groups" if self.strata else "")
-        columns = [f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip() for name, leaf in self.whole.items()]
-        yield "columns", ", ".join(columns[:9] + ["…"] * (len(columns) > 9)) or "those that a batch has"
+    __repr__, _repr_html_, _rows = as_text, as_html, data_rows
 
     @classmethod
     def none(cls) -> Data:

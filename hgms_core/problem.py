@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hgms_core.checks import check_alike
 from hgms_core.data import Batch, Data, by_role
-from hgms_core.display import as_html, as_text, changed, sizes
+from hgms_core.display import as_html, as_text, problem_rows
 from hgms_core.errors import ConfigError, arguments_named, check_function, one_of
 from hgms_core.modules import fields
 from hgms_core.seeding import Key
@@ -107,14 +107,7 @@ class Problem:
     shapes: tuple[Shape, Shape] | None = field(default=None, repr=False)
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
-    __repr__, _repr_html_ = as_text, as_html
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        yield from (("θ", sizes(self.theta0)), ("x", sizes(self.x0)), ("lower rows", f"{self.lower_data.size:,}"))
-        yield "upper rows", ", ".join(f"{role} {data.size:,}" for role, data in self.upper_data.items())
-        always = ("theta0", "x0", "g", "f", "lower_data", "upper_data")
-        more = [name for name, differs in changed(self).items() if differs and name not in always]
-        yield "also has", ", ".join(more) or "nothing"
+    __repr__, _repr_html_, _rows = as_text, as_html, problem_rows
 
     def __attrs_post_init__(self) -> None:
         for name, arguments in _CALLED.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 from attrs import Factory, fields, frozen
 from torch import Tensor
 
-from hgms_core.display import as_html, as_text, number, sizes
+from hgms_core.display import as_html, as_text, estimate_rows, solution_rows
 from hgms_core.seeding import Key
 from hgms_core.shapes import Nested, Shape
-from hgms_core.trees import Tree, norm, take
+from hgms_core.trees import Tree, take
 
 
 class Outcome(enum.Enum):
@@ -221,15 +221,7 @@ class Solution:
     curvature: Tensor
     products: int
 
-    __repr__, _repr_html_ = as_text, as_html
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        count = self.codes.numel()
-        worst = f"{int(self.converged.sum())} of {count} systems converged, the worst: " if count > 1 else ""
-        yield "value", f"{sizes({'v': self.value})}, norm {number(self.value.norm())}"
-        yield "outcome", f"{worst}{self.outcome.label}: {self.outcome.value}"
-        yield from ((name, number(getattr(self, name))) for name in ("residual", "iterations", "curvature"))
-        yield "products", str(self.products)
+    __repr__, _repr_html_, _rows = as_text, as_html, solution_rows
 
     @property
     def outcome(self) -> Outcome:
@@ -260,16 +252,7 @@ class Estimate:
     solution: Solution | None = None
     cost: Cost = Cost()
 
-    __repr__, _repr_html_ = as_text, as_html
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        value = self._flat()
-        yield "value", f"{sizes(value)}, norm {number(norm(value))}"
-        yield "outcome", f"{self.outcome.label}: {self.outcome.value}"
-        for name in ("upper_loss", "residual", "iterations", "curvature", "lower_gradient_norm"):
-            if (measured := getattr(self, name)) is not None:
-                yield name.replace("_", " "), number(measured)
-        yield "cost", f"{self.cost.calls} oracle calls"
+    __repr__, _repr_html_, _rows = as_text, as_html, estimate_rows
 
     def _flat(self) -> Tree:
         return Shape.of(self.value, "'value'", "theta")[1]
