@@ -126,20 +126,27 @@ VARIES = (
 )
 DRAWS = (
     "a loss draws random numbers, as dropout does in training mode\n"
-    "  put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch"
+    "  put the module into evaluation mode (`module.eval()`), or draw before the loss and hand it over in θ, x or the batch\n"
+    "  in `Problem.of_module` layers of nn.Dropout may stay; dropout inside attention or from torch.nn.functional may not"
 )
 _CHANGES = (
     "a loss changes tensors that it holds, as batch normalisation in training mode changes its running statistics\n"
-    "  put the module into evaluation mode (`module.eval()`), or build its normalisation with `track_running_stats=False`"
+    "  put the module into evaluation mode (`module.eval()`), or build its normalisation with `track_running_stats=False`\n"
+    "  `Problem.of_module` takes it as it is"
 )
 _COMPILED = (
     "a loss goes through torch.compile, and compiled code cannot be differentiated twice backward\n"
     '  take `strategy = "jvp"` or "difference", or the module as it was before torch.compile'
 )
+_UNSTACKED = (
+    "torch cannot stack an operation of a loss, so candidates cannot be evaluated at once\n"
+    '  take `mode = "loop"` in the generator and the selector; `Problem.of_module` does so for recurrent layers'
+)
 _UNSOUND = (
     ("randomness error mode", DRAWS),
     ("would mutate a captured Tensor", _CHANGES),
     ("Batch norm got a batched tensor as input while the running_mean", _CHANGES),
+    ("Batching rule not implemented", _UNSTACKED),
     ("compiled with non-empty donated buffers", _COMPILED),
     ("aot_autograd does not currently support double backward", _COMPILED),
 )

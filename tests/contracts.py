@@ -42,7 +42,7 @@ CORE = [
     "hypergrad",
     "linear | stacking",
     "protocols",
-    "problem : records : budget : seeding : modules : data : columns : checks",
+    "problem : records : budget : seeding : modules : views : data : columns : checks",
     "display",
     "shapes",
     "trees : errors",

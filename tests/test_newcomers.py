@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hgms_branches import Branches
 from hgms_core import Key, Problem, Tree, hypergradient
 from hgms_hypergradients import Unrolled
+from hgms_run.fingerprint import fingerprints
 from hgms_solvers import CG
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[1] / "docs" / "examples" / "newcomers").glob("*.py"))
@@ -205,3 +206,17 @@ def test_sklearn_pipeline_has_the_hypergradient_in_closed_form(script: Any) -> N
         {"theta": theta.detach()}, {"x": best.detach()}, solver=CG(rtol=1e-13, max_steps=500),
     )  # fmt: skip
     torch.testing.assert_close(h.value["theta"], want, rtol=1e-7, atol=1e-9)
+
+
+def test_a_problem_is_known_by_the_same_digests_before_and_after_it_is_used(script: Any) -> None:
+    made = script("frozen_backbone")
+    p, model = made["problem"], made["model"]
+    before = fingerprints(p)
+    after(p, Branches(count=2, steps=2), p.theta0)
+    p.evaluate(p.theta0, p.x0)
+    assert fingerprints(p) == before
+    with torch.no_grad():
+        model[0][0].bias[0] += 1.0  # what is frozen decides the losses
+    changed = fingerprints(p)
+    model[0][0].bias.data[0] -= 1.0
+    assert {name for name in before if changed[name] != before[name]} == {"g", "f", "evaluate"}

@@ -32,6 +32,7 @@ from hgms_core import (
 from hgms_core.seeding import global_states
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Sgd
+from hgms_run.fingerprint import fingerprints
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
 
@@ -156,8 +157,10 @@ def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> Non
     before = copy.deepcopy(model)
     generators = global_states(torch.device("cpu"))
     p = problem(model, evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())}, fresh=fresh_parameters(model))
+    known = fingerprints(p)
     theta, x = stepped(p, pipeline())
     p.evaluate(theta, x)
+    assert fingerprints(p) == known
     assert_same(dict(model.state_dict()), dict(before.state_dict()))
     assert [part.training for part in model.modules()] == [True] * len(list(model.modules()))
     assert [leaf.requires_grad for leaf in model.parameters()] == [leaf.requires_grad for leaf in before.parameters()]
@@ -377,6 +380,16 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
     assert p.evaluate(p.theta0, p.x0)["out"] == pytest.approx(float(copy.deepcopy(model).eval()(batch["a"]).detach().sum()))
 
 
+def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
+    class Own(nn.Linear):
+        def forward(self, a: Tensor) -> Tensor:
+            return functional.dropout(super().forward(a), 0.5, self.training)
+
+    p = problem(Own(FEATURES, 1).double())
+    with pytest.raises(ConfigError, match=r"a loss draws random numbers, .*\n.*\n.*layers of nn.Dropout may stay"):
+        stepped(p, pipeline())
+
+
 def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
     p = problem(network(nn.Dropout()))
     batch = {name: leaf for name, leaf in rows().items() if name != "index"}
@@ -484,6 +497,8 @@ def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(ki
     assert_same(have["jvp"], have["vjp"], rtol=1e-9, atol=1e-12)
     x = {name: torch.stack([leaf, leaf + 0.1]) for name, leaf in p.x0.items()}
     assert len(groups(p.g, x)) == len(groups(p.f, x)) == 2
+    with pytest.raises(ConfigError, match=r'cannot stack .*\n.*mode = "loop"'):
+        values(p.g, p.theta0, x, rows(), mode="stacked")
     single = Recurrent(kind)  # float32, for which there are kernels without a forward mode
     p = Problem.of_module(single, loss, *[Data.of({"a": torch.randn(4, 3), "y": torch.ones(4)})] * 2)
     assert products(lambda x: p.g(p.theta0, x, p.lower_data.batch(None)), p.x0)["jvp"].isfinite().all()
