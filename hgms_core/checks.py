@@ -39,7 +39,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
         batch, _ = rows[name].sample(key.fold("few"), FEW)
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
         drawn = global_states(device)
-        with _told(name, theta, x, batch):
+        with _with_arguments(name, theta, x, batch):
             first, *uses[name] = used(bound := _bound(name, loss, batch), theta, x)
             with torch.no_grad():
                 again = bound(theta, x)
@@ -103,7 +103,7 @@ def check_alike(what: str, tree: object, other: Tree) -> None:
     if not isinstance(tree, Mapping):
         hint = "; add a `return`" if tree is None else ""
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is a {type(tree).__name__}{hint}")
-    shapes = [{name: getattr(leaf, "shape", None) for name, leaf in each.items()} for each in (tree, other)]
+    shapes = [{name: getattr(leaf, "shape", None) for name, leaf in leaves.items()} for leaves in (tree, other)]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(dict(tree))}")
 
@@ -119,7 +119,7 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
             return loss(theta, x)
         called, device = True, next(iter(x.values())).device
         before = global_states(device)
-        with _noted(name, theta, x):
+        with _with_arguments(name, theta, x):
             value = check_number(name, loss(theta, x))
         if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
             check_repeats(loss, theta, x)
@@ -155,8 +155,8 @@ def _check_finite(name: str, value: Tensor, batch: Batch) -> None:
 
 
 @contextlib.contextmanager
-def _told(name: str, theta: Tree, x: Tree, batch: Batch) -> Iterator[None]:
-    """Inside, what a loss raises is a ConfigError that says what the loss was called with."""
+def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None) -> Iterator[None]:
+    """Inside, what a loss raises says what the loss was called with: where it is tried on a ``batch``, by a ConfigError."""
     try:
         yield
     except (HgmsError, MemoryError):
@@ -164,35 +164,16 @@ def _told(name: str, theta: Tree, x: Tree, batch: Batch) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        had = _sizes(θ=theta, x=x, batch=batch)
+        trees = {"θ": theta, "x": x} if batch is None else {"θ": theta, "x": x, "batch": batch}
+        had = "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
         if isinstance(error, KeyError) and error.args:
-            raise _no_such(name, error, had, [*theta, *x, *batch]) from error
+            near = closest(str(error.args[0]), [leaf for tree in trees.values() for leaf in tree])
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}") from error
+        if batch is None:
+            error.add_note(f"{name} was called with{had}")
+            raise
         text = (str(error) or "no message").splitlines()[0]
         if "dtype" in text or "scalar type" in text:
             had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
         raise ConfigError(f"{name} fails on {FEW} rows: {type(error).__name__}: {text}{had}") from error
-
-
-@contextlib.contextmanager
-def _noted(name: str, theta: Tree, x: Tree) -> Iterator[None]:
-    """Inside, what a loss raises has a note that says what the loss was called with."""
-    try:
-        yield
-    except HgmsError:
-        raise
-    except Exception as error:
-        had = _sizes(θ=theta, x=x)
-        if isinstance(error, KeyError) and error.args:
-            raise _no_such(name, error, had, [*theta, *x]) from error
-        error.add_note(f"{name} was called with{had}")
-        raise
-
-
-def _sizes(**trees: Tree) -> str:
-    return "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
-
-
-def _no_such(name: str, error: KeyError, had: str, known: list[str]) -> ConfigError:
-    near = closest(str(error.args[0]), known)
-    hint = f"; did you mean {near!r}?" if near else ""
-    return ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}")

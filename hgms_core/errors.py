@@ -246,8 +246,8 @@ def check_part(place: str, value: object, label: str, methods: Iterable[str]) ->
 
 def arguments_named(cls: Class) -> Class:
     """A class whose constructor says by a ConfigError which argument is misspelt or missing, and which ones there are."""
-    made: Any = cls
-    write = made.__init__
+    decorated: Any = cls
+    write = decorated.__init__
 
     @functools.wraps(write)
     def __init__(self: Any, *args: Any, **arguments: Any) -> None:
@@ -268,7 +268,7 @@ def arguments_named(cls: Class) -> Class:
                 raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
             raise
 
-    made.__init__ = __init__
+    decorated.__init__ = __init__
     return cls
 
 
