@@ -144,10 +144,13 @@ def _parts(validator: Any) -> Iterator[Any]:
 
 def _about_task(target: Any) -> dict[str, Any]:
     about: dict[str, Any] = {"metrics": dict(target.metrics), "traits": sorted(getattr(target, "traits", ()))}
+    required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
+    if required:
+        return about | {"theta": None, "x": None, "unknown": f"it needs {', '.join(required)}"}
     try:
         with mock.patch.object(socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")):
             problem = target().problem(0, torch.device("cpu"), torch.float32)
-    except Exception as error:  # it needs settings, data or a library
+    except Exception as error:  # it needs data or a library
         return about | {"theta": None, "x": None, "unknown": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
     theta, x = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (problem.theta0, problem.x0))
     return about | {"theta": theta, "x": x, "unknown": None}
