@@ -237,6 +237,16 @@ def test_a_pipeline_on_a_problem_with_three_levels() -> None:
     torch.testing.assert_close(method.result(state)[0]["t"], torch.ones(1, dtype=F64), rtol=0, atol=1e-3)
 
 
+def test_no_program_is_made_of_a_level_with_another_below_it() -> None:
+    from hgms_graphs import Programs
+
+    programs = Programs()
+    function = programs(("between", "key"), between)
+    theta, y = normal(2, seed=26), normal(2, seed=27)
+    torch.testing.assert_close(function(theta, y), between(theta, y))
+    assert "solved anew at every call" in programs.outcomes["between"]
+
+
 def test_what_it_costs() -> None:
     """Solves of the lowest level: 1 for the middle gradient, 2 for every product with its Hessian, 1 for the mixed one."""
     solves: list[Solution] = []

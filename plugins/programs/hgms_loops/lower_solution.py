@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hgms_core import Nested, Shape, Solution, Strategy, Tree, as_solver, check_floating, check_function, detach, one_of, pure
 from hgms_loops.level import Level
@@ -58,6 +59,8 @@ def lower_solution(
     that requires a gradient and is not in θ (its derivative would be missing; parameters of modules count as constants); and
     where the gradient of ``difference`` is differentiated.
 
+    A run that compiles its steps leaves those with such a level as they are.
+
     Cost: forward that of ``x(theta)``, and one value of g where no leaf of θ requires a gradient. A backward pass takes one
     lower gradient, one Hessian product an iteration and one cross product. Inside another level's loss: one such solve for that
     level's gradient, two for each of its Hessian products, one to three for its cross product.
@@ -85,6 +88,8 @@ def lower_solution(
 
     .. versionadded:: 0.2
     """
+    if get_proxy_mode() is not None:  # of hgms_graphs, or of make_fx: how a solve went once would become part of a program
+        raise RuntimeError("a lower_solution is solved anew at every call, which no program holds")
     one_of("strategy", strategy, get_args(Strategy))
     check_function("g", g, "theta", "x")
     searched = callable(x) and not isinstance(x, torch.nn.Module)
