@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hgms_cli.bars import Bars
+from hgms_cli.bars import Bars, in_notebook
 from hgms_cli.complete import Completer, component_names, kind_names, kind_then_name, quietly, with_commas
 from hgms_cli.group import main
 from hgms_cli.inspect import component_row, kind_called
@@ -13,9 +13,9 @@ from hgms_cli.terminal import finite, json_option, plugin_option, print_json, pr
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars", "Completer", "component_names", "component_row", "finite", "folded", "json_option", "kind_called", "kind_names",
-    "kind_then_name", "main", "plugin_option", "print_json", "print_table", "printable", "quietly", "terminal_width",
-    "track_option", "trust_option", "unmarked", "with_commas",
+    "Bars", "Completer", "component_names", "component_row", "finite", "folded", "in_notebook", "json_option",
+    "kind_called", "kind_names", "kind_then_name", "main", "plugin_option", "print_json", "print_table", "printable",
+    "quietly", "terminal_width", "track_option", "trust_option", "unmarked", "with_commas",
 ]  # fmt: skip
 
 

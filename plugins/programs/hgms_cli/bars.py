@@ -186,4 +186,4 @@ class Cell:
         return errors + lines
 
 
-__all__ = ["Bars"]
+__all__ = ["Bars", "in_notebook"]

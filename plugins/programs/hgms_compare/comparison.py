@@ -16,7 +16,7 @@ from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
 from hgms_core import CheckpointError, ConfigError, as_text, one_of
-from hgms_results import StoredRun, Table, execution_notes, in_notebook, read_run, table
+from hgms_results import StoredRun, Table, execution_notes, notebook_html, read_run, table
 from hgms_run import OwnProblem, RunResult, frame, reporter, run_config
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
-        return in_notebook(f"<p>{html.escape(self.heading)}</p>{''.join(table.html for table in self.tables)}<ul>{lines}</ul>")
+        return notebook_html(
+            f"<p>{html.escape(self.heading)}</p>{''.join(table.html for table in self.tables)}<ul>{lines}</ul>"
+        )
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs. Errors: MissingExtra without

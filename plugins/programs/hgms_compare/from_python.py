@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from hgms_cli import in_notebook
 from hgms_compare.comparison import Comparison
 from hgms_compare.grid import SweepSettings
 from hgms_compare.grid_file import PYTHON, Objects, load
@@ -49,7 +50,7 @@ def compare(
     sweep: SweepSettings | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     retry_failed: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     registry: Registry | None = None,
 ) -> Comparison:
     """Every problem with every method and seed under one budget, and a table for each problem.
@@ -72,7 +73,7 @@ def compare(
         jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and objects of classes that are not
             registered, live in this process alone: then runs are carried out here, one by one, and another number is refused
             (a process that is forked from one in which torch has computed may hang).
-        progress: shows on a terminal how it goes.
+        progress: shows how it goes, on a terminal or below a notebook's cell; by default in a notebook alone.
 
     A run belongs to its problem and method: digests of their values and code are in its configuration, so what has changed runs
     anew in another folder, which is said, and what has not is read back. A function ``seed -> Problem`` is known by its code;
@@ -108,8 +109,9 @@ def compare(
     grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
     try:
         comparison = run_grid(
-            grid, jobs=jobs, retry_failed=retry_failed, progress=progress, say=lambda line: LOG.warning("%s", line)
-        )
+            grid, jobs=jobs, retry_failed=retry_failed, progress=in_notebook() if progress is None else progress,
+            say=lambda line: LOG.warning("%s", line),
+        )  # fmt: skip
     except Interrupted as error:
         if scratch is None:
             raise

@@ -5,13 +5,35 @@ from __future__ import annotations
 from hgms_results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms_results.execution import execution_notes
 from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
-from hgms_results.forest import STYLE, Forest, in_notebook
+from hgms_results.forest import STYLE, Forest, notebook_html
 from hgms_results.statistics import Interval, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
 from hgms_results.tables import DEFAULT_REFERENCES, Point, Row, Table, is_share, table
 
 __all__ = [
-    "DARK", "DASHES", "DEFAULT_REFERENCES", "LIGHT", "STYLE", "Forest", "Interval", "Look", "Point", "Row", "Skipped",
-    "StoredRun", "StoredSweep", "Table", "execution_notes", "in_notebook", "is_share", "looks", "paired", "read_run", "scan",
-    "scan_sweeps", "short_names", "spell", "table",
+    "DARK",
+    "DASHES",
+    "DEFAULT_REFERENCES",
+    "LIGHT",
+    "STYLE",
+    "Forest",
+    "Interval",
+    "Look",
+    "Point",
+    "Row",
+    "Skipped",
+    "StoredRun",
+    "StoredSweep",
+    "Table",
+    "execution_notes",
+    "is_share",
+    "looks",
+    "notebook_html",
+    "paired",
+    "read_run",
+    "scan",
+    "scan_sweeps",
+    "short_names",
+    "spell",
+    "table",
 ]  # fmt: skip

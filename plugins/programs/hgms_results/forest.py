@@ -50,7 +50,7 @@ _WIDE = """
 .hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"""
 
 
-def in_notebook(body: str) -> str:
+def notebook_html(body: str) -> str:
     """HTML as the last line of a cell shows it, in colours that can be seen in a light and a dark notebook."""
     colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
     return f'<div class="hgms"><style>.hgms {{ {colours} }} {_WIDE}{STYLE}</style>{body}</div>'

@@ -16,7 +16,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import as_text
-from hgms_results.forest import Forest, in_notebook
+from hgms_results.forest import Forest, notebook_html
 from hgms_results.statistics import Interval, compared, spell
 from hgms_results.stored import StoredRun
 from hgms_run import RunResult
@@ -111,7 +111,7 @@ class Table:
         yield "winner", self.winner or "none"
 
     def _repr_html_(self) -> str:
-        return in_notebook(self.html)
+        return notebook_html(self.html)
 
     @property
     def winner(self) -> str | None:
