@@ -274,7 +274,7 @@ def _places() -> dict[tuple[str, str], str]:
 def _attribute_docs(module: Any) -> dict[str, str]:
     """The strings below the assignments of a package's modules: what documents a name that is no class or function."""
     docs = {}
-    for path in sorted(Path(inspect.getfile(module)).parent.glob("*.py")):
+    for path in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, next_one in itertools.pairwise(body):
             if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):

@@ -5,10 +5,13 @@ of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_cor
 
 from __future__ import annotations
 
+from hgms_core.adapters.arguments import check_function, check_part
+from hgms_core.adapters.checks import check_losses, pure
+from hgms_core.adapters.display import as_html, as_text, sizes
+from hgms_core.adapters.modules import fresh_parameters, trainable
+from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.budget import Budget
-from hgms_core.checks import check_losses, pure
 from hgms_core.data import ROLES, Batch, Data, roles
-from hgms_core.display import as_html, as_text, sizes
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -19,8 +22,6 @@ from hgms_core.errors import (
     OutOfMemory,
     PluginError,
     UnknownComponent,
-    check_function,
-    check_part,
     choice,
     closest,
     once_differentiable,
@@ -42,7 +43,6 @@ from hgms_core.hypergrad import (
     upper_gradients,
 )
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
-from hgms_core.modules import fresh_parameters
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import Loss, Problem, Sources
 from hgms_core.protocols import (
@@ -58,9 +58,8 @@ from hgms_core.protocols import (
 )
 from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution
 from hgms_core.seeding import Key
-from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack, trainable
+from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
 
 __version__ = "0.5.0"
 

@@ -9,9 +9,10 @@ import torch
 from attrs import Factory, field, frozen
 from torch import Tensor
 
-from hgms_core.columns import columns_of, is_table
-from hgms_core.display import as_html, as_text, data_rows
-from hgms_core.errors import ConfigError, arguments_named, one_of
+from hgms_core.adapters.arguments import arguments_named
+from hgms_core.adapters.columns import columns_of, is_table
+from hgms_core.adapters.display import as_html, as_text, data_rows
+from hgms_core.errors import ConfigError, one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-Class = TypeVar("Class", bound=type)
 LINE, LINES = 2000, 200
 """Characters of a message's line and lines of a message, at most: a file may hold a key of megabytes."""
 
@@ -191,85 +188,6 @@ def one_of(what: str, value: object, choices: Collection[str]) -> None:
     """
     if value not in choices:
         raise ConfigError(unknown(what, str(value), choices))
-
-
-def check_function(what: str, function: Any, *arguments: str) -> None:
-    """ConfigError where ``function`` cannot be called with these arguments by position.
-
-    >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: 'g' is called as g(theta, x, batch), and this one takes (theta, x)
-
-    .. versionadded:: 0.5"""
-    call = f"{what}({', '.join(arguments)})"
-    if isinstance(function, type) or not callable(function):
-        kind = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
-        raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind}")
-    module = hasattr(function, "state_dict") and hasattr(function, "forward")
-    try:
-        signature = inspect.signature(function.forward if module else function)
-    except (TypeError, ValueError):  # of a builtin, which has none
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        own = ", ".join(signature.parameters)
-        raise ConfigError(f"{what!r} is called as {call}, and this one takes ({own})") from None
-
-
-def check_part(place: str, value: object, label: str, methods: Iterable[str]) -> None:
-    """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name or a class in its place.
-
-    >>> check_part("Pipeline.selector", "first", "a selector", ["select"])
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ Pipeline.selector
-      a name stands for an object in configurations only; `hgms list` shows where each is imported from
-
-    .. versionadded:: 0.5"""
-    methods = list(methods)
-    fits, kind = all(callable(getattr(value, name, None)) for name in methods), getattr(value, "__name__", type(value).__name__)
-    if fits and not isinstance(value, type):
-        return
-    expected = f"expected {label} (an object with {', '.join(methods)}), got"
-    if isinstance(value, str):
-        hint = "a name stands for an object in configurations only; `hgms list` shows where each is imported from"
-        raise ConfigError(f"{expected} {value!r} @ {place}\n  {hint}")
-    if hasattr(value, "add_param_group"):
-        hint = f"it holds its own parameters and state; write `TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
-        raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
-    if isinstance(value, type):
-        raise ConfigError(f"{expected} the class {kind}{f'; write {kind}()' if fits else ''} @ {place}")
-    raise ConfigError(f"{expected} a {type(value).__name__} @ {place}")
-
-
-def arguments_named(cls: Class) -> Class:
-    """A class whose constructor says by a ConfigError which argument is misspelt or missing, and which ones there are."""
-    decorated: Any = cls
-    write = decorated.__init__
-
-    @functools.wraps(write)
-    def __init__(self: Any, *args: Any, **arguments: Any) -> None:
-        try:
-            write(self, *args, **arguments)
-        except TypeError:
-            own = inspect.signature(write).parameters
-            for name in arguments:
-                if name not in own:
-                    raise ConfigError(f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}") from None
-            missing = [name for name, item in own.items() if item.default is item.empty and name not in arguments][1:]
-            by_name = [name for name, item in own.items() if item.kind is item.KEYWORD_ONLY]
-            if args and by_name:
-                raise ConfigError(
-                    f"{cls.__name__} takes its arguments by name: {', '.join(f'{n}=…' for n in by_name)}"
-                ) from None
-            if missing and not args:
-                raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
-            raise
-
-    decorated.__init__ = __init__
-    return cls
 
 
 def choice(*words: str) -> Callable[[object, Any, object], None]:

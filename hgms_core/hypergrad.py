@@ -18,11 +18,12 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hgms_core.checks import Bound, check_used, pure
-from hgms_core.errors import ConfigError, check_function, explained, once_differentiable, one_of
+from hgms_core.adapters.arguments import check_function
+from hgms_core.adapters.checks import Bound, check_used, pure
+from hgms_core.adapters.shapes import Nested, Shape, check_floating
+from hgms_core.errors import ConfigError, explained, once_differentiable, one_of
 from hgms_core.linear import as_solver
 from hgms_core.records import Cost, Estimate
-from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
 
 Strategy = Literal["vjp", "jvp", "difference"]

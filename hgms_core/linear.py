@@ -12,7 +12,8 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from hgms_core.errors import ConfigError, check_function, check_part
+from hgms_core.adapters.arguments import check_function, check_part
+from hgms_core.errors import ConfigError
 from hgms_core.protocols import MatVec
 from hgms_core.records import Outcome, Solution
 

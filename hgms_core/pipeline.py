@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from attrs import Attribute, field, frozen
 
-from hgms_core.checks import check_losses, losses_checked
-from hgms_core.display import as_html
-from hgms_core.errors import ConfigError, arguments_named, check_part, choice
+from hgms_core.adapters.arguments import arguments_named, check_part
+from hgms_core.adapters.checks import check_losses, losses_checked
+from hgms_core.adapters.display import as_html
+from hgms_core.errors import ConfigError, choice
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Record

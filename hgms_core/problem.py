@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from attrs import Factory, field, frozen
-from torch import Tensor, nn
+from torch import Tensor
 
-from hgms_core.checks import check_alike
+from hgms_core.adapters.arguments import arguments_named, check_function
+from hgms_core.adapters.checks import check_alike, numbers_by_name
+from hgms_core.adapters.display import as_html, as_text, problem_rows
+from hgms_core.adapters.modules import of_module
+from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.data import Batch, Data, by_role
-from hgms_core.display import as_html, as_text, problem_rows
-from hgms_core.errors import ConfigError, arguments_named, check_function, one_of
-from hgms_core.modules import fields
+from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
-from hgms_core.shapes import Nested, Shape, check_floating
 from hgms_core.trees import Tree, detach
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
@@ -159,52 +160,7 @@ class Problem:
         .. versionadded:: 0.5"""
         return (theta, x) if self.shapes is None else (self.shapes[0].restore(theta), self.shapes[1].restore(x))
 
-    @classmethod
-    def of_module(
-        cls, model: nn.Module, loss: Callable[..., Tensor], train: Any, validation: Any, *, theta0: Any = None,
-        lower: Callable[..., Tensor] | None = None, upper: Callable[..., Tensor] | None = None,
-        evaluate: Callable[..., Mapping[str, float]] | None = None, fresh: Callable[[Key], Tree] | None = None, **more: Any,
-    ) -> Problem:  # fmt: skip
-        """A problem whose lower level trains a module of yours. By default θ weighs the rows of the training data::
-
-            g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x),      f(θ, x; batch) = mean_j ℓ_j(x),      θ0 = 0
-
-        x are the module's trainable parameters by name, a tied one once; the result goes back into it by
-        ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are constants. A run changes nothing in
-        the module. In the functions below ``model`` is a copy that computes with x: call it, or its methods and layers.
-
-        Arguments:
-            model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or DistributedDataParallel, what is inside (a
-                run compiles whole steps by itself). Layers are in the mode that they have: dropout and batch normalisation in
-                training mode act as such in g.
-            loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a scalar.
-            train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each role.
-            theta0: where θ starts, a tree of any shape.
-            lower, upper: ``lower(theta, model, batch)`` is g, ``upper(theta, model, batch)`` is f.
-            evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in evaluation mode.
-            fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all start at the module's
-                own parameters.
-            more: other fields of the problem (``project``, ``references``, …).
-
-        **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to evaluate, those that x has
-        on the training rows. In evaluation mode its running statistics are constants. **Dropout** (``nn.Dropout`` and its kin)
-        acts in g alone, with masks that are a function of the batch's row numbers: what evaluates a batch again sees the same.
-        **Parameters in bfloat16** are float32 in x, rounded for each pass.
-
-        Errors: ConfigError for a module without trainable parameters, with some on several devices, or whose loss would be no
-        function of x, with the way out; for losses that are not of rows where there is no ``lower``.
-
-        >>> model, rows = torch.nn.Linear(1, 1), {"a": torch.ones(4, 1)}
-        >>> problem = Problem.of_module(model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows)
-        >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
-        (['bias', 'weight'], tensor([0., 0., 0., 0.]))
-
-        .. versionadded:: 0.5"""
-        for name in more:
-            others = {"project", "references", "sources", "counters", "start", "compiler"}
-            one_of("argument of Problem.of_module", name, {"theta0", "lower", "upper", "evaluate", "fresh"} | others)
-        own = fields(model, loss, train, theta0, lower, upper, evaluate)
-        return cls(**own, upper_data=validation, fresh=fresh, **more)
+    of_module = classmethod(of_module)
 
     def initial(self, key: Key) -> Tree:
         """A lower state to start from: ``x0``, or a fresh draw where the problem has one."""
@@ -218,15 +174,4 @@ class Problem:
         """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of them.
 
         .. versionadded:: 0.5"""
-        measured: Any = self.evaluate(theta, x)
-        if not isinstance(measured, Mapping):
-            hint = "add a `return`" if measured is None else "write {'name': number}"
-            raise ConfigError(f"`evaluate` must return numbers by name, and it returns a {type(measured).__name__}\n  {hint}")
-        numbers = {}
-        for name, value in measured.items():
-            try:
-                numbers[str(name)] = float(value)
-            except (TypeError, ValueError, RuntimeError):
-                shown = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise ConfigError(f"`evaluate` must return numbers by name, and {name!r} is {shown}") from None
-        return numbers
+        return numbers_by_name(self.evaluate(theta, x))

@@ -12,9 +12,9 @@ import torch
 from attrs import Factory, fields, frozen
 from torch import Tensor
 
-from hgms_core.display import as_html, as_text, estimate_rows, solution_rows
+from hgms_core.adapters.display import as_html, as_text, estimate_rows, solution_rows
+from hgms_core.adapters.shapes import Nested, Shape
 from hgms_core.seeding import Key
-from hgms_core.shapes import Nested, Shape
 from hgms_core.trees import Tree, take
 
 

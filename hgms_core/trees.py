@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 Tree = dict[str, Tensor]
 """Tensors by name: θ, x, their gradients. Flat, so a module's ``named_parameters`` are one."""
@@ -23,21 +23,6 @@ def detach(tree: Mapping[str, Tensor]) -> Tree:
 def clone(tree: Mapping[str, Tensor]) -> Tree:
     """A detached copy."""
     return {name: leaf.detach().clone() for name, leaf in tree.items()}
-
-
-def trainable(module: nn.Module) -> Tree:
-    """The parameters of a module that training changes, by their names: a lower start x0 for ``torch.func.functional_call``.
-
-    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call`` takes those of the module
-    itself. A tied weight comes once, under its first name.
-
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    >>> _ = model[0].requires_grad_(False)
-    >>> sorted(trainable(model))
-    ['1.bias', '1.weight', '2.bias', '2.weight']
-
-    .. versionadded:: 0.3"""
-    return {name: leaf.detach().clone() for name, leaf in module.named_parameters() if leaf.requires_grad}
 
 
 def require_grad(tree: Mapping[str, Tensor]) -> Tree:

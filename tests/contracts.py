@@ -42,12 +42,14 @@ CORE = [
     "hypergrad",
     "linear | stacking",
     "protocols",
-    "problem : records : budget : seeding : modules : views : data : columns : checks",
-    "display",
-    "shapes",
+    "problem : records : budget : seeding : data : adapters",
     "trees : errors",
 ]
 """The core's own layers."""
+
+KNOWN = ["adapters", "trees", "errors", "seeding", "data"]
+ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shapes"]
+"""Those of its adapters, which know trees, errors, seeds and data."""
 
 BELOW = ["hgms_adam", "hgms_fields"]
 SHARED = [name for name in LIBRARIES if name not in BELOW]
@@ -85,6 +87,9 @@ def contracts() -> Iterator[dict[str, Any]]:
             **({"ignore_imports": hosts, "unmatched_ignore_imports_alerting": "none"} if name == "hgms_core" else {}),
         )
     yield layers("The core's own layers", *[[row] for row in CORE], containers=["hgms_core"], exhaustive=True)
+    yield layers("The core's adapters", *[[row] for row in ADAPTERS], containers=["hgms_core.adapters"], exhaustive=True)
+    above = [f"hgms_core.{name}" for row in CORE for name in row.replace("|", ":").split(" : ") if name not in KNOWN]
+    yield forbidden("The core's adapters know its lowest layers only", ["hgms_core.adapters"], above)
 
 
 def main() -> int:

@@ -78,6 +78,14 @@ def test_every_dependency_is_pinned() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
+def test_the_core_can_be_read_in_an_afternoon() -> None:
+    """`docs/explanation/design.md` says why there are two numbers."""
+    for folder, most in (("hgms_core", 3400), ("hgms_core/adapters", 1050)):
+        lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).glob("*.py")}
+        assert sum(lines.values()) <= most, f"{folder} has {sum(lines.values())} lines"
+        assert max(lines.values()) <= 350, max(lines, key=lines.__getitem__)
+
+
 def test_importing_the_core_is_light() -> None:
     """No plugin, no command line, no plotting, no data library."""
     code = "import sys, json, hgms_core; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"

@@ -55,7 +55,7 @@ def documented(module: ModuleType, name: str) -> str:
 def notes() -> dict[str, str]:
     """The strings below the assignments of the public packages' modules."""
     strings = {}
-    for path in [file for module in PUBLIC.values() for file in Path(str(module.__file__)).parent.glob("*.py")]:
+    for path in [file for module in PUBLIC.values() for file in Path(str(module.__file__)).parent.rglob("*.py")]:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, after in itertools.pairwise(body):
             if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms_core.shapes import Nested, Shape
+from hgms_core.adapters.shapes import Nested, Shape
 from hgms_core.trees import norm
 
 Rows = Iterator[tuple[str, str]]

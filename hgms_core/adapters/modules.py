@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hgms_core.adapters.arguments import check_function
+from hgms_core.adapters.views import Function, View, refuse, replica
 from hgms_core.data import Batch, Data
-from hgms_core.errors import check_function
+from hgms_core.errors import one_of
 from hgms_core.seeding import Key
-from hgms_core.trees import Tree, trainable
-from hgms_core.views import Function, View, refuse, replica
+from hgms_core.trees import Tree
+
+if TYPE_CHECKING:
+    from hgms_core.problem import Problem
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def trainable(module: nn.Module) -> Tree:
+    """The parameters of a module that training changes, by their names: a lower start x0 for ``torch.func.functional_call``.
+
+    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call`` takes those of the module
+    itself. A tied weight comes once, under its first name.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> sorted(trainable(model))
+    ['1.bias', '1.weight', '2.bias', '2.weight']
+
+    .. versionadded:: 0.3"""
+    return {name: leaf.detach().clone() for name, leaf in module.named_parameters() if leaf.requires_grad}
 
 
 def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
@@ -89,6 +108,54 @@ def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
     """The names of the trainable parameters, in the module with its wrappers and without."""
     pairs = zip(model.named_parameters(), own.named_parameters(), strict=True)
     return {name: place for (name, leaf), (place, _) in pairs if leaf.requires_grad}
+
+
+def of_module(
+    cls: type[Problem], /, model: nn.Module, loss: Callable[..., Tensor], train: Any, validation: Any, *, theta0: Any = None,
+    lower: Callable[..., Tensor] | None = None, upper: Callable[..., Tensor] | None = None,
+    evaluate: Callable[..., Mapping[str, float]] | None = None, fresh: Callable[[Key], Tree] | None = None, **more: Any,
+) -> Problem:  # fmt: skip
+    """A problem whose lower level trains a module of yours. By default θ weighs the rows of the training data::
+
+        g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x),      f(θ, x; batch) = mean_j ℓ_j(x),      θ0 = 0
+
+    x are the module's trainable parameters by name, a tied one once; the result goes back into it by
+    ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are constants. A run changes nothing in
+    the module. In the functions below ``model`` is a copy that computes with x: call it, or its methods and layers.
+
+    Arguments:
+        model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or DistributedDataParallel, what is inside (a
+            run compiles whole steps by itself). Layers are in the mode that they have: dropout and batch normalisation in
+            training mode act as such in g.
+        loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a scalar.
+        train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each role.
+        theta0: where θ starts, a tree of any shape.
+        lower, upper: ``lower(theta, model, batch)`` is g, ``upper(theta, model, batch)`` is f.
+        evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in evaluation mode.
+        fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all start at the module's
+            own parameters.
+        more: other fields of the problem (``project``, ``references``, …).
+
+    **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to evaluate, those that x has
+    on the training rows. In evaluation mode its running statistics are constants. **Dropout** (``nn.Dropout`` and its kin)
+    acts in g alone, with masks that are a function of the batch's row numbers: what evaluates a batch again sees the same.
+    **Parameters in bfloat16** are float32 in x, rounded for each pass.
+
+    Errors: ConfigError for a module without trainable parameters, with some on several devices, or whose loss would be no
+    function of x, with the way out; for losses that are not of rows where there is no ``lower``.
+
+    >>> from hgms_core import Problem
+    >>> model, rows = torch.nn.Linear(1, 1), {"a": torch.ones(4, 1)}
+    >>> problem = Problem.of_module(model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows)
+    >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
+    (['bias', 'weight'], tensor([0., 0., 0., 0.]))
+
+    .. versionadded:: 0.5"""
+    for name in more:
+        others = {"project", "references", "sources", "counters", "start", "compiler"}
+        one_of("argument of Problem.of_module", name, {"theta0", "lower", "upper", "evaluate", "fresh"} | others)
+    own = fields(model, loss, train, theta0, lower, upper, evaluate)
+    return cls(**own, upper_data=validation, fresh=fresh, **more)
 
 
 def fields(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hgms_core.adapters.display import sizes
 from hgms_core.data import Batch
-from hgms_core.display import sizes
 from hgms_core.errors import DRAWS, VARIES, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, clone, require_grad
@@ -106,6 +106,21 @@ def check_alike(what: str, tree: object, other: Tree) -> None:
     shapes = [{name: getattr(leaf, "shape", None) for name, leaf in leaves.items()} for leaves in (tree, other)]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(dict(tree))}")
+
+
+def numbers_by_name(measured: Any) -> dict[str, float]:
+    """What ``evaluate`` returned, as plain numbers; ConfigError where it is no dictionary of them."""
+    if not isinstance(measured, Mapping):
+        hint = "add a `return`" if measured is None else "write {'name': number}"
+        raise ConfigError(f"`evaluate` must return numbers by name, and it returns a {type(measured).__name__}\n  {hint}")
+    numbers = {}
+    for name, value in measured.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            shown = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"`evaluate` must return numbers by name, and {name!r} is {shown}") from None
+    return numbers
 
 
 def pure(loss: Bound, name: str = "a loss") -> Bound:
