@@ -22,6 +22,7 @@ extensions = ["myst_nb", "sphinx_copybutton"]  # the first brings MyST's Markdow
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds a cell
+nb_execution_in_temp = True  # what a notebook writes does not land among the pages
 nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

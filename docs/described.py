@@ -1,13 +1,16 @@
 """What Python says of a public name, for the reference: typed signatures, tables of fields, lists of members.
 
-A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section; of classes that have none it
-stands in ``fields.toml`` beside this file.
+A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section, or from a string below the
+field; else it stands in ``fields.toml`` beside this file.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
+import textwrap
 import tomllib
 import types
 import typing
@@ -144,10 +147,21 @@ def _made(cls: type) -> Any:
 
 
 def meanings(cls: type, module: str) -> dict[str, str]:
-    """What each field means: from the docstring's ``Arguments:``, and from ``fields.toml``."""
+    """What each field means: from the docstring's ``Arguments:``, from the string below the field, and from ``fields.toml``."""
     names = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
-    read = {name: text for name, text in arguments(cls.__doc__).items() if name in names}
+    read = {name: text for name, text in {**arguments(cls.__doc__), **notes(cls)}.items() if name in names}
     return {**read, **MEANINGS.get(f"{module}.{cls.__name__}", {})}
+
+
+def notes(cls: type) -> dict[str, str]:
+    """The strings below a class's fields, by name."""
+    statements = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    return {
+        statement.target.id: " ".join(note.value.value.split()).rstrip(".")
+        for statement, note in itertools.pairwise(getattr(statements, "body", []))
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str)
+    }
 
 
 def arguments(doc: str | None) -> dict[str, str]:

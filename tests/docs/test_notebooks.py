@@ -1,0 +1,65 @@
+"""The notebooks of the gallery run from the first cell to the last, each in a kernel and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.plugins, pytest.mark.docs]
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")
+SECONDS = 120
+
+
+def read(text: str) -> Any:
+    from myst_nb.core.read import read_myst_markdown_notebook
+
+    return read_myst_markdown_notebook(text)
+
+
+def execute(notebook: Any, folder: Path) -> Any:
+    """The notebook with its outputs; an error in a cell is raised."""
+    from nbclient import NotebookClient
+
+    # one at a time in a process: what the kernel does is the test's own work
+    client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return client.execute(env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
+    done = execute(read(path.read_text(encoding="utf-8")), tmp_path)
+    shown = outputs(done)
+    kinds = {kind for output in shown for kind in output.get("data", {})}
+    assert {"text/html", "image/png"} <= kinds, "a notebook of the gallery shows a table and a picture"
+    # what a run has to say on stderr belongs on no page
+    assert [output.text for output in shown if output.output_type == "stream" and output.name == "stderr"] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning")
+def test_an_error_in_a_cell_is_noticed(tmp_path: Path) -> None:
+    from nbclient.exceptions import CellExecutionError
+
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        execute(read("---\nkernelspec:\n  name: python3\n---\n\n```{code-cell}\n1 / 0\n```\n"), tmp_path)
+
+
+def test_they_are_text_without_outputs_and_in_the_gallery() -> None:
+    gallery = (FOLDER / "index.md").read_text(encoding="utf-8")
+    assert len(NOTEBOOKS) == 5
+    for path in NOTEBOOKS:
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("---\n"), path.name
+        assert "{code-cell}" in text, path.name
+        assert not re.search(r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE), path.name
+        assert f"]({path.name})" in gallery, path.name
