@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
+from collections import deque
 from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +336,10 @@ def test_a_fingerprint_knows_values_code_closures_and_globals(monkeypatch: pytes
     with torch.no_grad():
         model.weight.add_(1)
     assert fingerprint(model) != distinct[4]
+    alike = [re.compile("a"), Decimal(1), range(3), deque([1]), torch.nn.Dropout(0.1), lambda: "x", partial(scaled, 1)]
+    other = [re.compile("b"), Decimal(2), range(4), deque([2]), torch.nn.Dropout(0.2), lambda: "y", partial(scaled, 2)]
+    assert [fingerprint(value) for value in alike] == [fingerprint(copy.deepcopy(value)) for value in alike]
+    assert all(fingerprint(a) != fingerprint(b) for a, b in zip(alike, other, strict=True))
     loop: list[Any] = []
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)

@@ -8,9 +8,12 @@ can be read (a socket, a generator) counts by its type.
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import dis
 import functools
 import hashlib
+import random
 import sys
 import sysconfig
 import types
@@ -29,6 +32,9 @@ DEPTH = 200
 """Levels of objects in objects; what lies deeper counts by its type."""
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+_RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Their state is another after every draw."""
 
 _UNTOLD = {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__slots__"} | {
     "__annotations__", "__attrs_attrs__", "__attrs_own_setattr__", "__attrs_props__", "__match_args__", "__abstractmethods__",
@@ -118,6 +124,7 @@ class _Fingerprints:
         return [
             (_SCALARS, lambda value: [repr(value)]),
             ((torch.Tensor,), self._tensor),
+            ((torch.nn.Module,), self._module),
             ((np.ndarray, np.generic), lambda value: self._array(np.asarray(value))),
             ((Mapping,), lambda value: [each(item) for pair in value.items() for item in pair]),
             ((list, tuple), lambda value: map(each, value)),
@@ -158,8 +165,7 @@ class _Fingerprints:
 
     def _code(self, code: types.CodeType) -> Iterator[object]:
         yield from (code.co_code, code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-        documented = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
-        yield from map(self.of, documented)
+        yield from map(self.of, code.co_consts)
 
     def _class(self, cls: type) -> Iterator[object]:
         if self._is_library(cls.__module__):
@@ -175,30 +181,48 @@ class _Fingerprints:
                 if not _is_generated(function):
                     yield from (name, self.of(function))
 
+    def _module(self, module: torch.nn.Module) -> Iterator[object]:
+        """Classes, tensors, hooks and settings of a module and those inside; of a library's also what it remembers is left
+        out, which is of no use for the result or made anew in every process."""
+        if "_orig_mod" in module._modules:  # a compiled one
+            yield self.of(module._modules["_orig_mod"])
+            return
+        if self._replaced:
+            same = [leaf for name, leaf in module.named_parameters() if self._shape_of(name) == leaf.shape]
+            self._shapes_only |= set(map(id, same))
+        for name, part in module.named_modules(remove_duplicate=False):
+            yield from (name, self.of(type(part)), part.training)
+            settings = (*_SCALARS, tuple, types.FunctionType) if self._is_library(type(part).__module__) else (object,)
+            for key, item in vars(part).items():
+                if key in ("_parameters", "_buffers") or key.endswith("_hooks") or isinstance(item, settings):
+                    yield from (key, self.of(item)) if key != "_modules" else ()
+
+    def _shape_of(self, name: str) -> torch.Size | None:
+        return self._replaced[name].shape if name in self._replaced else None
+
     def _object(self, value: Any) -> Iterator[object]:
-        if (inside := getattr(value, "_orig_mod", None)) is not None:  # a compiled module
-            yield self.of(inside)
-            return
-        if isinstance(mark := getattr(value, "_fingerprint", None), str):  # a data set of the library `datasets`
+        library = type(value).__module__.partition(".")[0]
+        if library == "datasets" and isinstance(mark := getattr(value, "_fingerprint", None), str):
             yield mark
-            return
-        yield self.of(type(value))
-        if isinstance(value, torch.Generator):
-            return
-        if isinstance(value, torch.nn.Module):
-            leaves = value.named_parameters() if self._replaced else ()
-            alike = [leaf for name, leaf in leaves if name in self._replaced and self._replaced[name].shape == leaf.shape]
-            self._shapes_only |= set(map(id, alike))
-        if type(value).__module__.partition(".")[0] in ("pandas", "polars"):
+        elif library in ("pandas", "polars"):
             yield from (self.of(list(getattr(value, "columns", ()))), *self._array(np.asarray(value)))
-            return
-        names = [name for cls in type(value).__mro__ for name in _slots(cls)]
-        held = {name: getattr(value, name) for name in dict.fromkeys(names) if hasattr(value, name)} | getattr(
-            value, "__dict__", {}
-        )
-        for name, item in held.items():
-            if not name.startswith("__"):
-                yield from (name, self.of(item))
+        elif library != "logging" and not isinstance(value, _RANDOM):
+            names = dict.fromkeys(name for cls in type(value).__mro__ for name in _slots(cls))
+            held = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+            yield self.of(type(value))
+            for name, item in (held or _reduced(value)).items():
+                if not name.startswith("__") or name == "__wrapped__":
+                    yield from (name, self.of(item))
+
+
+def _reduced(value: object) -> dict[str, object]:
+    """What the values of a compiled class are, as it tells pickle; nothing where it does not."""
+    with contextlib.suppress(Exception):
+        own = copyreg.dispatch_table.get(type(value))
+        reduced: Any = value.__reduce_ex__(2) if own is None else own(value)
+        if isinstance(reduced, tuple):
+            return {str(i): list(part) if i > 2 and part is not None else part for i, part in enumerate(reduced)}
+    return {}
 
 
 def first_party() -> frozenset[str]:
