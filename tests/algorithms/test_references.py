@@ -138,7 +138,7 @@ def test_texts_of_two_lengths_are_joined() -> None:
 def test_shared_rows_are_taken_once_and_roles_keep_theirs() -> None:
     shared = evolve(PROBLEM, upper_data=dict.fromkeys(PROBLEM.upper_data, PROBLEM.upper_data["differentiate"]))
     assert on_validation(shared).lower_data.size == 9
-    assert on_validation(PROBLEM).upper_data is PROBLEM.upper_data
+    assert on_validation(PROBLEM).upper_data == PROBLEM.upper_data
 
 
 def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trains() -> None:

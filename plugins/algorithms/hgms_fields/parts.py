@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from importlib.metadata import entry_points
 from typing import Any
@@ -33,9 +34,10 @@ KINDS: dict[Any, str] = {
 """The kinds of component in words, by their protocols."""
 
 
-def methods(protocol: Any) -> set[str]:
+@functools.cache
+def methods(protocol: Any) -> frozenset[str]:
     """The methods of a protocol."""
-    return {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
+    return frozenset(name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_")
 
 
 def is_of(kind: Any, value: object) -> bool:
@@ -51,7 +53,7 @@ def is_of(kind: Any, value: object) -> bool:
     return _has(value, wanted) and not any(_has(value, names) for names in more)
 
 
-def _has(value: object, names: set[str]) -> bool:
+def _has(value: object, names: frozenset[str]) -> bool:
     return all(callable(getattr(value, name, None)) for name in names)
 
 
