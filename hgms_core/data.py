@@ -52,7 +52,7 @@ class Data:
         return cls(0)
 
     @classmethod
-    def of(cls, rows: Any, dtype: torch.dtype | None = None) -> Data:
+    def of(cls, rows: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Data:
         """The rows of a table that fits into memory, read once; a batch also holds each row's number as ``index``.
 
         A table is a dictionary of columns (tensors, numpy arrays, columns of pandas or polars, lists of numbers); a frame; a
@@ -60,8 +60,9 @@ class Data:
         columns are called ``0``, ``1``, …); a ``DataLoader`` (the rows of its dataset, by its ``collate_fn``); or a tuple of
         arrays (X, y), again ``0`` and ``1``. Larger ones take ``Data(size=…, rows=…)``.
 
-        Tensors stay what they are. Of arrays and Python numbers floats become ``dtype`` (torch's default, float32; within
-        ``Problem(lower_data=…)`` the type of x), whole numbers int64, but bytes stay bytes.
+        Tensors keep their type. Of arrays and Python numbers floats become ``dtype`` (torch's default, float32; within
+        ``Problem(lower_data=…)`` the type of x), whole numbers int64, but bytes stay bytes. Columns are moved to ``device``
+        (None: stay where they are; within ``Problem(lower_data=…)`` x's).
 
         Errors: ConfigError where columns differ in length or device, hold no numbers, or change when they are read again (a
         random transform), and where a table has no rows, or no number of rows.
@@ -78,6 +79,7 @@ class Data:
             known = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
             hint = "" if any(counts.values()) else "\n  a loss without data takes `Data.none()`"
             raise ConfigError(f"a table's columns must have the same number of rows: {known}{hint}")
+        table = table if device is None else {name: leaf.to(device) for name, leaf in table.items()}
         devices = {leaf.device for leaf in table.values()}
         if len(devices) > 1:
             raise ConfigError(f"a table's columns must be on one device: {', '.join(sorted(map(str, devices)))}")
@@ -180,7 +182,7 @@ class Roles(dict[str, Data]):
         )
 
 
-def by_role(rows: Any, dtype: torch.dtype) -> Roles:
+def by_role(rows: Any, dtype: torch.dtype, device: torch.device) -> Roles:
     """Validation rows of any kind: a table for each of some roles by name, or one for all of them."""
     if (
         isinstance(rows, Mapping)
@@ -189,5 +191,5 @@ def by_role(rows: Any, dtype: torch.dtype) -> Roles:
     ):
         for role in rows:
             one_of("role of validation rows", role, ROLES)
-        return Roles({role: Data.of(table, dtype) for role, table in rows.items()})
-    return Roles(dict.fromkeys(ROLES, Data.of(rows, dtype)))
+        return Roles({role: Data.of(table, dtype, device) for role, table in rows.items()})
+    return Roles(dict.fromkeys(ROLES, Data.of(rows, dtype, device)))

@@ -120,9 +120,9 @@ class Problem:
             check_floating(repr(name), tree := getattr(self, name))
             if any(leaf.requires_grad for leaf in tree.values()):  # a start belongs to no graph
                 object.__setattr__(self, name, detach(tree))
-        dtype = next((leaf.dtype for leaf in self.x0.values()), torch.get_default_dtype())
-        object.__setattr__(self, "lower_data", Data.of(self.lower_data, dtype))
-        object.__setattr__(self, "upper_data", by_role(self.upper_data, dtype))
+        like = next(iter(self.x0.values()), torch.empty(0))
+        object.__setattr__(self, "lower_data", Data.of(self.lower_data, like.dtype, like.device))
+        object.__setattr__(self, "upper_data", by_role(self.upper_data, like.dtype, like.device))
 
     def _flattened(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""

@@ -191,4 +191,6 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
         text = (str(error) or "no message").splitlines()[0]
         if "dtype" in text or "scalar type" in text:
             had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
+        if "same device" in text:
+            had += "".join(f"\n  {label} is on {next(iter(tree.values())).device}" for label, tree in trees.items() if tree)
         raise ConfigError(f"{name} fails on {FEW} rows: {type(error).__name__}: {text}{had}") from error

@@ -234,6 +234,7 @@ def test_a_problem_takes_rows_as_they_are_in_the_type_of_x() -> None:
     made = problem(lower_data=(A, Y), upper_data=pd.DataFrame({"y": Y}))
     assert made.lower_data.whole["0"].dtype == F64
     assert {role: data.size for role, data in made.upper_data.items()} == {"differentiate": 6, "select": 6, "stop": 6}
+    assert Data.of((A, Y), device=torch.device("meta")).device.type == "meta"
     data = Data.of((A, Y))
     assert problem(lower_data=data).lower_data is data
     split = problem(upper_data={"select": (A, Y), "differentiate": data})
