@@ -44,8 +44,9 @@ class RunResult:
         info, metrics = self.info, self.summary.get("metrics") or {}
         status = str(self.summary.get("error") or self.summary.get("status") or "not known").splitlines()[0]
         yield "run", f"{info.method} on {info.task}, seed {info.seed}, {info.budget}: {status}"
-        spent = f"{self.summary.get('outer_steps')} outer steps, {self.summary.get('oracle_calls')} oracle calls"
-        yield "spent", f"{spent}, {self.seconds:.3g} s"
+        counts = {name: self.summary.get(name) for name in ("outer_steps", "oracle_calls")}
+        spent = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count is not None]
+        yield "spent", ", ".join([*spent, f"{self.seconds:.3g} s"])
         losses = [row["upper_loss"] for row in self.records if row.get("upper_loss") is not None]
         if losses:
             yield "upper loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at the end"
