@@ -131,15 +131,15 @@ class View(nn.Module):
         refuse("index" not in self.batch, "dropout draws its masks by the batch's column `index`, which is not there", way)
         shape = output.shape if isinstance(layer, nn.Dropout) else output.shape[:2] + (1,) * (output.dim() - 2)
         self.masks += 1
-        seed = _hash(_hash(self.batch["index"]).sum() + self.masks)
-        numbers = torch.arange(math.prod(shape), device=output.device)
-        kept = (_hash(_hash(numbers) ^ seed) >= int(layer.p * 2**32)).reshape(shape)
-        masked: Tensor = output * kept.to(output.dtype) / ((1 - layer.p) or 1.0)
-        return masked
+        seed = _hash(_hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks)
+        numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=output.device)
+        kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1  # which int32 can hold
+        return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
 
 
 def _hash(numbers: Tensor) -> Tensor:
-    """Numbers below 2³² that look drawn (the finaliser of MurmurHash3), by operations that every transform of torch knows."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF
-    return numbers
+    """int32 numbers from 0 on that look drawn (the finaliser of MurmurHash3, but that its shifts keep the sign), by operations
+    that every transform of torch knows. Products keep their last 32 bits."""
+    numbers = (numbers ^ (numbers >> 16)) * -0x7A143595
+    numbers = (numbers ^ (numbers >> 13)) * -0x3D4D51CB
+    return numbers ^ (numbers >> 16)

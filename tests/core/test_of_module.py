@@ -591,7 +591,7 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
     for strategy in ("vjp", "jvp", "difference"):
         method = Implicit(solver=CG(ridge=0.3, rtol=1e-2, max_steps=10), strategy=strategy)  # type: ignore[arg-type]
         a, b = (slope(p, method) for p in (exact, near))
-        assert float((a - b).norm() / a.norm()) < 0.05, strategy
+        assert float((a - b).norm() / a.norm()) < 0.02, strategy
     coarse.load_state_dict(near.x0, strict=False)
     assert_same(coarse[0].weight.float(), fine[0].weight.detach())
 
