@@ -101,7 +101,10 @@ REFUSED = [
     ("TorchOptimizer(optimizer='RAdm')", "unknown optimiser of torch.optim 'RAdm'; did you mean 'RAdam'? @…"),
     ("TorchOptimizer(settings={'lrr': 0.1})", "unknown setting of Adam 'lrr'; did you mean 'lr'? @ TorchOptimizer…"),
     ("TorchOptimizer(settings=0.1)", "expected a dictionary (True or False or an integer or a number or a string or a list…"),
-    ("Branches(optimizer='sdg')", "unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n  available: adamw, sgd"),
+    (
+        "Branches(optimizer='sdg')",
+        "unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n  available: adamw, sgd, or a function",
+    ),
     # names of arguments
     ("Branches(cuont=3)", "unknown argument 'cuont'; did you mean 'count'? @ Branches\n  available: accumulate, batch_size,…"),
     ("Branches(learning_rate=0.1)", "unknown argument 'learning_rate'; no close match. @ Branches\n  available: accumulate,…"),
@@ -147,7 +150,7 @@ REFUSED = [
     (
         "Branches(optimizer='sdg', lr=math.nan, count=-1, betas=3)",
         "4 errors in Branches:\n"
-        "  unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n    available: adamw, sgd\n"
+        "  unknown choice 'sdg'; did you mean 'sgd'? @ Branches.optimizer\n    available: adamw, sgd, or a function\n"
         "  expected a number, got nan @ Branches.lr\n"
         "  expected 2 values (a number, a number), got 3 @ Branches.betas\n"
         "  'count' must be > 0: -1 @ Branches.count",

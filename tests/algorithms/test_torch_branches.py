@@ -308,7 +308,15 @@ def test_what_is_not_compiled_has_the_numbers_of_a_plain_run() -> None:
         ({"schedule": lambda o: 3}, "must return a scheduler of the optimiser that it gets, and returns a int"),
         ({"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)}, r"looks at a loss.*\n  take one that does"),
         ({"schedule": lambda: 3}, "cannot be called with the optimiser"),
-        ({"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "expected 'sgd' or 'adamw' or a function, got"),
+        (
+            {"optimizer": SGD([torch.zeros(1)], lr=0.1)},
+            r"got a SGD.*; write a function that makes it: lambda params: SGD\(params",
+        ),
+        (
+            {"schedule": lr_scheduler.StepLR(SGD([torch.zeros(1)]), 3)},
+            r"lambda optimizer: StepLR\(optimizer, …\) @ Branches.sch",
+        ),
+        ({"optimizer": "RMSprop"}, r"unknown choice 'RMSprop'.*\n.*adamw, sgd, or a function"),
     ],
 )
 def test_what_is_refused(options: Any, message: str) -> None:

@@ -167,8 +167,11 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
                 misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
         inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
         words = [member for member, _ in readers if not is_generic(typing.get_origin(member), Callable)]
-        if inside or (misspelt and len(words) == 1):
-            raise (inside or misspelt)[0]
+        if inside:
+            raise inside[0]
+        if misspelt and len(words) == 1:
+            more = ", or a function" if len(readers) > 1 else ""
+            raise Wrong(*((place, message + more) for place, message in misspelt[0].errors))
         _unexpected(hint, value)
 
     return read
@@ -249,6 +252,12 @@ def _meant(hint: Any, value: Any) -> str:
     """What to write, where the value is the right one in another form."""
     if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
         return f"; write {value.__name__}()"
+    name, members = type(value).__name__, typing.get_args(hint)
+    if any(is_generic(typing.get_origin(member), Callable) for member in members):
+        if hasattr(value, "param_groups"):
+            return f"; write a function that makes it: lambda params: {name}(params, …)"
+        if hasattr(value, "get_last_lr"):
+            return f"; write a function that makes it: lambda optimizer: {name}(optimizer, …)"
     for guess in _guesses(value):
         try:
             return f"; write {reader(hint)(guess)!r}"
