@@ -16,7 +16,8 @@ from fakes import Site
 from hgms_cli import main
 from hgms_core import PLUGIN_API, __version__, registry
 from hgms_core import host as plugins
-from hgms_new.command import kebab
+from hgms_new.command import TESTED_WITH, kebab
+from hgms_testing.methods import check_optimum
 
 FILES = {
     ".github/workflows/tests.yml",
@@ -213,6 +214,17 @@ def test_the_two_instances_differ_from_each_other(kind: str, texts: dict[str, st
         field = re.search(rf"^    {name}: .*?default=([^,]+),", texts["src/hgms_my_own.py"], re.MULTILINE)
         assert field is not None, name
         assert field[1] != value, setting
+
+
+def test_what_a_method_draws_by_its_name_is_good_enough_under_any(site: Site, tmp_path: Path) -> None:
+    """Its draws come from a key with its name: the settings of the test must not need luck."""
+    settings = TESTED_WITH["method"]
+    for number in range(8):
+        name = f"walk-{number}"
+        assert call(name, "--kind", "method", "--into", tmp_path).exit_code == 0
+        file = tmp_path / f"hgms-{name}" / "src" / f"hgms_walk_{number}.py"
+        cls: Any = registry.Registry(plugins.Host.load([file])).get("method", name).target
+        check_optimum(eval(f"cls({settings})", {"cls": cls}))
 
 
 BAD = [

@@ -32,7 +32,7 @@ TESTED_WITH = {
     "hypergradient": "lr=0.3, terms=100",
     "outer": "lr=0.2, momentum=0.9",
     "task": "places=12, rows=30",
-    "method": "sigma=1.0, steps=5",
+    "method": "sigma=1.0, steps=30",
 }
 """The fields of the second instance in each template's conformance test; the first has the defaults."""
 
@@ -169,6 +169,10 @@ def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
         return between.join(_filled(text, part) for part in parts)
 
     brought = f"{each('@label@', ' and the ')} `{first['name']}`"
+    classes = sorted(part["class"] for part in parts)
+    imports = f"from {first['module']} import {', '.join(classes)}"
+    if len(imports) > 88:
+        imports = f"from {first['module']} import (\n" + "".join(f"    {name},\n" for name in classes) + ")"
     lead, test = f"A plugin for hgms: the {brought}.", "@kind@" if several else "conformance"
     checked = f"@parametrize_with_checks([@instances@])\ndef test_{test}(component, check):\n    check(component)"
     tried = "    hgms check @module@:@class@\n    @try@\n    hgms describe @kind@ @name@"
@@ -177,8 +181,8 @@ def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
         **first,
         "place": first["module"] if several else f"{first['module']}.py",
         "brought": brought,
-        "kinds": each("@a-kind@", " and of "),
-        "classes": ", ".join(sorted(part["class"] for part in parts)),
+        "asked": "Are its parts what hgms expects of their kinds?" if several else each("Is it what hgms expects of @a-kind@?"),
+        "imports": imports,
         "exports": each("from @module@.@kind@ import @class@ as @class@\nfrom @module@.@kind@ import @hook@ as @hook@"),
         "conformance": each(checked, "\n\n\n"),
         "finds": each("    assert @class@ in plugin.@hook@()"),
