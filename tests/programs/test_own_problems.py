@@ -205,8 +205,9 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert len(kept[0]) == 4
 
 
-def test_a_run_that_fails_is_a_failure_and_the_others_go_on() -> None:
-    comparison = compare(bowl, {"sound": Follow(), "breaks": Follow(breaks=1)}, "2 steps", seeds=3)
+def test_a_run_that_fails_is_a_failure_and_the_others_go_on(tmp_path: Path) -> None:
+    comparison = compare(bowl, {"sound": Follow(), "breaks": Follow(breaks=1)}, "2 steps", 3, tmp_path)
+    assert "retry_failed=True runs them once more" in str(comparison)
     [failure] = comparison.failures
     assert (failure.method, failure.seed, failure.status) == ("breaks", 1, "failed")
     assert failure.reason.startswith("RuntimeError: as it was told (test_own_problems.py:")

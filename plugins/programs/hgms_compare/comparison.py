@@ -210,7 +210,8 @@ class Comparison:
                 + (f"; {sweep['note']}" if sweep["note"] else "")
             )
         if any(failure.status == "failed" for failure in self.failures) and self.scratch is None:
-            lines.append("failed runs keep their place; --retry-failed runs them once more")
+            how = "retry_failed=True" if self.grid.own else "--retry-failed"
+            lines.append(f"failed runs keep their place; {how} runs them once more")
         return [*lines, *map(str, self.failures)]
 
 
