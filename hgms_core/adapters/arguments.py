@@ -22,7 +22,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
 
     .. versionadded:: 0.5"""
     call = f"{what}({', '.join(arguments)})"
-    if isinstance(function, type) or not callable(function):
+    if (isinstance(function, type) and arguments) or not callable(function):
         kind = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
         raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind}")
     module = hasattr(function, "state_dict") and hasattr(function, "forward")
