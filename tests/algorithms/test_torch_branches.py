@@ -13,7 +13,7 @@ from helpers import F64, KEY, assert_same, finite_differences, network_problem, 
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
 
-from hgms_branches import Branches
+from hgms_branches import Branches, Trajectory
 from hgms_core import Candidates, ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_outer import Adam
@@ -206,6 +206,30 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
         first = evolve(branches, steps=2)
         start = first.carry(start, first.propose(BENT, BENT.theta0, start, KEY), torch.tensor(0), KEY, BENT)
     torch.testing.assert_close(found, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_the_iterates_of_a_trajectory(keep_graph: bool) -> None:
+    trajectory = Trajectory(steps=5, every=2, optimizer=EVERY["NAdam"], batch_size=5, keep_graph=keep_graph)
+    start = trajectory.init(PROBLEM, KEY)
+    before = {name: leaf.clone() for name, leaf in start["x"].items()}
+    candidates, hand = trajectory.propose(PROBLEM, THETA, start, KEY), ByHand(EVERY["NAdam"])
+    rows = DATA.draw(KEY.fold("batches"), 5, 5)
+    assert rows is not None
+    assert candidates.replay is not None
+    for row, steps in enumerate(([0, 1], [2, 3], [4])):
+        assert_same(candidates.at(row), hand.run([DATA.batch(rows[step]) for step in steps]), rtol=1e-11, atol=1e-13)
+        assert_same(candidates.replay(torch.tensor(row), THETA, None)[0], candidates.at(row), rtol=1e-11, atol=1e-13)
+    assert (candidates.cost.lower_gradients, start["x"].keys()) == (5, before.keys())
+    assert_same(start["x"], before)
+
+    def value(theta: Tree) -> Tensor:
+        assert candidates.replay is not None
+        return torch.stack([leaf.pow(2).sum() for leaf in candidates.replay(torch.tensor(1), theta, None)[0].values()]).sum()
+
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+    found = dict(zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True))
+    assert_same(found, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8)
 
 
 def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> None:

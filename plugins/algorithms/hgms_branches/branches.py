@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, fields
+from attrs import field
 from torch import Tensor
 
 from hgms_branches.path import Path
 from hgms_branches.plan import Plan, run_all
 from hgms_branches.rule import Rule
 from hgms_branches.steps import add_noise_, check_spread, factors, or_function, scheduled, starts
-from hgms_branches.torch_rule import TorchRule
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, repeat
+from hgms_branches.torch_rule import TorchRule, check_settings, timetable_of
+from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, repeat
 from hgms_fields import (
     decay_rate,
     decay_rates,
@@ -123,14 +122,7 @@ class Branches:
 
     @optimizer.validator
     def _has_its_own_settings(self, _attribute: object, value: object) -> None:
-        if self is None or not callable(value):
-            return
-        for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
-            if getattr(self, name) != getattr(fields(Branches), name).default:
-                raise ConfigError(
-                    f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
-                    f"  give it to the optimiser: optimizer=lambda params: torch.optim.RMSprop(params, {name}=…)"
-                )
+        check_settings(self, value)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
@@ -253,14 +245,7 @@ class Branches:
         return TorchRule(self.optimizer, self._times(problem), self.clip, done)
 
     def _times(self, problem: Problem) -> Timetable:
-        """What the schedule of torch says, kept with the problem: it is worked out from the first step on."""
-        key = ("timetable", self.optimizer, self.schedule, self.lr)
-        if key not in problem.kept:
-            build = partial(torch.optim.SGD, lr=self.lr) if isinstance(self.optimizer, str) else self.optimizer
-            schedule = self.schedule if callable(self.schedule) else None
-            problem.kept[key] = Timetable.of(build, problem.x0, schedule)
-        times: Timetable = problem.kept[key]
-        return times
+        return timetable_of(problem, self.optimizer, self.schedule, self.lr)
 
     def _parts(self, data: Data) -> int:
         """Batches that a step's rows come in."""

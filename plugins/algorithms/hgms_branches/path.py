@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -15,7 +15,7 @@ from hgms_branches.differentiable import differentiable_step
 from hgms_branches.rule import Rule
 from hgms_branches.steps import advance, pieces, slope_of
 from hgms_branches.torch_rule import TorchRule, advance_torch
-from hgms_core import Cost, Group, LastStep, Problem, Tree, detach
+from hgms_core import Cost, Group, LastStep, Problem, Tree, clone, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 """What :class:`hgms_core.Candidates` holds as ``replay``: (index, θ, last) to the candidate, and its cost."""
@@ -63,7 +63,8 @@ class Path:
         if graphs and isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()
         if not graphs and isinstance(self.rule, TorchRule):
-            calls = self._run(detach(theta), steps) * self.accumulate
+            run_again = evolve(self, x=clone(self.x))
+            calls, end = run_again._run(detach(theta), steps) * self.accumulate, run_again.x
         elif graphs in (0, steps) and (run := self.compiled(theta)) is not None:
             end = run.end(steps)
         else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field
+from attrs import evolve, field
 from torch import Tensor
 
 from hgms_branches.back import Run
 from hgms_branches.path import Path, Replay, on_kept_graph
 from hgms_branches.rule import Rule
-from hgms_branches.steps import advance, slope_of
+from hgms_branches.steps import advance, or_function, slope_of
+from hgms_branches.torch_rule import TorchRule, advance_torch, check_settings, timetable_of
 from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat, stack
 from hgms_fields import (
     decay_rate,
@@ -24,12 +25,13 @@ from hgms_fields import (
     positive,
     whole,
 )
+from hgms_optim import Build
 
 
 @final
 @frozen(kw_only=True)
 class Trajectory:
-    """The iterates of one run of K steps of SGD or AdamW on the lower loss, N = ⌈K / ``every``⌉ candidates::
+    """The iterates of one run of K steps of an optimiser on the lower loss, N = ⌈K / ``every``⌉ candidates::
 
         y_0 = z where the start is learned (``learn_start``), else the carried state
         y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),        candidates y_every, y_2·every, …, y_K
@@ -42,7 +44,8 @@ class Trajectory:
 
     Arguments:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches`` (decoupled decay). ``clip``: bound on ‖∇_y g‖.
+        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``, from Python also a function that makes an
+            optimiser of torch. ``clip``: bound on ‖∇_y g‖.
         batch_size: examples a step; None uses all.
         carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one, or from a newly drawn
             lower state (``restart``). Without effect on a learned start.
@@ -66,7 +69,7 @@ class Trajectory:
 
     steps: int = field(default=20, validator=whole)
     every: int = field(default=1, validator=whole)
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", validator=choice("sgd", "adamw"))
+    optimizer: Literal["sgd", "adamw"] | Build = field(default="sgd", validator=or_function("sgd", "adamw"))
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
@@ -80,6 +83,10 @@ class Trajectory:
     keep_graph: bool = False
 
     lighter = lowering(other=["batch_size"])
+
+    @optimizer.validator
+    def _has_its_own_settings(self, _attribute: object, value: object) -> None:
+        check_settings(self, value)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
@@ -95,35 +102,44 @@ class Trajectory:
 
         if self.keep_graph:
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-            x, losses, replay = self._with_graph(path(leaves, self.steps), leaves, run_again)
+            (x, losses, replay), calls = self._with_graph(path(leaves, self.steps), leaves, run_again), self.steps
         else:
-            (x, losses), replay = self._forward(path(detach(theta), self.steps), detach(theta)), run_again
+            (x, losses, calls), replay = self._forward(path(detach(theta), self.steps), detach(theta)), run_again
         rows = problem.lower_data.count(self.batch_size)
-        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=self.steps, rows=self.steps * rows), replay=replay)
+        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay)
 
     def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
         if self.carry_rule == "restart":
             return {"x": dict(problem.initial(key))}
         return {"x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)}
 
-    def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor]:
-        """The candidates and the loss before the last step of each, without a graph."""
+    def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor, int]:
+        """The candidates, the loss before the last step of each, and how many gradients they took, without a graph."""
         if (run := path.compiled(theta)) is not None:
-            return self._candidates(run)
+            return *self._candidates(run), self.steps
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
         x, first = repeat(point, len(self._kept)), next(iter(point.values()))
-        losses, done = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0
-        group = Group(0, point, path.problem.g)
+        losses, done, calls = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0, 0
+        group, rule, moments = Group(0, point, path.problem.g), path.rule, path.moments
         for row, step in enumerate(self._kept):
             slope = slope_of(path.problem, theta, group, None if path.index is None else path.index[done:step])
-            losses[row] = advance(Rule.of(self, done), group, path.moments, slope, path.rates[done:step], self.weight_decay)
+            if isinstance(rule, TorchRule):
+                factors = [[rate] for rate in path.rates[done:step]]
+                losses[row], (moments,), took = advance_torch(
+                    evolve(rule, done=done), group, moments, slope, factors, [path.decay], remember=True
+                )
+            else:
+                losses[row] = advance(evolve(rule, done=done), group, moments, slope, path.rates[done:step], path.decay)
+                took = step - done
             for name, leaf in point.items():
                 x[name][row] = leaf
-            done = step
-        return x, losses
+            done, calls = step, calls + took
+        return x, losses, calls
 
     def _with_graph(self, path: Path, leaves: Tree, run_again: Replay) -> tuple[Tree, Tensor, Replay]:
         """The same, with the graph that a replay then goes back through."""
+        if isinstance(path.rule, TorchRule):
+            path.rule.check_differentiable()
         if (compiled := path.compiled(leaves)) is not None:
             ends = [compiled.end(step) for step in self._kept]
             return *self._candidates(compiled), on_kept_graph(ends, self._kept, leaves, path.rows, run_again)
@@ -144,13 +160,17 @@ class Trajectory:
 
     def _path(self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int) -> Path:
         x = dict(start["x"]) if problem.start is None else problem.start(theta)
+        rule: Rule | TorchRule = Rule.of(self)
+        if not isinstance(self.optimizer, str):
+            rule = TorchRule(self.optimizer, timetable_of(problem, self.optimizer, None, self.lr), self.clip)
+        own = isinstance(rule, Rule)
         return Path(
-            rule=Rule.of(self),
+            rule=rule,
             problem=problem,
             x=x,
-            moments=Rule.of(self).no_moments(x),
+            moments=rule.no_moments(x),
             index=index,
-            rates=[self.lr] * steps,
-            decay=self.weight_decay,
+            rates=[self.lr if own else 1.0] * steps,
+            decay=self.weight_decay if own else 1.0,
             rows=problem.lower_data.count(self.batch_size),
         )
