@@ -127,7 +127,7 @@ def row(group: Group, columns: int) -> dict[str, str]:
 
 
 # start: command
-@click.command()
+@click.command(short_help="Which cycle of cyclical-langevin won.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the shares into this file (.png, .svg, .pdf)."
