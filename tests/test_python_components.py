@@ -10,6 +10,7 @@ import math
 import re
 import typing
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from hgms_compare import compare
 from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.registry import Registry
 from hgms_fields import frozen, positive
+from hgms_loops import OuterSteps, lower_solution
 from hgms_run import RunConfig, RunSettings, run
 from hgms_testing import instance_of
 
@@ -54,6 +56,16 @@ PROBLEM = Problem(
 )
 NAMES: dict[str, Any] = {name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()}
 NAMES |= {"Budget": Budget, "Pipeline": Pipeline, "RunConfig": RunConfig, "RunSettings": RunSettings, "problem": PROBLEM}
+NAMES |= {"OuterSteps": OuterSteps, "lower_solution": lower_solution, "loss": PROBLEM.f}
+NAMES["outer_steps"] = partial(
+    OuterSteps,
+    f=PROBLEM.f,
+    g=PROBLEM.g,
+    upper=[{}],
+    theta=torch.zeros(1),
+    solver=hgms_solvers.CG(),
+    optimizer=hgms_outer.Adam(),
+)
 NAMES |= {"run": run, "compare": compare, "evolve": attrs.evolve, "Path": Path, "math": math, "np": np, "torch": torch}
 NAMES["pipeline"] = Pipeline(
     generator=NAMES["Branches"](), selector=NAMES["First"](), hypergradient=NAMES["Unrolled"](), outer=NAMES["Adam"]()
@@ -195,18 +207,18 @@ REFUSED = [
     ("run('hg-ms', problem, '2 steps', resume='yes')", "expected True or False, got 'yes' @ run.resume"),
     ("run('hg-ms', problem, '2 steps', watch='loss')", "watch must be a function watch(info, record, share) or a list of…"),
     # comparisons
-    ("compare('quadratc', 'uniform', '2 steps')", "unknown task 'quadratc'; did you mean 'quadratic'? @ the grid.task…"),
-    ("compare('uniform', 'quadratic', '2 steps')", "2 problems in the grid; nothing was run:\n  unknown task 'uniform'; no…"),
+    ("compare('quadratc', 'uniform', '2 steps')", "unknown task 'quadratc'; did you mean 'quadratic'? @ compare.task…"),
+    ("compare('uniform', 'quadratic', '2 steps')", "2 problems in compare; nothing was run:\n  unknown task 'uniform'; no…"),
     ("compare(pipeline, problem, '2 steps')", "expected a Problem, a function seed -> Problem, or a task (its name, a…"),
     ("compare(lambda seed: 3, 'uniform', '2 steps')", "the function 'problem' gave an int for seed 0, and a comparison…"),
     ("compare(problem, CG(), '2 steps')", "expected a method (its name, a table, or an object with init, step and result);…"),
     ("compare(problem, {'mine': Pipeline}, '2 steps')", "expected a method (its name, a table, or an object with init, step…"),
-    ("compare(problem, ['uniform', 'hg-mss'], '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ the…"),
-    ("compare(problem, {'name': 'hg-ms', 'outer': CG()}, '2 steps')", "unknown outer optimiser 'cg'; no close match. @ the…"),
-    ("compare(problem, 'uniform', '2 stps')", "cannot read the budget '2 stps'; did you mean '2 steps'? @ the grid.budget"),
-    ("compare(problem, 'uniform', '2 steps', seeds=-1)", "'seeds' must be a count > 0 or a list of numbers: -1 @ the…"),
+    ("compare(problem, ['uniform', 'hg-mss'], '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ compare.method…"),
+    ("compare(problem, {'name': 'hg-ms', 'outer': CG()}, '2 steps')", "unknown outer optimiser 'cg'; no close match. @…"),
+    ("compare(problem, 'uniform', '2 stps')", "cannot read the budget '2 stps'; did you mean '2 steps'? @ compare.budget"),
+    ("compare(problem, 'uniform', '2 steps', seeds=-1)", "'seeds' must be a count > 0 or a list of numbers: -1 @…"),
     ("compare(problem, 'uniform', '2 steps', seeds=1.5)", "expected an integer or a list (an integer each), got 1.5 @…"),
-    ("compare(problem, 'uniform', '2 steps', seeds=[0, 0])", "'seeds' names a seed twice: [0, 0] @ the grid.seeds"),
+    ("compare(problem, 'uniform', '2 steps', seeds=[0, 0])", "'seeds' names a seed twice: [0, 0] @ compare.seeds"),
     ("compare(problem, 'uniform', '2 steps', seeds='3')", "expected an integer or a list (an integer each), got '3'; write…"),
     ("compare(problem, 'uniform', '2 steps', metod='x')", "unknown argument 'metod'; did you mean 'methods'? @ compare…"),
     ("compare(problem, 'uniform', '2 steps', metric='acuracy')", "evaluate of 'problem' gives no metric 'acuracy'; it…"),
@@ -216,6 +228,21 @@ REFUSED = [
     ("compare(problem, 'uniform', '2 steps', jobs='2')", "expected an integer or None, got '2'; write 2 @ compare.jobs"),
     ("compare(problem, 'uniform', '2 steps', out=3)", "expected a string or a path or None, got 3 @ compare.out"),
     ("compare(problem, 'uniform', '2 steps', registry='mine.py')", "expected an object of Registry or None, got 'mine.py' @…"),
+    # in somebody else's loop
+    ("OuterSteps(f=loss)", "5 errors in OuterSteps:\n  missing: a function @ OuterSteps.g\n  missing: something to go…"),
+    ("outer_steps(evry=3)", "unknown argument 'evry'; did you mean 'every'? @ OuterSteps\n  available: every, f, g, lower,…"),
+    ("outer_steps(every=2.5)", "expected an integer, got 2.5 @ OuterSteps.every"),
+    ("outer_steps(every=0)", "'every' must be >= 1: 0 @ OuterSteps.every"),
+    ("outer_steps(solver='cg')", f"expected {SOLVER}, got 'cg' @ solver @ OuterSteps\n  a name stands for an object in…"),
+    ("outer_steps(solver=CG)", f"expected {SOLVER}, got the class CG; write CG() @ solver @ OuterSteps"),
+    ("outer_steps(optimizer='adam')", f"expected {OUTER} or an object of Optimizer, got 'adam' @ OuterSteps.optimizer"),
+    ("outer_steps(optimizer=torch.optim.Adam)", f"expected {OUTER} or an object of Optimizer, got the class Adam @…"),
+    ("outer_steps(f=lambda x: x)", "'f' is called as f(theta, x, batch), and this one takes (x) @ OuterSteps.f"),
+    ("outer_steps(g=0.5)", "expected a function, got 0.5 @ OuterSteps.g"),
+    ("outer_steps(upper=3)", "expected something to go through (anything each), got 3 @ OuterSteps.upper"),
+    ("outer_steps(strategy='vpj')", "unknown choice 'vpj'; did you mean 'vjp'? @ OuterSteps.strategy\n  available:…"),
+    ("lower_solution(loss, torch.ones(2), torch.ones(2), solver=CG(), startegy='jvp')", "unknown argument 'startegy'; did…"),
+    ("lower_solution(loss, torch.ones(2), torch.ones(2), solver=CG(), report=3)", "expected a function or None, got 3 @…"),
 ]  # fmt: skip
 
 TAKEN = [
@@ -277,7 +304,7 @@ def test_a_function_solves_linear_systems() -> None:
 def registered() -> dict[str, type]:
     """The classes of components, and those of objects in their fields."""
     components = Registry.load().components()
-    classes = [getattr(component.target, "of", component.target) for component in components]
+    classes: list[Any] = [getattr(component.target, "of", component.target) for component in components]
     hints = [typing.get_type_hints(cls)[part.name] for cls in classes for part in attrs.fields(cls) if part.init]
     inner = [part for hint in hints for part in (hint, *typing.get_args(hint))]
     classes += [part for part in inner if isinstance(part, type) and attrs.has(part) and part not in classes]
@@ -381,7 +408,7 @@ def test_a_class_of_somebody_else() -> None:
         Mine(lrr=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^'lr' must be small: 3 @ Mine\.lr$"):
         Mine(lr=3)
-    assert Mine(later=object(), at="3").at == 3  # type: ignore[arg-type]
+    assert Mine(later=object(), at="3").at == 3
     assert attrs.evolve(Mine(), lr=0.5) == Mine(lr=0.5)
     assert hash(Mine()) == hash(Mine())
     assert "Mine" in Mine()._repr_html_()  # type: ignore[attr-defined]
@@ -405,6 +432,6 @@ def test_positions_are_names_where_a_class_takes_them() -> None:
         x: float
         names: Mapping[str, int] = field(factory=dict)
 
-    assert Point(1, {"a": np.int64(2)}) == Point(x=1.0, names={"a": 2})
+    assert Point(1, dict[str, Any](a=np.int64(2))) == Point(x=1.0, names={"a": 2})
     with pytest.raises(ConfigError, match=r"expected an integer, got 2\.5 @ Point\.names\.a"):
-        Point(1, {"a": 2.5})
+        Point(1, dict[str, Any](a=2.5))

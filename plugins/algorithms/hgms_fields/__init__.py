@@ -15,8 +15,10 @@ from hgms_core import ROLES, ConfigError
 from hgms_fields.component import checked as checked
 
 if TYPE_CHECKING:
+    from attrs import define as define
     from attrs import frozen as frozen  # for type checkers it is what they know
 else:
+    from hgms_fields.component import define as define
     from hgms_fields.component import frozen as frozen
 
 positive: Any = validators.gt(0)

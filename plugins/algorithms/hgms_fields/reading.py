@@ -88,6 +88,8 @@ def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
         return _mapping(hint, reader(arguments[1]))
     if is_generic(origin, Callable):
         return lambda value: value if callable(value) else _unexpected(hint, value)
+    if origin is Iterable:
+        return lambda value: value if hasattr(value, "__iter__") or hasattr(value, "__getitem__") else _unexpected(hint, value)
     return lambda value: value
 
 
@@ -145,7 +147,10 @@ def _choice(value: Any, hint: Any) -> Any:
 
 
 def _part(value: Any, kind: Any) -> Any:
-    component = part(value, kind)
+    try:
+        component = part(value, kind)
+    except HgmsError as error:  # of a function that cannot be called as a solver
+        refuse(str(error))
     if component is None:
         refuse(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
     return component

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +56,8 @@ def _spelled_generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
         return f"a list ({spelled(arguments[0])} each)"
     if is_generic(origin, Mapping):
         return f"a dictionary ({spelled(arguments[1])} each)"
+    if origin is Iterable:
+        return f"something to go through ({spelled(arguments[0])} each)"
     return "a function" if is_generic(origin, Callable) else str(hint)
 
 

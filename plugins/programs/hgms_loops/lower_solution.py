@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hgms_core import Nested, Shape, Solution, Strategy, Tree, as_solver, check_floating, check_function, detach, one_of, pure
+from hgms_fields import checked
 from hgms_loops.level import Level
 from hgms_loops.nodes import Minimiser
 
 Lower = TypeVar("Lower")
 
 
+@checked("g", "theta", "x", "solver", "v0")
 def lower_solution(
     g: Callable[..., Tensor],
     theta: Nested,

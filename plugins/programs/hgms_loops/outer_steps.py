@@ -6,10 +6,24 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, define, field, validators
+from attrs import Attribute, Factory, field, validators
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, Nested, OuterOptimizer, Shape, State, Strategy, Tree, choice, clone, hypergradient, norm
+from hgms_core import (
+    ConfigError,
+    Nested,
+    OuterOptimizer,
+    Shape,
+    State,
+    Strategy,
+    Tree,
+    as_solver,
+    check_function,
+    clone,
+    hypergradient,
+    norm,
+)  # fmt: skip
+from hgms_fields import define
 from hgms_loops.surroundings import Batches, moved, undisturbed
 
 Loss = Callable[[Any, Tree, Any], Tensor]
@@ -18,6 +32,10 @@ Loss = Callable[[Any, Tree, Any], Tensor]
 
 def _leaves(theta: Nested) -> Tree:
     return Shape.of(theta, "'theta'", "theta")[1]
+
+
+def _loss(_self: object, attribute: Attribute[Any], value: Any) -> None:
+    check_function(attribute.name, value, "theta", "x", "batch")
 
 
 def _tensors(_self: object, _attribute: object, value: Any) -> None:
@@ -78,15 +96,15 @@ class OuterSteps:
     Source: HG-MS paper, equation (3), on one batch of each level and at a state that is not solved for.
     """
 
-    f: Loss
-    g: Loss
+    f: Loss = field(validator=_loss)
+    g: Loss = field(validator=_loss)
     upper: Iterable[Any]
-    theta: Tree | Tensor = field(validator=_tensors)
-    solver: Any
+    theta: Tree | Tensor = field(validator=_tensors, metadata={"own": True})
+    solver: Any = field(converter=as_solver)
     optimizer: OuterOptimizer | torch.optim.Optimizer = field()
-    every: int = field(default=100, validator=[validators.instance_of(int), validators.ge(1)])
+    every: int = field(default=100, validator=validators.ge(1))
     lower: Iterable[Any] | None = None
-    strategy: Strategy = field(default="vjp", validator=choice("vjp", "jvp", "difference"))
+    strategy: Strategy = "vjp"
     records: list[dict[str, Any]] = field(init=False, factory=list)
     _memory: State | None = field(init=False, default=None)
     _uppers: Batches = field(init=False, default=Factory(lambda self: Batches(self.upper, "upper"), takes_self=True))
@@ -100,8 +118,6 @@ class OuterSteps:
             held = {id(leaf) for group in value.param_groups for leaf in group["params"]}
             if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
                 raise ConfigError("'optimizer' must hold the tensors of 'theta' and no others: build it as Adam([theta], …)")
-        elif not (callable(getattr(value, "init", None)) and callable(getattr(value, "step", None))):
-            raise ConfigError(f"'optimizer' must be an outer optimiser or one of torch.optim: {value!r}")
 
     def due(self, step: int) -> bool:
         """Whether an outer step follows the lower step with this number (from 1)."""
