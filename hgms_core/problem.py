@@ -77,14 +77,15 @@ class Problem:
 
     ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss; ``lower_data`` what g is computed on
     and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use different
-    validation rows; ``project`` maps θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's
-    clock, and outside every decision). ``fresh(key)`` draws another initial lower state; ``references`` names special upper
-    variables, such as the weights that know which labels are right. ``sources`` is there where θ weights named data sources.
-    ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they grew.
-    ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
-    θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
-    bfloat16): finite differences are then taken over a length that fits it. ``compiler`` makes programs of what components
-    run often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
+    validation rows (both take rows of any kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps
+    θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and outside every
+    decision). ``fresh(key)`` draws another initial lower state; ``references`` names special upper variables, such as the
+    weights that know which labels are right. ``sources`` is there where θ weights named data sources. ``counters()`` gives
+    numbers that only grow, such as tokens processed: every step records by how much they grew. ``start(theta)`` is there where
+    the lower level's start is learned: the state to start from, as a differentiable function of θ. ``precision`` is the type
+    the losses are computed in where that is coarser than x's (adapters in float32 on a base in bfloat16): finite differences
+    are then taken over a length that fits it. ``compiler`` makes programs of what components run often (None: none). ``kept``
+    is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
 
     θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``, ``start`` and ``references``
     then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
@@ -126,8 +127,10 @@ class Problem:
 
     def _flattened(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
-        if self.shapes is not None:  # of attrs.evolve: all is flat already
-            return {}
+        if self.shapes is not None:  # of attrs.evolve: all is flat already, but perhaps another start
+            own = {name: (shape, getattr(self, name)) for name, shape in zip(("theta0", "x0"), self.shapes, strict=True)}
+            nested = {name: pair for name, pair in own.items() if not Shape.of(pair[1], repr(name), "")[0].flat}
+            return {name: shape.flatten(value, repr(name)) for name, (shape, value) in nested.items()}
         theta, theta0 = Shape.of(self.theta0, "'theta0'", "theta")
         x, x0 = Shape.of(self.x0, "'x0'", "x")
         if theta.flat and x.flat:

@@ -147,6 +147,10 @@ def test_evolve_and_wrappers_take_the_flat_problem() -> None:
     further = evolve(problem, theta0={"theta": torch.zeros(2, dtype=F64)})
     assert further.restore(further.theta0, further.x0)[0].tolist() == [0.0, 0.0]
     assert further.g is problem.g  # not wrapped a second time
+    again = evolve(problem, theta0=torch.full((2,), 5.0, dtype=F64))  # in its shape, too
+    assert again.theta0["theta"].tolist() == [5.0, 5.0]
+    with pytest.raises(ConfigError, match="'x0' must be nested as it was at first"):
+        evolve(problem, x0=[torch.zeros(2, dtype=F64)])
     learned = evolve(METHOD, generator=Trajectory(steps=4, lr=0.3), hypergradient=Unrolled())
     nested = run(LearnedStart(method=learned), problem, Budget(outer_steps=2))
     assert isinstance(nested.theta, Tensor)
