@@ -191,7 +191,7 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     theta = {"t": BENT.theta0["t"].clone().requires_grad_()}
     end, cost = candidates.replay(torch.tensor(0), theta, last)
     assert_same({name: leaf.detach() for name, leaf in end.items()}, candidates.at(0))
-    found = torch.autograd.grad(value(end), theta["t"])[0]
+    gradient = torch.autograd.grad(value(end), theta["t"])[0]
     assert (cost.lower_gradients, cost.products) == (4, 4 if last is None else 2)
 
     def differences(begin: Any, steps: int) -> Tensor:
@@ -205,7 +205,7 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     if last is not None:
         first = evolve(branches, steps=2)
         start = first.carry(start, first.propose(BENT, BENT.theta0, start, KEY), torch.tensor(0), KEY, BENT)
-    torch.testing.assert_close(found, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(gradient, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
@@ -228,8 +228,8 @@ def test_the_iterates_of_a_trajectory(keep_graph: bool) -> None:
         return torch.stack([leaf.pow(2).sum() for leaf in candidates.replay(torch.tensor(1), theta, None)[0].values()]).sum()
 
     theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-    found = dict(zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True))
-    assert_same(found, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8)
+    gradient = dict(zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True))
+    assert_same(gradient, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8)
 
 
 def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> None:
@@ -290,13 +290,13 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
 def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: int | None, mode: Any) -> None:
     whole = Branches(count=2, steps=3, batch_size=batch_size, mode=mode, whole_batch_noise=0.1, **options)
     parts = evolve(whole, accumulate=3)
-    one, other = propose(whole), propose(parts)
-    assert_same(other.x, one.x, rtol=1e-11, atol=1e-13)
-    assert_same(other.losses, one.losses, rtol=1e-11)
-    assert other.cost.lower_gradients == 3 * one.cost.lower_gradients
-    assert other.cost.rows == one.cost.rows
+    plain, parted = propose(whole), propose(parts)
+    assert_same(parted.x, plain.x, rtol=1e-11, atol=1e-13)
+    assert_same(parted.losses, plain.losses, rtol=1e-11)
+    assert parted.cost.lower_gradients == 3 * plain.cost.lower_gradients
+    assert parted.cost.rows == plain.cost.rows
     gradients = []
-    for candidates in (one, other):
+    for candidates in (plain, parted):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
         assert candidates.replay is not None
         end, cost = candidates.replay(torch.tensor(1), theta, None)

@@ -107,8 +107,8 @@ def test_a_tree_with_two_children_each_with_a_child() -> None:
         return y, lower_solution(level.below.loss, {"theta": theta, "y": y}, level.below.exact, solver=dense)
 
     expected = slope(lambda theta: upper(theta, CHAIN.both(theta), OTHER.both(theta)))
-    found = slope(lambda theta: upper(theta, through(theta, CHAIN), through(theta, OTHER)))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    gradient = slope(lambda theta: upper(theta, through(theta, CHAIN), through(theta, OTHER)))
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
 def bent(upper: Tree, z: Tensor) -> Tensor:
@@ -140,9 +140,9 @@ def test_levels_that_are_not_quadratic_against_differences() -> None:
         return (y - 1).pow(3).sum() + lower_solution(bent, {"theta": theta, "y": y}, lowest, solver=dense).sum()
 
     leaf = theta.clone().requires_grad_()
-    found = torch.autograd.grad(value(leaf), leaf)[0]
+    gradient = torch.autograd.grad(value(leaf), leaf)[0]
     expected = finite_differences(lambda tree: value(tree["t"]).detach(), {"t": theta})["t"]
-    assert_same(found, expected, rtol=1e-7, atol=1e-8)
+    assert_same(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
 def test_four_levels_against_the_closed_form() -> None:

@@ -78,8 +78,8 @@ def lower_solution(
 
     >>> def middle(theta, y):
     ...     below = lambda upper, z: 0.5 * (z - upper["theta"] * upper["y"]).square().sum()
-    ...     found = lambda upper: upper["theta"] * upper["y"]
-    ...     z = lower_solution(below, {"theta": theta, "y": y}, found, solver=lambda matvec, b: b)
+    ...     exact = lambda upper: upper["theta"] * upper["y"]
+    ...     z = lower_solution(below, {"theta": theta, "y": y}, exact, solver=lambda matvec, b: b)
     ...     return 0.5 * (z - 1).square().sum()
     >>> theta = torch.tensor([2.0, 4.0], requires_grad=True)
     >>> y = lower_solution(middle, theta, lambda theta: 1 / theta, solver=lambda matvec, b: b / theta.detach() ** 2)
