@@ -41,7 +41,7 @@ from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.registry import Registry
 from hgms_fields import frozen, positive
 from hgms_loops import OuterSteps, lower_solution
-from hgms_run import RunConfig, RunSettings, run
+from hgms_run import RunConfig, RunFolder, RunSettings, run
 from hgms_testing import instance_of
 
 PACKAGES = (
@@ -66,7 +66,16 @@ NAMES["outer_steps"] = partial(
     solver=hgms_solvers.CG(),
     optimizer=hgms_outer.Adam(),
 )
-NAMES |= {"run": run, "compare": compare, "evolve": attrs.evolve, "Path": Path, "math": math, "np": np, "torch": torch}
+NAMES |= {
+    "run": run,
+    "RunFolder": RunFolder,
+    "compare": compare,
+    "evolve": attrs.evolve,
+    "Path": Path,
+    "math": math,
+    "np": np,
+    "torch": torch,
+}
 NAMES["pipeline"] = Pipeline(
     generator=NAMES["Branches"](), selector=NAMES["First"](), hypergradient=NAMES["Unrolled"](), outer=NAMES["Adam"]()
 )
@@ -198,6 +207,7 @@ REFUSED = [
     ("run('hg-ms', problem, 2)", "expected a budget like '60s', '25 steps' or '1e5 calls' or a string, got 2 @ run.budget"),
     ("run('hg-ms', problem)", "missing: a budget like '60s', '25 steps' or '1e5 calls' or a string @ run.budget"),
     ("run('hg-ms', problem, '2 steps', sed=1)", "unknown argument 'sed'; did you mean 'seed'? @ run\n  available: budget,…"),
+    ("run('hg-ms', problem, '2 steps', method='uniform')", "run got 'method' twice, by position and by name"),
     ("run('hg-ms', problem, '2 steps', 1)", "run takes 3 arguments by position and the others by name, and got 4 by…"),
     ("run('hg-ms', problem, '2 steps', seed=-1)", "'seed' must be >= 0: -1 @ run.seed"),
     ("run('hg-ms', problem, '2 steps', seed=1.5)", "expected an integer, got 1.5 @ run.seed"),
@@ -228,13 +238,15 @@ REFUSED = [
     ("compare(problem, 'uniform', '2 steps', jobs='2')", "expected an integer or None, got '2'; write 2 @ compare.jobs"),
     ("compare(problem, 'uniform', '2 steps', out=3)", "expected a string or a path or None, got 3 @ compare.out"),
     ("compare(problem, 'uniform', '2 steps', registry='mine.py')", "expected an object of Registry or None, got 'mine.py' @…"),
+    ("RunFolder(3)", "expected str, bytes or os.PathLike object, not int @ RunFolder.path"),
+    ("RunFolder()", "missing: a path @ RunFolder.path"),
     # in somebody else's loop
     ("OuterSteps(f=loss)", "5 errors in OuterSteps:\n  missing: a function @ OuterSteps.g\n  missing: something to go…"),
     ("outer_steps(evry=3)", "unknown argument 'evry'; did you mean 'every'? @ OuterSteps\n  available: every, f, g, lower,…"),
     ("outer_steps(every=2.5)", "expected an integer, got 2.5 @ OuterSteps.every"),
     ("outer_steps(every=0)", "'every' must be >= 1: 0 @ OuterSteps.every"),
-    ("outer_steps(solver='cg')", f"expected {SOLVER}, got 'cg' @ solver @ OuterSteps\n  a name stands for an object in…"),
-    ("outer_steps(solver=CG)", f"expected {SOLVER}, got the class CG; write CG() @ solver @ OuterSteps"),
+    ("outer_steps(solver='cg')", f"expected {SOLVER}, got 'cg' @ OuterSteps.solver\n  a name stands for an object in…"),
+    ("outer_steps(solver=CG)", f"expected {SOLVER}, got the class CG; write CG() @ OuterSteps.solver"),
     ("outer_steps(optimizer='adam')", f"expected {OUTER} or an object of Optimizer, got 'adam' @ OuterSteps.optimizer"),
     ("outer_steps(optimizer=torch.optim.Adam)", f"expected {OUTER} or an object of Optimizer, got the class Adam @…"),
     ("outer_steps(f=lambda x: x)", "'f' is called as f(theta, x, batch), and this one takes (x) @ OuterSteps.f"),

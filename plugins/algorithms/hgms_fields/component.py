@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import attrs
@@ -63,17 +63,18 @@ def define(cls: type | None = None, /, **options: Any) -> Any:
 
 def _checking(built: Any) -> Any:
     """A class of attrs, with the arguments of its constructor read first."""
-    write = built.__init__
+    write, name = built.__init__, built.__name__
+    fields = functools.cache(lambda: _of_class(built))  # when the first object is made: then all types are there
 
     @functools.wraps(write)
     def __init__(self: Any, *args: Any, **arguments: Any) -> None:
-        read = _read(built, args, arguments)
+        read = _read(name, fields(), args, arguments)
         try:
             write(self, **read)
         except (ValueError, TypeError, HgmsError) as error:
-            errors = [*_refused(built, read)]
+            errors = [*_refused(fields(), read)]
             if errors or not isinstance(error, TypeError):  # else a mistake in the class, whose traceback says where
-                raise config_error(built.__name__, errors or [((), sentence(error))]) from None
+                raise config_error(name, errors or [((), sentence(error))]) from None
             raise
 
     built.__init__ = __init__
@@ -99,62 +100,75 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        _OWN[function] = frozenset(own)
+        parameters = functools.cache(lambda: _of_function(function, own))
 
         @functools.wraps(function)
         def call(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
-            return function(**_read(function, args, arguments))  # type: ignore[call-arg]
+            return function(**_read(function.__name__, parameters(), args, arguments))  # type: ignore[call-arg]
 
         return call
 
     return decorate
 
 
-_OWN: dict[Any, frozenset[str]] = {}
-
-
 @attrs.frozen
 class _Argument:
-    """What is known of an argument: of a field, or of a function's parameter."""
+    """What is known of a field of a class, or of a parameter of a function."""
 
     hint: Any
     read: Reader
     required: bool
     by_position: bool
-    validator: Any = None
+    check: Callable[[Any], object] | None = None
 
 
-@functools.cache
-def _arguments(owner: Any) -> Mapping[str, _Argument]:
-    """Those of a class of attrs or of a function, by their names. Types that cannot be evaluated are not looked at: they may
-    name what is imported for them alone."""
+def _hints(owner: Any) -> dict[str, Any]:
+    """Types that cannot be evaluated are not looked at: they may name what is imported for them alone."""
     try:
-        hints = typing.get_type_hints(owner)
+        return typing.get_type_hints(owner)
     except Exception:
-        hints = {}
-    if not isinstance(owner, type):
-        known = {name: Any if name in _OWN[owner] else hints.get(name, Any) for name in inspect.signature(owner).parameters}
-        return {
-            name: _Argument(known[name], reader(known[name]), item.default is item.empty, item.kind is not item.KEYWORD_ONLY)
-            for name, item in inspect.signature(owner).parameters.items()
-        }
-    arguments = {}
-    for field in attrs.fields(owner):
-        plain = field.converter is None and not field.metadata.get("own")
-        hint = hints.get(field.name, Any)
+        return {}
+
+
+def _of_function(function: Callable[..., Any], own: Collection[str]) -> dict[str, _Argument]:
+    hints = {name: hint for name, hint in _hints(function).items() if name not in own}
+    return {
+        name: _Argument(
+            hint := hints.get(name, Any), reader(hint), item.default is item.empty, item.kind is not item.KEYWORD_ONLY
+        )
+        for name, item in inspect.signature(function).parameters.items()
+    }
+
+
+def _of_class(cls: Any) -> dict[str, _Argument]:
+    arguments, hints = {}, _hints(cls)
+    for field in attrs.fields(cls):
+        hint, own = hints.get(field.name, Any), field.converter is not None or field.metadata.get("own")
         if field.init:
-            arguments[field.alias] = _Argument(
-                hint, reader(hint if plain else Any), field.default is attrs.NOTHING, not field.kw_only,
-                (field, field.validator) if field.converter is None and field.validator is not None else None,
-            )  # fmt: skip
+            read, required = reader(Any if own else hint), field.default is attrs.NOTHING
+            arguments[field.alias] = _Argument(hint, read, required, not field.kw_only, _check_of(field))
     return arguments
 
 
-def _read(owner: Any, args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _check_of(field: Any) -> Callable[[Any], object] | None:
+    """What says alone whether a field takes a value: its converter, or its validator without the object."""
+
+    def convert(value: Any) -> None:
+        try:
+            field.converter(value)
+        except TypeError as error:
+            raise ValueError(sentence(error)) from None
+
+    if field.converter is not None:
+        return None if isinstance(field.converter, attrs.Converter) else convert
+    return None if field.validator is None else lambda value: field.validator(None, field, value)
+
+
+def _read(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as the class or the function takes them."""
-    arguments, read = _arguments(owner), {}
+    read: dict[str, Any] = {}
     errors: list[tuple[Place, str]] = []
-    for name, value in (_named(owner, args, values) if args else values).items():
+    for name, value in (_named(owner, arguments, args, values) if args else values).items():
         if name not in arguments:
             errors.append(((), unknown("argument", name, arguments)))
             continue
@@ -167,30 +181,31 @@ def _read(owner: Any, args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[
         missing = [name for name, argument in arguments.items() if argument.required and name not in read]
         errors = [((name,), f"missing: {spelled(arguments[name].hint)}") for name in missing]
     if errors:
-        raise config_error(owner.__name__, [*errors, *_refused(owner, read)])
+        raise config_error(owner, [*errors, *_refused(arguments, read)])
     return read
 
 
-def _named(owner: Any, args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _named(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with those that were given by position under their names, where they may be."""
-    arguments = _arguments(owner)
     places = [name for name, argument in arguments.items() if argument.by_position]
     if len(args) > len(places):
         names = ", ".join(f"{name}={got(value)}" for name, value in zip(arguments, args, strict=False))
-        known = f"write {owner.__name__}({names})" if names else "it takes no arguments"
+        known = f"write {owner}({names})" if names else "it takes no arguments"
         by_name = "its arguments by name" if not places else f"{len(places)} arguments by position and the others by name"
-        raise ConfigError(f"{owner.__name__} takes {by_name}, and got {len(args)} by position\n  {known}")
-    return {**dict(zip(places, args, strict=False)), **values}
+        raise ConfigError(f"{owner} takes {by_name}, and got {len(args)} by position\n  {known}")
+    first = dict(zip(places, args, strict=False))
+    if twice := [name for name in first if name in values]:
+        raise ConfigError(f"{owner} got {twice[0]!r} twice, by position and by name")
+    return {**first, **values}
 
 
-def _refused(owner: Any, read: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """What the validators of single fields say, each asked by itself; those that look at the whole object are not."""
-    for name, argument in _arguments(owner).items():
-        if argument.validator is None or name not in read:
+def _refused(arguments: Mapping[str, _Argument], read: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    """What single fields say of their values, each asked by itself; what looks at the whole object is not asked."""
+    for name, argument in arguments.items():
+        if argument.check is None or name not in read:
             continue
-        field, validator = argument.validator
         try:
-            validator(None, field, read[name])
+            argument.check(read[name])
         except (ValueError, HgmsError) as error:
             yield (name,), sentence(error)
         except Exception as error:

@@ -49,6 +49,7 @@ def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError
     messages = []
     for place, message in errors:
         first, *rest = message.splitlines()
+        first = first.removesuffix(f" @ {place[-1]}") if place else first  # where a function of the core has said it
         keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
         messages.append("\n  ".join([f"{first} @ {owner}{keys}", *(line.strip() for line in rest)]))
     lines = "".join("\n  " + message.replace("\n", "\n  ") for message in messages)

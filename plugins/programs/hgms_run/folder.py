@@ -28,11 +28,12 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from filelock import FileLock, Timeout
 
 from hgms_cli import finite
 from hgms_core import CheckpointError, State
+from hgms_fields import frozen
 from hgms_run import files
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
