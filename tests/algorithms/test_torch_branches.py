@@ -42,7 +42,17 @@ EVERY: dict[str, Build] = {
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1, t0=2.0),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.05),
 }  # fmt: skip
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        return SGD(params, lr=0.1)
+
+
 OTHERS: dict[str, Build] = {
+    "unhashable": Unhashable(),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "groups": lambda p: SGD([{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5),
     "class": torch.optim.RMSprop,

@@ -87,12 +87,13 @@ def check_settings(generator: Any, optimizer: object) -> None:
 def timetable_of(problem: Problem, optimizer: str | Build, schedule: object, rate: float) -> Timetable:
     """What a schedule of torch says (of one of our own rules with this ``rate``), kept with the problem: it is worked out from
     the first step on."""
-    key = ("timetable", optimizer, schedule, rate)
+    key = ("timetable", id(optimizer), id(schedule), rate)
     if key not in problem.kept:
         build = partial(torch.optim.SGD, lr=rate) if isinstance(optimizer, str) else optimizer
-        problem.kept[key] = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
-    times: Timetable = problem.kept[key]
-    return times
+        times = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
+        problem.kept[key] = times, optimizer, schedule  # kept as well, so that their ids stay theirs
+    kept: Timetable = problem.kept[key][0]
+    return kept
 
 
 def advance_torch(
