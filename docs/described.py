@@ -205,7 +205,8 @@ def members(cls: type) -> list[Member]:
             shown.append(Member(name, "py:property", full, options, inspect.getdoc(member) or ""))
         elif inspect.isfunction(function):
             options = (f":{type(member).__name__}:",) if isinstance(member, classmethod | staticmethod) else ()
-            shown.append(Member(name, "py:method", full + signature(function), options, inspect.getdoc(function) or ""))
+            called = getattr(cls, name) if isinstance(member, classmethod) else function  # without cls
+            shown.append(Member(name, "py:method", full + signature(called), options, inspect.getdoc(function) or ""))
     return shown
 
 
