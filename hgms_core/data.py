@@ -172,6 +172,14 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     return parts
 
 
+def data_of(rows: Any, place: str, like: Tensor) -> Data:
+    """The rows, of the type and on the device of a tensor; an error says the ``place`` that they were given at."""
+    try:
+        return Data.of(rows, like.dtype, like.device)
+    except ConfigError as error:
+        raise ConfigError(f"{error} @ {place}") from None
+
+
 class Roles(dict[str, Data]):
     """Validation rows by role, which say what is missing."""
 
@@ -182,7 +190,7 @@ class Roles(dict[str, Data]):
         )
 
 
-def by_role(rows: Any, dtype: torch.dtype, device: torch.device) -> Roles:
+def by_role(rows: Any, place: str, like: Tensor) -> Roles:
     """Validation rows of any kind: a table for each of some roles by name, or one for all of them."""
     if (
         isinstance(rows, Mapping)
@@ -191,5 +199,5 @@ def by_role(rows: Any, dtype: torch.dtype, device: torch.device) -> Roles:
     ):
         for role in rows:
             one_of("role of validation rows", role, ROLES)
-        return Roles({role: Data.of(table, dtype, device) for role, table in rows.items()})
-    return Roles(dict.fromkeys(ROLES, Data.of(rows, dtype, device)))
+        return Roles({role: data_of(table, f"{place}[{role!r}]", like) for role, table in rows.items()})
+    return Roles(dict.fromkeys(ROLES, data_of(rows, place, like)))

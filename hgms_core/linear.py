@@ -12,7 +12,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from hgms_core.adapters.arguments import check_function, check_part
+from hgms_core.adapters.arguments import check_function, check_part, kind_of
 from hgms_core.errors import ConfigError
 from hgms_core.protocols import MatVec
 from hgms_core.records import Outcome, Solution
@@ -150,7 +150,7 @@ class CallableSolver:
 
         returned: Any = self.function(counted, b)
         if not isinstance(returned, Tensor) or returned.shape != b.shape:
-            shape = list(returned.shape) if isinstance(returned, Tensor) else f"a {type(returned).__name__}"
+            shape = list(returned.shape) if isinstance(returned, Tensor) else kind_of(returned)
             raise ConfigError(f"'solver' must return a tensor like b, {list(b.shape)}, and it returns {shape}")
         value = returned.detach()
         finite = torch.isfinite(value).all(-1)

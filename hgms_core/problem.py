@@ -15,7 +15,7 @@ from hgms_core.adapters.checks import check_alike, numbers_by_name
 from hgms_core.adapters.display import as_html, as_text, problem_rows
 from hgms_core.adapters.modules import of_module
 from hgms_core.adapters.shapes import Nested, Shape, check_floating
-from hgms_core.data import Batch, Data, by_role
+from hgms_core.data import Batch, Data, by_role, data_of
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, detach
@@ -122,8 +122,8 @@ class Problem:
             if any(leaf.requires_grad for leaf in tree.values()):  # a start belongs to no graph
                 object.__setattr__(self, name, detach(tree))
         like = next(iter(self.x0.values()), torch.empty(0))
-        object.__setattr__(self, "lower_data", Data.of(self.lower_data, like.dtype, like.device))
-        object.__setattr__(self, "upper_data", by_role(self.upper_data, like.dtype, like.device))
+        object.__setattr__(self, "lower_data", data_of(self.lower_data, "Problem.lower_data", like))
+        object.__setattr__(self, "upper_data", by_role(self.upper_data, "Problem.upper_data", like))
 
     def _flattened(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""

@@ -12,6 +12,14 @@ from hgms_core.errors import ConfigError, unknown
 Class = TypeVar("Class", bound=type)
 
 
+def kind_of(value: object) -> str:
+    """What a value is, in a sentence: ``None``, ``the class Adam``, ``an int``."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def check_function(what: str, function: Any, *arguments: str) -> None:
     """ConfigError where ``function`` cannot be called with these arguments by position.
 
@@ -23,8 +31,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
     .. versionadded:: 0.5"""
     call = f"{what}({', '.join(arguments)})"
     if (isinstance(function, type) and arguments) or not callable(function):
-        kind = f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
-        raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind}")
+        raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind_of(function)}")
     module = hasattr(function, "state_dict") and hasattr(function, "forward")
     try:
         signature = inspect.signature(function.forward if module else function)
@@ -58,9 +65,7 @@ def check_part(place: str, value: object, label: str, methods: Iterable[str]) ->
     if hasattr(value, "add_param_group"):
         hint = f"it holds its own parameters and state; write `TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
         raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
-    if isinstance(value, type):
-        raise ConfigError(f"{expected} the class {kind}{f'; write {kind}()' if fits else ''} @ {place}")
-    raise ConfigError(f"{expected} a {type(value).__name__} @ {place}")
+    raise ConfigError(f"{expected} {kind_of(value)}{f'; write {kind}()' if fits else ''} @ {place}")
 
 
 def arguments_named(cls: Class) -> Class:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hgms_core.adapters.arguments import kind_of
 from hgms_core.adapters.display import sizes
 from hgms_core.data import Batch
 from hgms_core.errors import DRAWS, VARIES, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
@@ -102,7 +103,7 @@ def check_alike(what: str, tree: object, other: Tree) -> None:
     """ConfigError where a tree has other names, or leaves of other shapes, than it should."""
     if not isinstance(tree, Mapping):
         hint = "; add a `return`" if tree is None else ""
-        raise ConfigError(f"{what} must be like {sizes(other)}, and it is a {type(tree).__name__}{hint}")
+        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {kind_of(tree)}{hint}")
     shapes = [{name: getattr(leaf, "shape", None) for name, leaf in leaves.items()} for leaves in (tree, other)]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(dict(tree))}")
@@ -112,13 +113,13 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
     """What ``evaluate`` returned, as plain numbers; ConfigError where it is no dictionary of them."""
     if not isinstance(measured, Mapping):
         hint = "add a `return`" if measured is None else "write {'name': number}"
-        raise ConfigError(f"`evaluate` must return numbers by name, and it returns a {type(measured).__name__}\n  {hint}")
+        raise ConfigError(f"`evaluate` must return numbers by name, and it returns {kind_of(measured)}\n  {hint}")
     numbers = {}
     for name, value in measured.items():
         try:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            shown = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            shown = list(value.shape) if isinstance(value, Tensor) else kind_of(value)
             raise ConfigError(f"`evaluate` must return numbers by name, and {name!r} is {shown}") from None
     return numbers
 
@@ -146,9 +147,9 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
 def check_number(name: str, value: Any) -> Tensor:
     """What a loss returned; ConfigError where it is not one floating-point number in a tensor."""
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(kind, COPIES.format("a tensor"))
-        raise ConfigError(f"{name} must return a tensor with one number, and it returns a {kind}\n  {advice}")
+        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(type(value).__name__)
+        text = f"{name} must return a tensor with one number, and it returns {kind_of(value)}"
+        raise ConfigError(f"{text}\n  {advice or COPIES.format('a tensor')}")
     if value.dim():
         raise ConfigError(f"{name} must return one number, and it returns {list(value.shape)}\n  write `.mean()` or `.sum()`")
     if not value.is_floating_point():
@@ -193,4 +194,4 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
             had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
         if "same device" in text:
             had += "".join(f"\n  {label} is on {next(iter(tree.values())).device}" for label, tree in trees.items() if tree)
-        raise ConfigError(f"{name} fails on {FEW} rows: {type(error).__name__}: {text}{had}") from error
+        raise ConfigError(f"{name} fails on a few rows: {type(error).__name__}: {text}{had}") from error

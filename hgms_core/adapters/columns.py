@@ -18,6 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from hgms_core.adapters.arguments import kind_of
 from hgms_core.errors import ConfigError
 
 
@@ -59,7 +60,7 @@ def _is_sequence(rows: object) -> bool:
 
 def _no_table(rows: object) -> str:
     kinds = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
-    text = f"rows are {kinds}, and this is a {type(rows).__name__}"
+    text = f"rows are {kinds}, and this is {kind_of(rows)}"
     if rows is None:
         return f"{text}\n  a loss without data takes `Data.none()`"
     if isinstance(rows, str | bytes):
@@ -126,7 +127,7 @@ def _same(a: Any, b: Any) -> bool:
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if is_table(values):
         advice = "give its parts as columns" if isinstance(values, Mapping) else f"choose one of the tables, rows[{name!r}]"
-        raise ConfigError(f"the column {name!r} is a {type(values).__name__}; {advice}")
+        raise ConfigError(f"the column {name!r} is {kind_of(values)}; {advice}")
     if isinstance(values, list | tuple) and values and all(isinstance(value, Tensor) for value in values):
         if len({value.shape for value in values}) > 1:
             raise ConfigError(_ragged(name))
@@ -143,7 +144,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
 
     if isinstance(values, str) or not (hasattr(values, "__array__") or isinstance(values, list | tuple | range)):
         dense = "; write `.toarray()`" if hasattr(values, "toarray") else "; leave it out, or make numbers of it"
-        raise ConfigError(f"the column {name!r} is a {type(values).__name__}{dense}")
+        raise ConfigError(f"the column {name!r} is {kind_of(values)}{dense}")
     try:
         array = np.asarray(values)
         array = np.array(array.tolist()) if array.dtype == object else array

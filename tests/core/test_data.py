@@ -159,7 +159,7 @@ def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_t
 
 DRAW = itertools.count()
 REFUSED: dict[str, tuple[Any, str]] = {
-    "nothing": (lambda: None, r"this is a NoneType\n  a loss without data takes `Data.none\(\)`"),
+    "nothing": (lambda: None, r"this is None\n  a loss without data takes `Data.none\(\)`"),
     "no columns": (dict, r"the same number of rows: none\n  a loss without data takes `Data.none\(\)`"),
     "no rows": (lambda: {"a": torch.zeros(0)}, r"the same number of rows: a 0\n  a loss without data"),
     "an empty dataset": (lambda: Rows(float, 0), "the dataset has no rows"),
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a stream": (Stream, "this is a Stream, without a length"),
     "a loader of a stream": (lambda: DataLoader(Stream()), "this is a Stream, without a length"),
-    "a stream of datasets": (lambda: hub(a=[1]).to_iterable_dataset(), "this is a IterableDataset, without a length"),
+    "a stream of datasets": (lambda: hub(a=[1]).to_iterable_dataset(), "this is an IterableDataset, without a length"),
     "several splits": (lambda: _splits(), r"the column 'train' is a Dataset; choose one of the tables, rows\['train'\]"),
     "text": (
         lambda: {"a": A, "t": ["x"] * 6},
