@@ -23,6 +23,9 @@ import attrs
 MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads((Path(__file__).parent / "fields.toml").read_text(encoding="utf-8"))
 """What the fields of a class mean, by ``package.Class`` and the field's name."""
 
+SHORT = 60
+"""Characters of a meaning that may stand twice in a table."""
+
 SIGNS = {"<": "<", "<=": "≤", ">": ">", ">=": "≥"}
 
 
@@ -166,7 +169,7 @@ def notes(cls: type) -> dict[str, str]:
 
 def arguments(doc: str | None) -> dict[str, str]:
     """The entries of a docstring's ``Arguments:``, by name; several names may share one: ``a, b: text``, or, further on in the
-    text of another, ````a``, ``b``: text``."""
+    text of another, ````a``, ``b``: text``. The first of them has a long one, and the others refer to it."""
     entries: dict[str, str] = {}
     for part in inspect.cleandoc(doc or "").split("\n\n"):
         head, _, rest = part.partition("\n")
@@ -176,7 +179,9 @@ def arguments(doc: str | None) -> dict[str, str]:
             text = re.sub(r"^([\w, ]+): ", lambda match: re.sub(r"\w+", r"``\g<0>``", match[1]) + ": ", " ".join(item.split()))
             pieces = re.split(r"(?:^|(?<=[.;] ))((?:``\w+``(?:, | and )?)+): ", text)
             for names, meaning in zip(pieces[1::2], pieces[2::2], strict=True):
-                entries |= dict.fromkeys(re.findall(r"``(\w+)``", names), meaning.strip().rstrip(";,."))
+                first, *others = re.findall(r"``(\w+)``", names)
+                entries[first] = whole = meaning.strip().rstrip(";,.")
+                entries |= dict.fromkeys(others, whole if len(whole) <= SHORT else f"see ``{first}``")
     return entries
 
 

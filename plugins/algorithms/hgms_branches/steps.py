@@ -59,7 +59,7 @@ def or_function(*words: str) -> Callable[[object, Any, object], None]:
 
 
 def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
-    """The attrs validator of a spread."""
+    """Two factors, 0 < low ≤ high."""
     if value is not None and not 0 < value[0] <= value[1]:
         raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
 
