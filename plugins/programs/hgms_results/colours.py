@@ -12,9 +12,18 @@ from collections.abc import Iterable
 from attrs import frozen
 
 LIGHT = ("#0072B2", "#C94F00", "#007F5F", "#A8447F", "#9A6B00", "#3D3D3D", "#6250C4", "#7A8C00", "#B3123B", "#6B4226")
+"""Colours of methods on a light background.
+
+.. versionadded:: 0.5"""
 DARK = ("#56B4E9", "#FF8F4D", "#2FCBA0", "#EBA0CB", "#F0BE4A", "#D0D4DA", "#A99CFF", "#C3D64B", "#FF5C77", "#C9A27E")
+"""The same on a dark one.
+
+.. versionadded:: 0.5"""
 EITHER = ("#2A86C8", "#D9661F", "#17906B", "#C2619B", "#A97B14", "#808080", "#8070DC", "#7F8F14", "#DB4560", "#A0714C")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""Kinds of lines, for more methods than there are colours.
+
+.. versionadded:: 0.5"""
 _SALT = (13648625).to_bytes(8, "big")  # with it, the methods that are most often compared have different colours
 
 
