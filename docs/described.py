@@ -32,10 +32,14 @@ SIGNS = {"<": "<", "<=": "≤", ">": ">", ">=": "≥"}
 def signature(thing: Any) -> str:
     """Parameters with types and defaults, and what is returned, on one line. A default that is no plain value is ``...``."""
     whole = inspect.signature(thing)
+    # of a field with a converter attrs knows no type
+    types_ = {field.alias: field.type for field in attrs.fields(thing)} if inspect.isclass(thing) and attrs.has(thing) else {}
     shown = [parameter.replace(default=_default(parameter.default)) for parameter in whole.parameters.values()]
-    kept = [
-        parameter for parameter in shown if parameter.name not in ("self", "cls") or parameter.annotation is not parameter.empty
+    typed = [
+        item.replace(annotation=types_.get(item.name, item.annotation)) if item.annotation is item.empty else item
+        for item in shown
     ]
+    kept = [item for item in typed if item.name not in ("self", "cls") or item.annotation is not item.empty]
     returned = whole.return_annotation if not inspect.isclass(thing) else inspect.Signature.empty
     text = str(whole.replace(parameters=[_spelt(parameter) for parameter in kept], return_annotation=inspect.Signature.empty))
     return text + ("" if returned is inspect.Signature.empty else f" -> {annotation(returned)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -99,6 +100,24 @@ def test_signatures_and_ranges_are_those_of_the_code() -> None:
     assert described.range_of(both) == "in [0, 1)"
     assert described.range_of(validators.deep_iterable(validators.gt(0))) == "each > 0"
     assert described.range_of(validators.in_(["a", "b"])) == "one of `a`, `b`"
+
+
+def test_every_parameter_and_result_has_a_type() -> None:
+    texts = []
+    for module in MODULES:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing) or (described.is_class(thing) and attrs.has(thing)):
+                texts.append(f"{name}{described.signature(thing)}")
+            texts += [member.text for member in described.members(thing)] if described.is_class(thing) else []
+    bare = []
+    for text in filter(lambda text: "(" in text, texts):
+        function = ast.parse(f"def {text.replace('.', '_', 1) if '.' in text.partition('(')[0] else text}: ...").body[0]
+        assert isinstance(function, ast.FunctionDef)
+        parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        bare += [f"{text}: {parameter.arg}" for parameter in parameters if parameter.annotation is None]
+    assert len(texts) > 200
+    assert bare == []
 
 
 @pytest.fixture(scope="module")
