@@ -88,7 +88,7 @@ def test_a_folder_of_another_configuration_is_refused(folder: Path) -> None:
     config.write_text(config.read_text().replace("outer_steps = 4", "outer_steps = 5"))
     done = hgms("run", "run.toml", "--resume")
     assert done.exit_code == 2
-    assert "holds a run of another configuration" in done.stderr
+    assert "holds a run of another configuration\n  budget.outer_steps: 5 there, 4 here\n" in done.stderr
     assert str(config.relative_to(folder)) in done.stderr
 
 

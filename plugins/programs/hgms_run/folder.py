@@ -38,7 +38,10 @@ from hgms_run import files
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
 from hgms_run.files import damaged
-from hgms_run.tables import parse_toml
+from hgms_run.tables import difference, flatten, parse_toml, show
+
+SHOWN = 3
+"""Settings that a message names where two configurations differ."""
 
 
 class FolderInUse(CheckpointError):
@@ -145,8 +148,8 @@ class RunFolder:
             )
         if not self.holds(config):
             raise CheckpointError(
-                f"{self.path} holds a run of another configuration\n"
-                f"  compare {self.config} with yours; choose another folder, or remove this one"
+                f"{self.path} holds a run of another configuration{self._others(config)}\n"
+                f"  {self.config} has all of it; choose another folder, or remove this one"
             )
         if not resume:
             state = "finished" if self.summary.exists() else "begun"
@@ -160,16 +163,27 @@ class RunFolder:
         """Whether the folder was made for this configuration. It may have moved or have got a label: ``run.out`` and the labels
         are not looked at."""
 
-        def compared(text: str) -> dict[str, Any]:
-            table = parse_toml(text, self.config.name)
-            settings = {key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED}
-            return {**table, "run": settings}
-
         text = files.contents(self.config).decode(errors="replace")
         try:
-            return text == config or compared(text) == compared(config)
+            return text == config or self._compared(text) == self._compared(config)
         except (CheckpointError, AttributeError):  # no TOML, or nothing like a configuration
             return False
+
+    def _compared(self, text: str) -> dict[str, Any]:
+        table = parse_toml(text, self.config.name)
+        settings = {key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED}
+        return {**table, "run": settings}
+
+    def _others(self, config: str) -> str:
+        """The first settings in which the configuration in the folder differs from this one, a line each."""
+        try:
+            own, other = (flatten(self._compared(text)) for text in (self.config.read_text(errors="replace"), config))
+        except (CheckpointError, AttributeError):
+            return ""
+        keys = list(difference([own, other]))
+        pairs = [[show(table[key]) if key in table else "not set" for table in (own, other)] for key in keys[:SHOWN]]
+        lines = [f"\n  {key}: {there} there, {here} here" for key, (there, here) in zip(keys, pairs, strict=False)]
+        return "".join(lines) + (f"\n  and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         with files.writing(self.path):
