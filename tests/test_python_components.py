@@ -41,7 +41,7 @@ from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.registry import Registry
 from hgms_fields import frozen, positive
 from hgms_loops import OuterSteps, lower_solution
-from hgms_run import RunConfig, RunFolder, RunSettings, run
+from hgms_run import Patience, RunConfig, RunFolder, RunSettings, run
 from hgms_testing import instance_of
 
 PACKAGES = (
@@ -56,7 +56,7 @@ PROBLEM = Problem(
 )
 NAMES: dict[str, Any] = {name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()}
 NAMES |= {"Budget": Budget, "Pipeline": Pipeline, "RunConfig": RunConfig, "RunSettings": RunSettings, "problem": PROBLEM}
-NAMES |= {"OuterSteps": OuterSteps, "lower_solution": lower_solution, "loss": PROBLEM.f}
+NAMES |= {"Patience": Patience, "OuterSteps": OuterSteps, "lower_solution": lower_solution, "loss": PROBLEM.f}
 NAMES["outer_steps"] = partial(
     OuterSteps,
     f=PROBLEM.f,
@@ -215,7 +215,11 @@ REFUSED = [
     ("run('hg-ms', problem, '2 steps', settings=2)", "expected an object of RunSettings or a dictionary of its arguments…"),
     ("run('hg-ms', problem, '2 steps', folder=3)", "expected an object of RunFolder or a dictionary of its arguments (path)…"),
     ("run('hg-ms', problem, '2 steps', resume='yes')", "expected True or False, got 'yes' @ run.resume"),
-    ("run('hg-ms', problem, '2 steps', watch='loss')", "watch must be a function watch(info, record, share) or a list of…"),
+    ("run('hg-ms', problem, '2 steps', watch='loss')", "'watch' must be a function, watch(info, record, share), and it is…"),
+    ("run('uniform', problem, '1 s', watch=lambda record: 0)", "'watch' is called as watch(info, record, share), and this…"),
+    ("run('uniform', problem, '1 s', watch=Patience)", "'watch' must be a function, watch(info, record, share), and it is…"),
+    ("Patience()", "2 errors in Patience:\n  missing: a string @ Patience.metric\n  missing: an integer @ Patience.steps"),
+    ("Patience(metric='loss', steps=0)", "'steps' must be > 0: 0 @ Patience.steps"),
     # comparisons
     ("compare('quadratc', 'uniform', '2 steps')", "unknown task 'quadratc'; did you mean 'quadratic'? @ compare.task…"),
     ("compare('uniform', 'quadratic', '2 steps')", "2 problems in compare; nothing was run:\n  unknown task 'uniform'; no…"),

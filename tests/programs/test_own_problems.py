@@ -275,7 +275,8 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
         (lambda: compare(bowl, [], "1 steps"), "no method is named; give its name"),
         (lambda: compare(bowl, Follow(), "1 steps", run=3), "got 3 @ compare.run"),
         (lambda: compare(bowl, Follow(), "1 steps", higher_is_better="yes"), "@ compare.higher_is_better"),
-        (lambda: compare(lambda: bowl(), Follow(), "1 steps"), "the function 'problem' raised TypeError for seed 0"),
+        (lambda: compare(lambda: bowl(), Follow(), "1 steps"), "'problem' is called as problem(seed), and this one takes ()"),
+        (lambda: compare(torch.nn.Linear(1, 1), "uniform", "1 s"), "a comparison needs a Problem\n  write Problem.of_module"),
         (lambda: compare(bowl, {"name": "hg-ms", "hypergradient": {"solver": CG}}, "1 steps"), "got the class CG; write CG(…)"),
         (lambda: compare({"a b": bowl}, Follow(), "1 steps"), "it names a folder"),
         (

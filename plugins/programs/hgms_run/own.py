@@ -10,7 +10,18 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Tree, once_differentiable, twice_differentiable_attention
+from hgms_core import (
+    ROLES,
+    Batch,
+    ConfigError,
+    Data,
+    Key,
+    Problem,
+    Tree,
+    check_function,
+    once_differentiable,
+    twice_differentiable_attention,
+)
 from hgms_run.fingerprint import fingerprint, fingerprints
 
 LOSS = "upper_loss"
@@ -172,6 +183,12 @@ def validation_rows(problem: Problem) -> Data:
 def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) -> Problem:
     if isinstance(problem, Problem):
         return problem
+    if isinstance(problem, torch.nn.Module):
+        raise ConfigError(
+            f"{label!r} is a module, and a comparison needs a Problem\n"
+            "  write Problem.of_module(model, loss, train, validation)"
+        )
+    check_function(label, problem, "seed")
     made = problem(seed)
     if not isinstance(made, Problem):
         raise ConfigError(

@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
-from attrs import define, field, validators
+from attrs import field
 
-from hgms_core import ConfigError, MissingExtra, Record, RunInfo, unknown
+from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown
+from hgms_fields import frozen, not_negative, whole
 from hgms_run.own import higher_is_better
 
 Watcher = Callable[[RunInfo, Record, float], Any]
@@ -48,7 +49,7 @@ class StopRun(BaseException):
 
 
 @final
-@define(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class Patience:
     """Ends a run when ``metric`` has not been better for ``steps`` outer steps.
 
@@ -65,21 +66,22 @@ class Patience:
 
     .. versionadded:: 0.5"""
 
-    metric: str = field(validator=validators.instance_of(str))
-    steps: int = field(validator=[validators.instance_of(int), validators.ge(1)])
-    least: float = field(default=0.0, validator=validators.ge(0))
+    metric: str
+    steps: int = field(validator=whole)
+    least: float = field(default=0.0, validator=not_negative)
     higher_is_better: bool | None = None
-    _best: float | None = field(default=None, init=False)
-    _since: int = field(default=0, init=False)
+    _gained: list[tuple[float, int]] = field(factory=list, init=False, repr=False)
+    """The best value and its step, of the run that is watched; empty before one."""
 
     def __attrs_post_init__(self) -> None:
-        if self.higher_is_better is None:
-            self.higher_is_better = higher_is_better(self.metric)
-        if self.higher_is_better is None:
+        if self._higher is None:
             raise ConfigError(
-                f"nothing says whether more or less of {self.metric!r} is better @ Patience\n"
-                "  add higher_is_better=True or False"
+                f"nothing says whether more or less of {self.metric!r} is better\n  add higher_is_better=True or False"
             )
+
+    @property
+    def _higher(self) -> bool | None:
+        return higher_is_better(self.metric) if self.higher_is_better is None else self.higher_is_better
 
     def __call__(self, info: RunInfo | None, record: Mapping[str, Any], share: float) -> bool | None:
         if record["step"] == 0:
@@ -91,7 +93,7 @@ class Patience:
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Begins anew, with the rows of a run that goes on."""
-        self._best, self._since = None, 0
+        self._gained.clear()
         for record in records:
             self._without_gain(record)
 
@@ -99,15 +101,15 @@ class Patience:
         """The steps since the best value."""
         value, step = metric_of(record, self.metric), int(record["step"])
         if value is not None:
-            gain = math.inf if self._best is None else value - self._best if self.higher_is_better else self._best - value
+            gain = math.inf if not self._gained else (value - self._gained[0][0]) * (1 if self._higher else -1)
             if gain > self.least:
-                self._best, self._since = value, step
-        return step - self._since
+                self._gained[:] = [(value, step)]
+        return step - (self._gained[0][1] if self._gained else 0)
 
     def _check(self, record: Mapping[str, Any]) -> None:
         """What is in no row cannot be waited for."""
         evaluated = [name.removeprefix("metric.") for name in record if name.startswith("metric.")]
-        if self._best is None and record["step"] and (evaluated or record["step"] >= self.steps):
+        if not self._gained and record["step"] and (evaluated or record["step"] >= self.steps):
             numbers = [name for name, value in record.items() if isinstance(value, float) and not name.startswith("metric.")]
             raise ConfigError(f"{unknown('metric', self.metric, [*evaluated, *numbers])}\n  @ Patience.metric")
 
@@ -144,11 +146,8 @@ def metric_of(record: Mapping[str, Any], name: str) -> float | None:
 def watchers(watch: Watcher | Sequence[Watcher]) -> list[Watcher]:
     """One function or several, as a list.
 
-    Errors: ConfigError for what cannot be called."""
+    Errors: ConfigError for what cannot be called so."""
     several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
     for item in several:
-        if not callable(item):
-            raise ConfigError(
-                f"watch must be a function watch(info, record, share) or a list of them, and {item!r} cannot be called"
-            )
+        check_function("watch", item, "info", "record", "share")
     return several
