@@ -75,10 +75,11 @@ class Data:
             return rows
         table = columns_of(rows, dtype or torch.get_default_dtype())
         counts = {name: leaf.shape[0] for name, leaf in table.items()}
-        if len(set(counts.values())) != 1 or 0 in counts.values():
-            known = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
-            hint = "" if any(counts.values()) else "\n  a loss without data takes `Data.none()`"
-            raise ConfigError(f"a table's columns must have the same number of rows: {known}{hint}")
+        if not any(counts.values()):
+            raise ConfigError(f"the table has no {'rows' if counts else 'columns'}; a loss without data takes `Data.none()`")
+        if len(set(counts.values())) != 1:
+            known = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigError(f"a table's columns must have the same number of rows: {known}")
         table = table if device is None else {name: leaf.to(device) for name, leaf in table.items()}
         devices = {leaf.device for leaf in table.values()}
         if len(devices) > 1:

@@ -88,6 +88,10 @@ def on_module(theta: Any, x: Any, batch: Any) -> Any:
     return (theta["t"] * MODULE(batch["a"]).squeeze(1)).mean()
 
 
+def squares(theta: Any, x: Any) -> Any:
+    return (x["w"] - theta["t"].sum()).square().sum()
+
+
 PARTS = "an object with"
 IN_A_FILE = "a name stands for an object in configurations only; `hgms list` shows where each is imported from"
 COPY = r"leave out `torch.no_grad\(\)`, `.detach\(\)`, `.item\(\)`, `.data` and numpy: what they give is no longer"
@@ -108,6 +112,10 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss without batch": (
         lambda: problem(g=lambda theta, x: x),
         r"as g\(theta, x, batch\), and this one takes \(theta, x\)",
+    ),
+    "a loss with its arguments the other way round": (
+        lambda: problem(g=lambda x, theta, batch: x),
+        r"as g\(theta, x, batch\), and this one takes \(x, theta, batch\)",
     ),
     "a loss with more": (lambda: problem(f=lambda t, x, b, more: x), r"and this one takes \(t, x, b, more\)"),
     "evaluate of x": (lambda: problem(evaluate=lambda x: {}), r"evaluate\(theta, x\), and this one takes \(x\)"),
@@ -257,6 +265,10 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: started(g=lambda t, x, b: g(t, {"w": x["w"].detach()}, b)),
         rf"g has no gradient with respect to x \(w\)\n  use its leaves in g; {COPY} x",
     ),
+    "a row that the first check does not see": (
+        lambda: started(g=lambda t, x, b: squares(t, x) + Y[b["late"]].sum(), lower_data={"late": [0] * 499 + [500]}),
+        r"g fails on a few rows: IndexError: index 500 is out of bounds(?s:.*)late \[500\]",
+    ),
     "θ not used": (lambda: started(g=f), r"neither loss depends on θ \(t\), so there is nothing to learn"),
     "the module's own parameters": (
         lambda: started(x0=trainable(MODULE), g=on_module, f=on_module),
@@ -276,7 +288,7 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "types": (
         lambda: started(lower_data={"a": A.double(), "y": Y}),
-        r"g fails on a few rows: RuntimeError: .*dtype(?s:.*)floats of arrays take the type of x .* tensors keep their own",
+        r"g fails on a few rows: RuntimeError: .*dtype(?s:.*)tensors keep their type; `batch\[name\].float\(\)`, or `.long\(\)`",
     ),
     "a method that is not there": (
         lambda: started(f=lambda t, x, b: x["w"].summ()),
@@ -336,6 +348,10 @@ def test_a_mistake_is_told_with_what_to_write(wrong: Callable[[], Any], message:
     ("change", "message"),
     [
         ({"f": lambda t, x, b: x["w"].sum().log()}, r"f is -inf before the first step\n  look at the start, and for log\(0\)"),
+        (
+            {"g": lambda t, x, b: squares(t, x) * b["late"].sum(), "lower_data": {"late": [1.0] * 499 + [float("nan")]}},
+            "g is nan before the first step; 'late' of the batch holds numbers that are not finite",
+        ),
         ({"lower_data": {"a": A, "y": Y / 0}}, "g is nan before the first step; 'y' of the batch holds numbers that are not"),
     ],
 )

@@ -39,9 +39,11 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         return
     try:
         signature.bind(*arguments)
+        swapped = sorted(own := list(signature.parameters)[: len(arguments)]) == sorted(arguments) and own != list(arguments)
     except TypeError:
-        own = ", ".join(signature.parameters)
-        raise ConfigError(f"{what!r} is called as {call}, and this one takes ({own})") from None
+        swapped = True
+    if swapped:
+        raise ConfigError(f"{what!r} is called as {call}, and this one takes ({', '.join(signature.parameters)})")
 
 
 def check_part(place: str, value: object, label: str, methods: Iterable[str]) -> None:

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 Bound = Callable[[Tree, Tree], Tensor]
 """A loss with the batch already bound: ``loss(theta, x)``."""
-FEW = 8
-"""Rows that a loss is tried on."""
+FEW, MANY = 8, 4096
+"""Rows that a loss is tried on: before the first step, and to explain why it failed."""
 COPIES = "leave out `torch.no_grad()`, `.detach()`, `.item()`, `.data` and numpy: what they give is no longer {}"
+OTHERS = "\n  a module or a tensor from around the loss has none: compute with what the loss is handed"
 
 
-def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
-    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried at (θ, x) on a few rows:
+def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
+    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried at (θ, x) on ``few`` rows:
 
     a loss returns one finite number, is a function of its arguments (no random draws, which :func:`check_repeats` looks for)
     and has a gradient: g in x, f in x or θ, and one of them in θ. Cost: a value and a gradient of each, in no budget.
@@ -37,7 +38,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key) -> None:
     rows = {"g": problem.lower_data, "f": problem.upper_data["differentiate"]}
     uses: dict[str, list[bool]] = {}
     for name, loss in (("g", problem.g), ("f", problem.f)):
-        batch, _ = rows[name].sample(key.fold("few"), FEW)
+        batch, _ = rows[name].sample(key.fold("few"), few)
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
         drawn = global_states(device)
         with _with_arguments(name, theta, x, batch):
@@ -58,7 +59,7 @@ def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator
         yield
     except Exception as error:
         if not isinstance(error, HgmsError) and not out_of_memory(error):
-            check_losses(problem, theta, x, key)
+            check_losses(problem, theta, x, key, MANY)
         raise
 
 
@@ -87,9 +88,9 @@ def _check_uses(f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree) -> N
             f"  use its leaves in g or f; {COPIES.format('θ')}"
         )
     if not any(f):
-        raise ConfigError(f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}")
+        raise ConfigError(f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}{OTHERS}")
     if x and not g[1]:
-        raise ConfigError(f"g has no gradient with respect to x ({lower})\n  use its leaves in g; {COPIES.format('x')}")
+        raise ConfigError(f"g has no gradient with respect to x ({lower})\n  use its leaves in g; {COPIES.format('x')}{OTHERS}")
 
 
 def check_repeats(loss: Bound, theta: Tree, x: Tree, message: str = DRAWS) -> None:
@@ -190,8 +191,10 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
             error.add_note(f"{name} was called with{had}")
             raise
         text = (str(error) or "no message").splitlines()[0]
-        if "dtype" in text or "scalar type" in text:
-            had += "\n  floats of arrays take the type of x where `Problem` gets them as they are; tensors keep their own"
+        if "dtype" in text or "type (" in text or "scalar type" in text:
+            had += "\n  tensors keep their type; `batch[name].float()`, or `.long()`, in the loss makes another of it"
+        if isinstance(error, TypeError):
+            had += "\n  losses are called as (theta, x, batch), those of a module as (model, batch) or (theta, model, batch)"
         if "same device" in text:
             had += "".join(f"\n  {label} is on {next(iter(tree.values())).device}" for label, tree in trees.items() if tree)
         raise ConfigError(f"{name} fails on a few rows: {type(error).__name__}: {text}{had}") from error

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hgms_core.adapters.arguments import check_function
 from hgms_core.adapters.views import Function, View, refuse, replica
-from hgms_core.data import Batch, Data
+from hgms_core.data import Batch, data_of
 from hgms_core.errors import one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
@@ -165,7 +165,9 @@ def fields(
     """What :meth:`Problem.of_module` makes a problem of."""
     own, x0 = inner(model), start(model)
     names, like = places(model, own), next(iter(x0.values()))
-    data = Data.of(train, like.dtype)
+    data = data_of(train, "train", like)
+    few = lower is None and theta0 is not None and getattr(theta0, "shape", None) != (data.size,)
+    refuse(few, f"'theta0' must be a tensor of {data.size} numbers, a weight for each training row", "or give `lower` as well")
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
 

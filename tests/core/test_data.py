@@ -160,8 +160,8 @@ def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_t
 DRAW = itertools.count()
 REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": (lambda: None, r"this is None\n  a loss without data takes `Data.none\(\)`"),
-    "no columns": (dict, r"the same number of rows: none\n  a loss without data takes `Data.none\(\)`"),
-    "no rows": (lambda: {"a": torch.zeros(0)}, r"the same number of rows: a 0\n  a loss without data"),
+    "no columns": (dict, r"the table has no columns; a loss without data takes `Data.none\(\)`"),
+    "no rows": (lambda: {"a": torch.zeros(0)}, "the table has no rows; a loss without data"),
     "an empty dataset": (lambda: Rows(float, 0), "the dataset has no rows"),
     "lengths": (lambda: {"a": A, "y": Y[:4]}, "must have the same number of rows: a 6, y 4"),
     "a number": (lambda: {"a": 3.0}, "the column 'a' is a float"),

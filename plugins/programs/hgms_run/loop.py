@@ -44,6 +44,8 @@ from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
 from hgms_run.watching import StopRun, Watcher, watchers
 
+MANY = 4096
+"""Rows that the losses are looked at on where the first step has failed."""
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
 
@@ -181,7 +183,20 @@ class Run:
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
-        return explained(error, self.step + 1, kept, method=self.method, task=self.task)
+        return self.wrong_losses(error) or explained(error, self.step + 1, kept, method=self.method, task=self.task)
+
+    def wrong_losses(self, error: BaseException) -> HgmsError | None:
+        """What is wrong with the losses where the first step fails, looked for on more rows than the check before it sees."""
+        known = isinstance(error, HgmsError) and not isinstance(error, NumericalError)
+        if known or not isinstance(error, Exception) or out_of_memory(error):
+            return None
+        if self.step or not self.state or self.problem.counters is not None:
+            return None
+        try:
+            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed), MANY)
+        except Exception as cause:
+            return cause if isinstance(cause, HgmsError) else None
+        return None
 
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:
