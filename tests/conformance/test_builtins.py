@@ -189,6 +189,6 @@ def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
     result = CliRunner().invoke(main, ["check", "hgms_solvers:Identity"])
     assert result.exit_code == 0, result.output
     assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in result.output
-    assert result.output.endswith("all 30 checks passed, but 1 that the class says it is not to pass\n")
+    assert result.output.endswith("all 31 checks passed, but 1 that the class says it is not to pass\n")
     rows = json.loads(CliRunner().invoke(main, ["check", "hgms_solvers:Identity", "--json"]).stdout)["results"]
     assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}

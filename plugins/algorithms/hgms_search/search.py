@@ -57,6 +57,7 @@ class Search:
     ...     def propose(self, problem, theta, start, key):
     ...         from hgms_core import Candidates
     ...         return Candidates(x={"x": theta["t"][None]}, losses=torch.zeros(1))
+    ...     def carry(self, start, candidates, index, key, problem): return start
     >>> class Only:
     ...     name = "only"
     ...     def select(self, problem, theta, candidates, key):
