@@ -131,7 +131,7 @@ CHECKED = [
     ),
     row(
         "global generator of torch", "solver", "global-rng",
-        "global generator of torch; give it a field `seed` and use Key(self.seed)",
+        "global generator of torch; give it a field `seed`, use Key(self.seed)",
         ("system.start(x0)", "system.start(1e-9 * torch.randn_like(b) if x0 is None else x0)"),
     ),
     row(
