@@ -121,6 +121,7 @@ def as_solver(solver: Any) -> Any:
     if isinstance(solver, str | type) or not (hasattr(solver, "solve") or callable(solver)):
         check_part("solver", solver, "a linear solver", ["solve"])
     if hasattr(solver, "solve"):
+        check_function("solve", solver.solve, "matvec", "b", "x0")
         return solver
     check_function("solver", solver, "matvec", "b")
     return CallableSolver(solver)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import Attribute, field, frozen
 
-from hgms_core.adapters.arguments import arguments_named, check_part
+from hgms_core.adapters.arguments import arguments_named, check_function, check_part
 from hgms_core.adapters.checks import check_losses, losses_checked
 from hgms_core.adapters.display import as_html
 from hgms_core.errors import ConfigError, choice
@@ -19,8 +20,14 @@ from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, norm, take
 
 
-def _part(label: str, *methods: str) -> Callable[[object, Attribute[Any], object], None]:
-    return lambda pipeline, attribute, value: check_part(f"Pipeline.{attribute.name}", value, label, methods)
+def _part(label: str, protocol: type, *methods: str) -> Callable[[object, Attribute[Any], object], None]:
+    def check(pipeline: object, attribute: Attribute[Any], value: object) -> None:
+        check_part(f"Pipeline.{attribute.name}", value, label, methods)
+        for method in methods:
+            arguments = list(inspect.signature(getattr(protocol, method)).parameters)[1:]
+            check_function(f"{attribute.name}.{method}", getattr(value, method), *arguments)
+
+    return check
 
 
 @final
@@ -54,10 +61,12 @@ class Pipeline:
 
     name: ClassVar[str] = "pipeline"
 
-    generator: CandidateGenerator = field(validator=_part("a candidate generator", "init", "propose", "carry"))
-    selector: Selector = field(validator=_part("a selector", "select"))
-    hypergradient: HyperGradient = field(validator=_part("a hypergradient estimator", "init", "estimate"))
-    outer: OuterOptimizer = field(validator=_part("an outer optimiser", "init", "step"))
+    generator: CandidateGenerator = field(
+        validator=_part("a candidate generator", CandidateGenerator, "init", "propose", "carry")
+    )
+    selector: Selector = field(validator=_part("a selector", Selector, "select"))
+    hypergradient: HyperGradient = field(validator=_part("a hypergradient estimator", HyperGradient, "init", "estimate"))
+    outer: OuterOptimizer = field(validator=_part("an outer optimiser", OuterOptimizer, "init", "step"))
     keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
     answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
 

@@ -153,7 +153,50 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
     "an argument of Data": (lambda: Data(3, row=lambda i: {}), "unknown argument 'row'; did you mean 'rows'"),  # type: ignore[call-arg]
 }
 
+
+class Solve:
+    def solve(self, matvec: Any, b: Any) -> Any:
+        return b
+
+
+class Choose:
+    def select(self, problem: Any, theta: Any, candidates: Any) -> Any:
+        return 0
+
+
+class Alone:
+    """A method whose step returns its state alone, a dictionary of two keys, or whose result does."""
+
+    def __init__(self, row: Any = None) -> None:
+        self.row, self.name = row, "alone"
+
+    def init(self, problem: Any, seed: int) -> Any:
+        return {"theta": dict(problem.theta0), "x": dict(problem.x0)}
+
+    def step(self, problem: Any, state: Any, progress: float) -> Any:
+        return state if self.row is None else (state, self.row)
+
+    def result(self, state: Any) -> Any:
+        return state
+
+
 PIPELINE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a selector without a key": (
+        lambda: pipeline(selector=Choose()),
+        r"called as selector.select\(problem, theta, candidates, key\), and this one takes \(problem, theta, candidates\)",
+    ),
+    "a solver without a start": (
+        lambda: h(solver=Solve()),
+        r"'solve' is called as solve\(matvec, b, x0\), and this one takes \(matvec, b\)",
+    ),
+    "a step of its state alone": (
+        lambda: run(Alone(), problem(), "1 steps"),
+        r"`step` must return two dictionaries, \(state, record\), and it returns \(dict\)",
+    ),
+    "a result in a dictionary": (
+        lambda: run(Alone({}), problem(), "1 steps"),
+        r"`result` must return two dictionaries, \(theta, x\), and it returns \(dict\)",
+    ),
     "a name": (
         lambda: pipeline(selector="best-of-n"),
         rf"expected a selector \({PARTS} select\), got 'best-of-n' @ Pipeline.selector\n  {IN_A_FILE}",

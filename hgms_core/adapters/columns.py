@@ -126,7 +126,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if is_table(values):
-        advice = "give its parts as columns" if isinstance(values, Mapping) else f"choose one of the tables, rows[{name!r}]"
+        other = "write `.to_numpy()`" if hasattr(values, "to_numpy") else f"choose one of the tables, rows[{name!r}]"
+        advice = "give its parts as columns" if isinstance(values, Mapping) else other
         raise ConfigError(f"the column {name!r} is {kind_of(values)}; {advice}")
     if isinstance(values, list | tuple) and values and all(isinstance(value, Tensor) for value in values):
         if len({value.shape for value in values}) > 1:

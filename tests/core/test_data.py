@@ -168,6 +168,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a tensor alone": (lambda: torch.zeros(3), r"this is a Tensor\n  give it a name, {'x': …}"),
     "an array alone": (lambda: A, r"this is a ndarray\n  give it a name"),
     "a file": (lambda: "train.csv", r"this is a str\n  read the file first, .*pandas.read_csv\('train.csv'\)"),
+    "a frame among arrays": (lambda: (pd.DataFrame(A), Y), r"the column '0' is a DataFrame; write `.to_numpy\(\)`"),
     "a list of arrays": (lambda: [A, Y], r"a list holds rows, .* give columns as a tuple \(X, y\), or {'x': X, 'y': y}"),
     "an iterator": (
         lambda: iter([1]),

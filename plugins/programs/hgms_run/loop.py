@@ -50,6 +50,14 @@ IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
 
 
+def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
+    """What a method's function returned; a dictionary of two keys would be taken apart without a word."""
+    if isinstance(outcome, tuple | list) and len(outcome) == 2 and all(isinstance(item, Mapping) for item in outcome):
+        return outcome[0], outcome[1]
+    kinds = ", ".join(type(item).__name__ for item in outcome) if isinstance(outcome, tuple) else type(outcome).__name__
+    raise ConfigError(f"a method's `{what}` must return two dictionaries, {expected}, and it returns ({kinds})")
+
+
 def ignore(*_: Any, **__: Any) -> None:
     """For those who want to be told nothing."""
 
@@ -319,9 +327,10 @@ class Run:
             )
         before, counted = self.share, self.counters()
         with self.clock:
-            following, raw = self.method.step(self.problem, self.state, self.share)
+            outcome = self.method.step(self.problem, self.state, self.share)
+        following, raw = pair_of("step", "(state, record)", outcome)
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
-        theta, x = self.method.result(following)
+        theta, x = pair_of("result", "(theta, x)", self.method.result(following))
         leaves = [*theta.values(), *x.values()]
         record = _to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
         if not math.isfinite(record.pop("total")):  # or it overflowed
