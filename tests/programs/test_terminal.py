@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +227,14 @@ def test_a_completer_that_fails_offers_nothing(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("hgms_cli.complete.Registry", broken)
     assert offered("check", "ny") == []
+
+
+def test_a_reader_that_leaves_is_no_fault_of_a_plugin() -> None:
+    """`hgms describe cg | head`"""
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "hgms_cli", "describe", "cg"], stdout=writes, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writes)
+    assert "sys.exit" not in done.stderr

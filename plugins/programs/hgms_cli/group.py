@@ -78,6 +78,8 @@ class _Commands(click.Group):
         except SystemExit as error:  # click's own way out is another exception
             if ctx.invoked_subcommand not in host_of(ctx).programs:
                 raise  # a plugin's command leaves as it likes
+            if isinstance(error.__context__, BrokenPipeError):
+                raise  # `hgms describe cg | head`: how rich leaves
             raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
