@@ -278,6 +278,10 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
         (lambda: compare(lambda: bowl(), Follow(), "1 steps"), "'problem' is called as problem(seed), and this one takes ()"),
         (lambda: compare(torch.nn.Linear(1, 1), "uniform", "1 s"), "a comparison needs a Problem\n  write Problem.of_module"),
         (lambda: compare(bowl, {"name": "hg-ms", "hypergradient": {"solver": CG}}, "1 steps"), "got the class CG; write CG(…)"),
+        (
+            lambda: compare(attrs.evolve(bowl(), evaluate=lambda model, _: model(1)), Follow(), "1 steps"),
+            "it is called as evaluate(theta, x), that of a module as evaluate(theta, model)",
+        ),
         (lambda: compare({"a b": bowl}, Follow(), "1 steps"), "it names a folder"),
         (
             lambda: compare(attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0), Follow(), "1 steps"),

@@ -205,7 +205,12 @@ def _metrics(problem: Problem, label: str) -> list[str]:
     except ConfigError as error:
         raise ConfigError(f"{error} @ {label}") from None
     except Exception as error:
-        raise ConfigError(f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}") from error
+        hint = (
+            "\n  it is called as evaluate(theta, x), that of a module as evaluate(theta, model)"
+            if isinstance(error, TypeError)
+            else ""
+        )
+        raise ConfigError(f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}{hint}") from error
 
 
 def _article(name: str) -> str:
