@@ -22,7 +22,7 @@ from hgms_graphs.programs import _devices
 from hgms_graphs.trace import trace
 from hgms_task_cleaning import HyperCleaning
 
-pytestmark = pytest.mark.plugins
+pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
 MULTIPLICATIONS = {
     "lower step": 5,  # two layers forward; backward one for each matrix and one for what is between them
