@@ -13,6 +13,14 @@ from attrs import validators
 
 from hgms_core import ROLES, ConfigError
 from hgms_fields.component import checked as checked
+from hgms_fields.reading import Invalid as Invalid
+from hgms_fields.reading import choice_of as choice_of
+from hgms_fields.reading import complaint as complaint
+from hgms_fields.reading import fail as fail
+from hgms_fields.reading import gathered as gathered
+from hgms_fields.words import Words as Words
+from hgms_fields.words import origin_is as origin_is
+from hgms_fields.words import sentence as sentence
 
 if TYPE_CHECKING:
     from attrs import define as define

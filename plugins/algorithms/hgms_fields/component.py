@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import attrs
 
 from hgms_core import ConfigError, HgmsError, as_html, unknown
-from hgms_fields.reading import Place, Reader, Wrong, config_error, reader
+from hgms_fields.reading import Invalid, Place, Reader, complaint, config_error, reader
 from hgms_fields.words import got, sentence, spelled
 
 Arguments = ParamSpec("Arguments")
@@ -174,7 +174,7 @@ def _read(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...],
             continue
         try:
             read[name] = arguments[name].read(value)
-        except Wrong as error:
+        except Invalid as error:
             default = "" if value is not None or arguments[name].required else "; leave it out for the default"
             errors += [(place, message + default) for place, message in error.below(name)]
     if len(read) < len(arguments) and not errors:
@@ -204,10 +204,6 @@ def _refused(arguments: Mapping[str, _Argument], read: Mapping[str, Any]) -> Ite
     for name, argument in arguments.items():
         if argument.check is None or name not in read:
             continue
-        try:
-            argument.check(read[name])
-        except (ValueError, HgmsError) as error:
-            yield (name,), sentence(error)
-        except Exception as error:
-            if isinstance(error, TypeError) and len(error.args) == 4:  # how attrs' instance_of speaks
-                yield (name,), sentence(error)
+        message = complaint(argument.check, read[name])
+        if message is not None:
+            yield (name,), message

@@ -14,7 +14,7 @@ import attrs
 
 from hgms_core import Budget, ConfigError, HgmsError, unknown
 from hgms_fields.parts import KINDS, instead, part
-from hgms_fields.words import got, is_generic, sentence, spelled
+from hgms_fields.words import got, origin_is, sentence, spelled
 
 Place = tuple[str | int, ...]
 """Names of arguments, keys and positions, from an object down to a value in it."""
@@ -23,39 +23,60 @@ Reader = Callable[[Any], Any]
 """The value that a field gets, from what a person wrote for it."""
 
 
-class Wrong(Exception):
-    """What is wrong with a value, each with its place in it."""
+class Invalid(Exception):
+    """Errors with their places, gathered from the bottom of what a person wrote upwards.
+
+    >>> error = Invalid((("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'"))
+    >>> print(error.render("CG"))
+    2 errors in CG:
+      'ridge' must be >= 0: -1.0 @ CG.ridge
+      expected a number, got '3' @ CG.clip
+
+    .. versionadded:: 0.5"""
 
     def __init__(self, *errors: tuple[Place, str]) -> None:
         super().__init__(*errors)
         self.errors = errors
 
-    def below(self, place: str | int) -> list[tuple[Place, str]]:
-        return [((place, *rest), message) for rest, message in self.errors]
+    def below(self, key: str | int) -> list[tuple[Place, str]]:
+        return [((key, *place), message) for place, message in self.errors]
+
+    def render(self, source: str, sets: tuple[Place, ...] = ()) -> str:
+        """One message with the place behind its first line; several ones under a heading. What lies below one of ``sets`` was
+        set by an option of the command line."""
+        messages = []
+        for place, message in self.errors:
+            keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+            where = f"--set {keys.removeprefix('.')}" if any(place[: len(path)] == path for path in sets) else source + keys
+            first, *rest = message.splitlines()
+            first = first.removesuffix(f" @ {place[-1]}") if place else first  # where a function of the core has said it
+            messages.append("\n  ".join([f"{first} @ {where}", *(line.strip() for line in rest)]))
+        if len(messages) == 1:
+            return messages[0]
+        return f"{len(messages)} errors in {source}:\n" + "\n".join("  " + text.replace("\n", "\n  ") for text in messages)
 
 
-def refuse(message: str) -> NoReturn:
-    raise Wrong(((), message))
+def fail(message: str) -> NoReturn:
+    raise Invalid(((), message))
 
 
 def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError:
-    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands in another.
-
-    >>> print(config_error("CG", [(("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'")]))
-    2 errors in CG:
-      'ridge' must be >= 0: -1.0 @ CG.ridge
-      expected a number, got '3' @ CG.clip
-    """
-    messages = []
-    for place, message in errors:
-        first, *rest = message.splitlines()
-        first = first.removesuffix(f" @ {place[-1]}") if place else first  # where a function of the core has said it
-        keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-        messages.append("\n  ".join([f"{first} @ {owner}{keys}", *(line.strip() for line in rest)]))
-    lines = "".join("\n  " + message.replace("\n", "\n  ") for message in messages)
-    error = ConfigError(messages[0] if len(messages) == 1 else f"{len(messages)} errors in {owner}:{lines}")
+    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands in another."""
+    error = ConfigError(Invalid(*errors).render(owner))
     vars(error)["errors"] = errors
     return error
+
+
+def complaint(check: Callable[[Any], object], value: object) -> str | None:
+    """What a validator says of a value; None where it takes it, or breaks down for another reason."""
+    try:
+        check(value)
+    except (ValueError, HgmsError) as error:
+        return sentence(error)
+    except Exception as error:
+        if isinstance(error, TypeError) and len(error.args) == 4:  # how attrs' instance_of speaks
+            return sentence(error)
+    return None
 
 
 # --- what may be given -------------------------------------------------------------------------------------------------
@@ -80,14 +101,14 @@ def reader(hint: Any) -> Reader:
 
 def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
     if origin is Literal:
-        return lambda value: _choice(value, hint)
+        return lambda value: choice_of(value, hint, _unexpected)
     if origin in (typing.Union, types.UnionType):
         return _union(hint, arguments)
-    if is_generic(origin, tuple, list, Sequence):
+    if origin_is(hint, tuple, list, Sequence):
         return _sequence(hint, origin, arguments)
-    if is_generic(origin, Mapping):
+    if origin_is(hint, Mapping):
         return _mapping(hint, reader(arguments[1]))
-    if is_generic(origin, Callable):
+    if origin_is(hint, Callable):
         return lambda value: value if callable(value) else _unexpected(hint, value)
     if origin is Iterable:
         return lambda value: value if hasattr(value, "__iter__") or hasattr(value, "__getitem__") else _unexpected(hint, value)
@@ -107,9 +128,9 @@ def _number(value: Any) -> float:
         try:
             value = float(value)
         except OverflowError:
-            refuse(f"expected a number, got {got(value)}, which is too large for one")
+            fail(f"expected a number, got {got(value)}, which is too large for one")
     if math.isnan(value):
-        refuse("expected a number, got nan")
+        fail("expected a number, got nan")
     return float(value)
 
 
@@ -119,7 +140,7 @@ def _integer(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             _unexpected(int, value)
     if not -(2**63) <= value < 2**63:
-        refuse("expected an integer of at most 64 bits, got a larger one")
+        fail("expected an integer of at most 64 bits, got a larger one")
     return int(value)
 
 
@@ -137,23 +158,24 @@ def _text(value: Any) -> str:
 SCALARS: dict[Any, Reader] = {bool: _truth, int: _integer, float: _number, str: _text}
 
 
-def _choice(value: Any, hint: Any) -> Any:
+def choice_of(value: object, hint: Any, otherwise: Callable[[Any, object], NoReturn]) -> Any:
+    """The member of a ``Literal`` that a value is; words that are none are named with the nearest, others ``otherwise``."""
     choices = typing.get_args(hint)
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
     if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
-        refuse(unknown("choice", value, choices))
-    _unexpected(hint, value)
+        fail(unknown("choice", value, choices))
+    otherwise(hint, value)
 
 
 def _part(value: Any, kind: Any) -> Any:
     try:
         component = part(value, kind)
     except HgmsError as error:  # of a function that cannot be called as a solver
-        refuse(str(error))
+        fail(str(error))
     if component is None:
-        refuse(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
+        fail(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
     return component
 
 
@@ -168,16 +190,16 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
         for member, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
             try:
                 return function(value)
-            except Wrong as error:
+            except Invalid as error:
                 failures.append(error)
                 misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
         inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
-        words = [member for member, _ in readers if not is_generic(typing.get_origin(member), Callable)]
+        words = [member for member, _ in readers if not origin_is(member, Callable)]
         if inside:
             raise inside[0]
         if misspelt and len(words) == 1:
             more = ", or a function" if len(readers) > 1 else ""
-            raise Wrong(*((place, message + more) for place, message in misspelt[0].errors))
+            raise Invalid(*((place, message + more) for place, message in misspelt[0].errors))
         _unexpected(hint, value)
 
     return read
@@ -193,8 +215,8 @@ def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             _unexpected(hint, value)
         if fixed and len(value) != len(readers):
-            refuse(f"expected {spelled(hint)}, got {len(value)} of them")
-        items = _items((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
+            fail(f"expected {spelled(hint)}, got {len(value)} of them")
+        items = gathered((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
         return list(items.values()) if origin is list else tuple(items.values())
 
     return read
@@ -206,22 +228,22 @@ def _mapping(hint: Any, function: Reader) -> Reader:
             _unexpected(hint, value)
         for key in value:
             if not isinstance(key, str):
-                refuse(f"expected names as keys, got {got(key)}")
-        return _items((key, item, function) for key, item in value.items())
+                fail(f"expected names as keys, got {got(key)}")
+        return gathered((key, item, function) for key, item in value.items())
 
     return read
 
 
-def _items(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
+def gathered(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
     """Each (key, value, reader) as key and value; everything that is wrong at once."""
     values, errors = {}, []
     for key, item, function in items:
         try:
             values[key] = function(item)
-        except Wrong as error:
+        except Invalid as error:
             errors += error.below(key)
     if errors:
-        raise Wrong(*errors)
+        raise Invalid(*errors)
     return values
 
 
@@ -244,14 +266,14 @@ def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
     try:
         return cls(*args, **arguments)
     except (ValueError, TypeError, HgmsError) as error:
-        raise Wrong(*getattr(error, "errors", [((), sentence(error))])) from None
+        raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
 
 
 # --- what may have been meant -------------------------------------------------------------------------------------------
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
-    refuse(f"expected {spelled(hint)}, got {got(value)}{_meant(hint, value)}")
+    fail(f"expected {spelled(hint)}, got {got(value)}{_meant(hint, value)}")
 
 
 def _meant(hint: Any, value: Any) -> str:
@@ -259,7 +281,7 @@ def _meant(hint: Any, value: Any) -> str:
     if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
         return f"; write {value.__name__}()"
     name, members = type(value).__name__, typing.get_args(hint)
-    if any(is_generic(typing.get_origin(member), Callable) for member in members):
+    if any(origin_is(member, Callable) for member in members):
         if hasattr(value, "param_groups"):
             return f"; write a function that makes it: lambda params: {name}(params, …)"
         if hasattr(value, "get_last_lr"):
@@ -267,7 +289,7 @@ def _meant(hint: Any, value: Any) -> str:
     for guess in _guesses(value):
         try:
             return f"; write {reader(hint)(guess)!r}"
-        except Wrong:
+        except Invalid:
             continue
     return ""
 

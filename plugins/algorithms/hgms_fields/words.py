@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+from attrs import frozen
 
 from hgms_core import Budget
 from hgms_fields.parts import KINDS, methods
@@ -20,17 +21,50 @@ SCALARS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def is_generic(origin: Any, *classes: Any) -> bool:
-    """Whether the origin of a type is one of these classes."""
+def origin_is(hint: Any, *classes: Any) -> bool:
+    """Whether a type is a generic of one of these classes."""
+    origin = typing.get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, classes)
 
 
-def spelled(hint: Any) -> str:
-    """A type in words.
+@frozen
+class Words:
+    """Types in words, as they are called where their values are written: in Python (:data:`spelled`), or in a table of TOML.
 
-    >>> spelled(tuple[float, float] | None)
-    '2 values (a number, a number) or None'
-    """
+    ``known`` has the words for types that are no generics; ``literal`` writes a value.
+
+    >>> Words(known={int: "an integer"}.get, mapping="a table").spell(dict[str, int] | tuple[int, int])
+    'a table (an integer each) or 2 values (an integer, an integer)'
+
+    .. versionadded:: 0.5"""
+
+    known: Callable[[Any], str | None]
+    literal: Callable[[Any], str] = repr
+    fixed: str = ""
+    mapping: str = "a dictionary"
+    function: str = "a function"
+
+    def spell(self, hint: Any) -> str:
+        word = self.known(hint)
+        if word is not None:
+            return word
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Literal:
+            return " or ".join(map(self.literal, arguments))
+        if origin in (typing.Union, types.UnionType):
+            return " or ".join(map(self.spell, arguments))
+        if origin is tuple and Ellipsis not in arguments:
+            return f"{self.fixed}{len(arguments)} values ({', '.join(map(self.spell, arguments))})"
+        if origin_is(hint, tuple, list, Sequence):
+            return f"a list ({self.spell(arguments[0])} each)"
+        if origin_is(hint, Mapping):
+            return f"{self.mapping} ({self.spell(arguments[1])} each)"
+        if origin is Iterable:
+            return f"something to go through ({self.spell(arguments[0])} each)"
+        return self.function if origin_is(hint, Callable) else str(hint)
+
+
+def _known(hint: Any) -> str | None:
     if hint in SCALARS:
         return SCALARS[hint]
     if hint in KINDS:
@@ -40,25 +74,11 @@ def spelled(hint: Any) -> str:
     if isinstance(hint, type) and attrs.has(hint):
         names = [field.alias for field in attrs.fields(hint) if field.init]
         return f"an object of {hint.__name__} or a dictionary of its arguments ({', '.join(names)})"
-    if isinstance(hint, type):
-        return f"an object of {hint.__name__}"
-    return _spelled_generic(hint, typing.get_origin(hint), typing.get_args(hint))
+    return f"an object of {hint.__name__}" if isinstance(hint, type) else None
 
 
-def _spelled_generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
-    if origin is Literal:
-        return " or ".join(map(repr, arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(spelled(member) for member in arguments)
-    if origin is tuple and Ellipsis not in arguments:
-        return f"{len(arguments)} values ({', '.join(spelled(item) for item in arguments)})"
-    if is_generic(origin, tuple, list, Sequence):
-        return f"a list ({spelled(arguments[0])} each)"
-    if is_generic(origin, Mapping):
-        return f"a dictionary ({spelled(arguments[1])} each)"
-    if origin is Iterable:
-        return f"something to go through ({spelled(arguments[0])} each)"
-    return "a function" if is_generic(origin, Callable) else str(hint)
+spelled = Words(_known).spell
+"""A type in words, for who writes Python."""
 
 
 def sentence(error: BaseException) -> str:

@@ -90,13 +90,8 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
     Raises:
         ConfigError: the port is taken, or not one that may be used.
     """
-
-    class Handler(_Handler):
-        def page(self) -> bytes:
-            return pages.newest()
-
     try:
-        return _Server((LOOPBACK, port), Handler)
+        return _Server((LOOPBACK, port), pages)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot serve on port {port}: {why}\n  choose another --port, or 0 for one that is free") from None
@@ -104,6 +99,10 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a connection that a browser holds open does not keep the command from ending
+
+    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
+        super().__init__(address, _Handler)
+        self.pages = pages
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that leaves in the middle of an answer is no error."""
@@ -114,14 +113,12 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for a request to arrive; a browser that opens connections ahead shall not hold a thread
     server_version, sys_version = "hgms", ""
-
-    def page(self) -> bytes:
-        raise NotImplementedError
+    server: _Server
 
     def do_GET(self) -> None:
         if self.refused():
             return
-        page = self.page()
+        page = self.server.pages.newest()
         tag = f'"{hashlib.sha256(page).hexdigest()[:32]}"'
         self.answer(HTTPStatus.OK, page, tag)
 

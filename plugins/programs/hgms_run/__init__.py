@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
+from hgms_fields import Invalid
 from hgms_run.as_table import described, plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
@@ -15,7 +16,7 @@ from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.fingerprint import fingerprint
 from hgms_run.folder import FolderInUse, RunFolder
-from hgms_run.invalid import PROTOCOLS, Invalid, init_fields, kinds_of, nearness, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config, show_object
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better

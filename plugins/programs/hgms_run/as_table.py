@@ -12,8 +12,9 @@ import attrs
 
 from hgms_core import Budget, ConfigError, Pipeline
 from hgms_core.registry import inside
+from hgms_fields import origin_is
 from hgms_run.fingerprint import fingerprint
-from hgms_run.invalid import init_fields, origin_is, type_hints
+from hgms_run.invalid import init_fields, type_hints
 
 AT_REST: Mapping[str, Any] = {
     "reference": "none", "mixture": "none", "keep": "last", "learn_start": False, "answer": "selected", "tilt": 0.0,

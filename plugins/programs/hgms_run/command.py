@@ -21,11 +21,12 @@ from hgms_cli import (
 )  # fmt: skip
 from hgms_core import Budget, ConfigError, UnknownComponent, unknown
 from hgms_core.registry import Component, Registry
+from hgms_fields import Invalid
 from hgms_run import compat as fits
 from hgms_run import describe as descriptions
 from hgms_run.config import RunConfig
 from hgms_run.convert import structured
-from hgms_run.invalid import PROTOCOLS, Invalid
+from hgms_run.invalid import PROTOCOLS
 from hgms_run.launch import run_config
 from hgms_run.progress import Progress
 from hgms_run.tables import lay, lay_options, tables_of

@@ -21,10 +21,10 @@ from attrs import Factory, field, validators
 from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_fields import frozen
+from hgms_fields import Invalid, frozen
 from hgms_run.as_table import described, plain
 from hgms_run.convert import structured, traits_of
-from hgms_run.invalid import Invalid, init_fields
+from hgms_run.invalid import init_fields
 from hgms_run.provenance import digests
 from hgms_run.tables import Place, read_toml
 

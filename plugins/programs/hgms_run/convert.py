@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
 import attrs
 import cattrs
 from attrs import define, field
 
-from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, closest, unknown
+from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, closest
 from hgms_core.registry import Registry, inside, layers_of
+from hgms_fields import Invalid, choice_of, complaint, fail, gathered, origin_is, sentence
 from hgms_run.as_table import is_at_rest
-from hgms_run.invalid import PROTOCOLS, SCALARS, Invalid, fail, init_fields, origin_is, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, spell, type_hints
 from hgms_run.tables import Place, show
 
 
@@ -59,7 +60,7 @@ class _Reader:
             self.converter.register_structure_hook(scalar, _scalar)
         for predicate, function in (
             (attrs.has, self.table),
-            (lambda hint: typing.get_origin(hint) is Literal, _choice),
+            (lambda hint: typing.get_origin(hint) is Literal, lambda value, hint: choice_of(value, hint, _unexpected)),
             (lambda hint: typing.get_origin(hint) in (typing.Union, types.UnionType), self.union),
             (lambda hint: origin_is(hint, tuple, list, Sequence), self.sequence),
             (lambda hint: origin_is(hint, Mapping), self.mapping),
@@ -118,7 +119,7 @@ class _Reader:
             for layer, fields in arguments.items():
                 built = layer(**{str(inside(layer)): built, **fields})
         except (ValueError, TypeError, HgmsError) as error:
-            raise Invalid(*getattr(error, "errors", [((), _sentence(error))])) from None  # those of a component have places
+            raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None  # those of a component have places
         return built
 
     def layers(
@@ -171,34 +172,27 @@ class _Reader:
             raise failures[0][0]
         if isinstance(value, Mapping) and len(telling) == 1:
             raise telling[0]
-        fail(f"expected {spell(hint)}, got {show(value)}")
+        _unexpected(hint, value)
 
     def sequence(self, value: object, hint: Any) -> Any:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if not isinstance(value, (list, tuple)):
-            fail(f"expected {spell(hint)}, got {show(value)}")
+            _unexpected(hint, value)
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         if fixed and len(value) != len(arguments):
             fail(f"expected {spell(hint)}, got {len(value)} of them")
-        items = self.items((index, item, arguments[index] if fixed else arguments[0]) for index, item in enumerate(value))
+        readers = [self.reader(argument) for argument in arguments if argument is not Ellipsis]
+        items = gathered((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
         return list(items.values()) if origin is list else tuple(items.values())
 
     def mapping(self, value: object, hint: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
-            fail(f"expected {spell(hint)}, got {show(value)}")
-        return self.items((key, item, typing.get_args(hint)[1]) for key, item in value.items())
+            _unexpected(hint, value)
+        inner = self.reader(typing.get_args(hint)[1])
+        return gathered((key, item, inner) for key, item in value.items())
 
-    def items(self, items: Iterable[tuple[Any, Any, Any]]) -> dict[Any, Any]:
-        """Each (key, value, type) as key and object; everything that is wrong at once."""
-        errors, objects = [], {}
-        for key, value, hint in items:
-            try:
-                objects[key] = self.converter.structure(value, hint)
-            except Invalid as invalid:
-                errors += invalid.below(key)
-        if errors:
-            raise Invalid(*errors)
-        return objects
+    def reader(self, hint: Any) -> Callable[[Any], Any]:
+        return lambda value: self.converter.structure(value, hint)
 
     def budget(self, value: object, _: object) -> Budget:
         if isinstance(value, str):
@@ -220,33 +214,16 @@ def _scalar(value: object, wanted: type) -> Any:
     fail(f"expected {SCALARS[wanted]}, got {show(value)}")
 
 
-def _choice(value: object, hint: Any) -> Any:
-    choices = typing.get_args(hint)
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:
-            return value
-    if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
-        fail(unknown("choice", value, choices).replace("\n  ", "\n"))
+def _unexpected(hint: Any, value: object) -> NoReturn:
     fail(f"expected {spell(hint)}, got {show(value)}")
 
 
 def _validate(attribute: attrs.Attribute[Any], value: object) -> None:
     """Run a field's validator alone, so that one bad field does not hide the next; those that look at the whole object run
     when it is built."""
-    if attribute.validator is None or attribute.converter is not None:
+    check = attribute.validator
+    if check is None or attribute.converter is not None:
         return
-    message = None
-    try:
-        attribute.validator(None, attribute, value)
-    except (ValueError, HgmsError) as error:
-        message = _sentence(error)
-    except Exception as error:
-        if isinstance(error, TypeError) and len(error.args) == 4:  # how attrs' instance_of speaks
-            message = _sentence(error)
+    message = complaint(lambda value: check(None, attribute, value), value)
     if message is not None:
         fail(message)
-
-
-def _sentence(error: BaseException) -> str:
-    """The sentence of an exception; attrs' own ones carry more arguments behind it."""
-    return str(error.args[0]) if error.args else type(error).__name__

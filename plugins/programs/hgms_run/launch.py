@@ -13,7 +13,7 @@ import torch
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
-from hgms_fields import checked
+from hgms_fields import Invalid, checked
 from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.convert import structured
@@ -21,7 +21,6 @@ from hgms_run.ended import RunResult, summarise
 from hgms_run.execution import Execution
 from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
-from hgms_run.invalid import Invalid
 from hgms_run.loop import Run, ignore
 from hgms_run.own import OwnProblem
 from hgms_run.provenance import digests
