@@ -14,7 +14,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads((Path(__file__).parent
 
 SHORT = 60
 """Characters of a meaning that may stand twice in a table."""
-
-SIGNS = {"<": "<", "<=": "≤", ">": ">", ">=": "≥"}
 
 
 def signature(thing: Any) -> str:
@@ -86,40 +84,6 @@ def annotation(hint: Any) -> str:
         return hint.__qualname__
     text = inspect.formatannotation(hint)
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", text).replace("NoneType", "None")
-
-
-def range_of(validator: Any) -> str:
-    """What a validator lets through beside its type: ``> 0``, ``in [0, 1]``; empty where it says nothing more."""
-    kind = type(validator).__name__
-    if isinstance(validator, list | tuple):
-        return _together(map(range_of, validator))
-    if kind == "_AndValidator":
-        return _together(map(range_of, validator._validators))
-    if kind == "_OptionalValidator":
-        return range_of(validator.validator)
-    if kind == "_NumberValidator":
-        return f"{SIGNS[validator.compare_op]} {validator.bound}"
-    if kind == "_InValidator":
-        return "one of " + ", ".join(f"`{option}`" for option in validator.options)
-    if kind == "_MinLengthValidator":
-        return f"at least {validator.min_length}"
-    if kind == "_MaxLengthValidator":
-        return f"at most {validator.max_length}"
-    if kind == "_DeepIterable":
-        inner = range_of(validator.member_validator)
-        return inner and f"each {inner}"
-    if inspect.isfunction(validator) and validator.__doc__:
-        return " ".join(validator.__doc__.partition("\n\n")[0].split()).rstrip(".")
-    return ""
-
-
-def _together(ranges: Iterable[str]) -> str:
-    text = ", ".join(filter(None, ranges))
-    # two bounds are an interval
-    bounds = re.fullmatch(r"(≥|>) (\S+), (≤|<) (\S+)", text)
-    return (
-        f"in {'[' if bounds[1] == '≥' else '('}{bounds[2]}, {bounds[4]}{']' if bounds[3] == '≤' else ')'}" if bounds else text
-    )
 
 
 def fields(cls: type) -> list[attrs.Attribute[Any]]:

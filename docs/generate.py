@@ -36,6 +36,7 @@ from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
 from hgms_run import config
+from hgms_run.describe import range_of
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms_compare, hgms_loops, hgms_report, hgms_results, hgms_run)
@@ -107,7 +108,7 @@ def component_keys() -> str:
 def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> list[dict[str, Any]]:
     """The rows of a table with each key's range and meaning, from the fields of classes by their packages."""
     known = {
-        field.alias or field.name: (described.range_of(field.validator), described.meanings(cls, module).get(field.name, ""))
+        field.alias or field.name: (range_of(field.validator), described.meanings(cls, module).get(field.name, ""))
         for module, group in classes.items()
         for cls in group
         for field in described.fields(cls)
@@ -192,7 +193,7 @@ def _field_table(cls: type, module: str) -> str:
     meanings = described.meanings(cls, module)
     rows = [
         (f"`{field.alias or field.name}`", f"`{described.annotation(field.type)}`", described.default_of(field),
-         described.range_of(field.validator), _safe(meanings.get(field.name, "")))
+         range_of(field.validator), _safe(meanings.get(field.name, "")))
         for field in described.fields(cls)
     ]  # fmt: skip
     return _columns(("field", "type", "default", "range", "meaning"), rows)

@@ -31,8 +31,7 @@ class Invalid(Exception):
     2 errors in CG:
       'ridge' must be >= 0: -1.0 @ CG.ridge
       expected a number, got '3' @ CG.clip
-
-    .. versionadded:: 0.5"""
+    """
 
     def __init__(self, *errors: tuple[Place, str]) -> None:
         super().__init__(*errors)

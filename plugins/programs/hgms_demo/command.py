@@ -10,7 +10,7 @@ from hgms_cli import json_option, print_json, print_table
 from hgms_demo import demo as demos
 
 
-@click.command(short_help="Three methods clean noisy labels, in a minute.")
+@click.command(short_help="Methods and references clean noisy labels, in a minute.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("hgms-demo"), show_default=True, help="Folder for results."
 )
@@ -21,7 +21,8 @@ from hgms_demo import demo as demos
 )  # fmt: skip
 @json_option
 def demo(out: Path, seeds: int, seconds: float, as_json: bool) -> None:
-    """HG-MS, its baseline and uniform weights clean noisy digit labels under one budget: a table and pictures in a minute."""
+    """HG-MS, its baseline, uniform weights and the clean images alone on noisy digit labels, under one budget: a table and
+    pictures in a minute."""
 
     result = demos.run_demo(out, seeds=seeds, seconds=seconds, progress=not as_json)
     if as_json:

@@ -71,17 +71,17 @@ class RunSettings:
 
     out: str = field(default="runs", validator=validators.min_len(1))
     device: str = field(default="cpu", validator=_device)
-    dtype: Literal["float32", "float64"] = field(default="float32", validator=validators.in_(["float32", "float64"]))
+    dtype: Literal["float32", "float64"] = "float32"
     threads: int | None = field(default=None, validator=validators.optional([validators.ge(1), validators.le(1024)]))
     evaluate_every: int = field(default=1, validator=validators.ge(1))
     evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    clock: Literal["wall", "cpu"] = field(default="wall", validator=validators.in_(["wall", "cpu"]))
+    clock: Literal["wall", "cpu"] = "wall"
     checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
     label: str | None = field(default=None, validator=validators.optional(_label))
     task_label: str | None = field(default=None, validator=validators.optional(_label))
     track: tuple[str, ...] = ()
-    matmul: Literal["auto", "exact", "fast"] = field(default="auto", validator=validators.in_(["auto", "exact", "fast"]))
-    compile: Literal["auto", True, False] = field(default="auto", validator=validators.in_(["auto", True, False]))
+    matmul: Literal["auto", "exact", "fast"] = "auto"
+    compile: Literal["auto", True, False] = "auto"
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:

@@ -90,9 +90,7 @@ class HyperCleaning:
 
     dataset: str = field(default="digits", validator=image_set)
     corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
-    noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = field(
-        default="uniform", validator=validators.in_(["uniform", "uniform-including-true", "class-conditional", "pair"])
-    )
+    noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = "uniform"
     train_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     validation_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))

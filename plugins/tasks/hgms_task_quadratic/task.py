@@ -98,7 +98,7 @@ class Quadratic:
     features: int = field(default=20, validator=validators.ge(1))
     noise: float = field(default=0.5, validator=not_negative)
     condition: float = field(default=10.0, validator=validators.ge(1))
-    penalty: Literal["feature", "shared"] = field(default="feature", validator=validators.in_(["feature", "shared"]))
+    penalty: Literal["feature", "shared"] = "feature"
 
     @features.validator
     def _fits(self, attribute: Attribute[int], value: int) -> None:
