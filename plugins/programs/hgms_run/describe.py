@@ -105,6 +105,8 @@ def range_of(validator: Any) -> str:
     >>> from attrs import validators
     >>> range_of([validators.instance_of(int), validators.ge(1)]), range_of(validators.and_(validators.ge(0), validators.lt(1)))
     ('≥ 1', 'in [0, 1)')
+    >>> range_of(validators.deep_iterable(validators.gt(0))), range_of(validators.in_(["a", "b"]))
+    ('each > 0', "one of 'a', 'b'")
     """
     bounds: dict[str, Any] = {}
     words: list[str] = []
@@ -113,6 +115,13 @@ def range_of(validator: Any) -> str:
             bounds[part.compare_op] = part.bound
         elif hasattr(part, "min_length"):
             words.append(f"at least {part.min_length} long")
+        elif hasattr(part, "max_length"):
+            words.append(f"at most {part.max_length} long")
+        elif hasattr(part, "options"):
+            words.append("one of " + ", ".join(map(repr, part.options)))
+        elif hasattr(part, "member_validator"):
+            inner = range_of(part.member_validator)
+            words += [f"each {inner}"] * bool(inner)
         elif inspect.isfunction(part) and part.__doc__:
             sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)

@@ -120,20 +120,20 @@ class _Fingerprints:
     @functools.cached_property
     def _readers(self) -> list[tuple[tuple[type, ...], Callable[[Any], Iterable[object]]]]:
         """What an object is made of, by its type."""
-        each = self.of
+        digest = self.of
         return [
             (_SCALARS, lambda value: [repr(value)]),
             ((torch.Tensor,), self._tensor),
             ((torch.nn.Module,), self._module),
             ((np.ndarray, np.generic), lambda value: self._array(np.asarray(value))),
-            ((Mapping,), lambda value: [each(item) for pair in value.items() for item in pair]),
-            ((list, tuple), lambda value: map(each, value)),
-            ((Set,), lambda value: sorted(map(each, value))),
+            ((Mapping,), lambda value: [digest(item) for pair in value.items() for item in pair]),
+            ((list, tuple), lambda value: map(digest, value)),
+            ((Set,), lambda value: sorted(map(digest, value))),
             ((types.ModuleType,), lambda value: [value.__name__]),
             ((types.CodeType,), self._code),
             ((type,), self._class),
-            ((types.MethodType,), lambda value: [each(value.__func__), each(value.__self__)]),
-            ((functools.partial,), lambda value: [each(value.func), each(value.args), each(value.keywords)]),
+            ((types.MethodType,), lambda value: [digest(value.__func__), digest(value.__self__)]),
+            ((functools.partial,), lambda value: [digest(value.func), digest(value.args), digest(value.keywords)]),
             ((types.FunctionType,), self._function),
         ]
 
