@@ -1,0 +1,1 @@
+"""A small problem from the literature on penalty methods."""
