@@ -3,6 +3,8 @@
 Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs, comparisons, reports) are packages
 of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_core.registry``."""
 
+# ruff: noqa: I001  (names as lines, not one a line)
+
 from __future__ import annotations
 
 from hgms_core.adapters.arguments import check_function, check_part
@@ -11,51 +13,22 @@ from hgms_core.adapters.display import as_html, as_text, sizes
 from hgms_core.adapters.modules import fresh_parameters, trainable
 from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.budget import Budget
-from hgms_core.data import ROLES, Batch, Data, roles
+from hgms_core.data import ROLES, Batch, Data, Rows, roles
 from hgms_core.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    HgmsError,
-    MissingExtra,
-    NumericalError,
-    OutOfMemory,
-    PluginError,
-    UnknownComponent,
-    choice,
-    closest,
-    once_differentiable,
-    one_of,
-    out_of_memory,
-    shortened,
-    unknown,
-)
+    CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, NumericalError, OutOfMemory, PluginError,
+    UnknownComponent, choice, closest, once_differentiable, one_of, out_of_memory, shortened, unknown,
+)  # fmt: skip
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
-    Linearization,
-    Strategy,
-    cross_product,
-    curvature,
-    differences_named,
-    hypergradient,
-    implicit,
-    twice_differentiable_attention,
-    upper_gradients,
-)
+    Linearization, Strategy, cross_product, curvature, differences_named, hypergradient, implicit,
+    twice_differentiable_attention, upper_gradients,
+)  # fmt: skip
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import Loss, Problem, Sources
 from hgms_core.protocols import (
-    CandidateGenerator,
-    HyperGradient,
-    LinearSolver,
-    MatVec,
-    Method,
-    OuterOptimizer,
-    Selector,
-    State,
-    Task,
-)
+    CandidateGenerator, HyperGradient, LinearSolver, MatVec, Method, OuterOptimizer, Selector, State, Task,
+)  # fmt: skip
 from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
@@ -68,10 +41,10 @@ __all__ = [
     "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError", "HyperGradient", "Key",
     "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method", "MissingExtra", "Mode", "Nested",
     "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem", "Ravel", "Record",
-    "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree", "UnknownComponent",
-    "as_html", "as_solver", "as_text", "check_floating", "check_function", "check_losses", "check_part", "choice", "clone",
-    "closest", "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient", "groups",
-    "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay", "pure",
-    "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention", "unknown",
-    "upper_gradients", "values",
+    "Rows", "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
+    "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "check_function", "check_losses", "check_part",
+    "choice", "clone", "closest", "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient",
+    "groups", "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay",
+    "pure", "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention",
+    "unknown", "upper_gradients", "values",
 ]  # fmt: skip

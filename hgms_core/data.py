@@ -147,6 +147,26 @@ class Data:
         return max(1, self.size if batch_size is None else min(batch_size, self.size))
 
 
+@frozen(kw_only=True, eq=False)
+class Rows:
+    """One weight for each lower row: θ's leaf ``leaf``, ``[n]``, holds the logits, row i weighs σ(θ_i)::
+
+        g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x; batch) + r(θ, x; batch)           i: the rows of the batch, batch["index"]
+
+    ``losses(x, batch)`` are the ℓ_i, ``[B]``, without weight and regulariser; ``regulariser`` is r, which knows nothing of θ's
+    leaf. So a method may weigh the rows of a batch as it likes, by numbers that are no sigmoid of anything.
+
+    >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
+    >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
+    ('logits', tensor([1., 4.]))
+
+    .. versionadded:: 0.6"""
+
+    leaf: str = "logits"
+    losses: Callable[[Tree, Batch], Tensor]
+    regulariser: Callable[[Tree, Tree, Batch], Tensor] = lambda theta, x, batch: next(iter(x.values())).new_zeros(())
+
+
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
 

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
 from hgms_core.adapters.arguments import arguments_named, check_function
@@ -15,7 +15,7 @@ from hgms_core.adapters.checks import check_alike, numbers_by_name
 from hgms_core.adapters.display import as_html, as_text, problem_rows
 from hgms_core.adapters.modules import of_module
 from hgms_core.adapters.shapes import Nested, Shape, check_floating
-from hgms_core.data import Batch, Data, by_role, data_of
+from hgms_core.data import Batch, Data, Rows, by_role, data_of
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, detach
@@ -80,12 +80,12 @@ class Problem:
     validation rows (both take rows of any kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps
     θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and outside every
     decision). ``fresh(key)`` draws another initial lower state; ``references`` names special upper variables, such as the
-    weights that know which labels are right. ``sources`` is there where θ weights named data sources. ``counters()`` gives
-    numbers that only grow, such as tokens processed: every step records by how much they grew. ``start(theta)`` is there where
-    the lower level's start is learned: the state to start from, as a differentiable function of θ. ``precision`` is the type
-    the losses are computed in where that is coarser than x's (adapters in float32 on a base in bfloat16): finite differences
-    are then taken over a length that fits it. ``compiler`` makes programs of what components run often (None: none). ``kept``
-    is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
+    weights that know which labels are right. ``sources`` is there where θ weights named data sources, ``rows`` where it weights
+    lower rows. ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they grew.
+    ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
+    θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
+    bfloat16): finite differences are then taken over a length that fits it. ``compiler`` makes programs of what components run
+    often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
 
     θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``, ``start`` and ``references``
     then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
@@ -102,6 +102,7 @@ class Problem:
     fresh: Callable[[Key], Tree] | None = None
     references: Mapping[str, Tree] = Factory(dict)
     sources: Sources | None = None
+    rows: Rows | None = None
     counters: Callable[[], Mapping[str, int]] | None = None
     start: Callable[[Tree], Tree] | None = None
     precision: torch.dtype | None = None
@@ -124,6 +125,8 @@ class Problem:
         like = next(iter(self.x0.values()), torch.empty(0))
         object.__setattr__(self, "lower_data", data_of(self.lower_data, "Problem.lower_data", like))
         object.__setattr__(self, "upper_data", by_role(self.upper_data, "Problem.upper_data", like))
+        if self.rows is not None and self.theta0.get(self.rows.leaf, like[None]).shape != (self.lower_data.size,):
+            raise ConfigError(f"'rows' needs a leaf {self.rows.leaf!r} of θ with a number for each of the lower rows")
 
     def _flattened(self) -> dict[str, Any]:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
@@ -149,6 +152,10 @@ class Problem:
             flat["fresh"] = lambda key: x.flatten(fresh(key), "what `fresh` returns")
         if start is not None:
             flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "what `start` returns")
+        if rows := self.rows:
+            flat["rows"] = evolve(rows, losses=lambda b, batch: rows.losses(x.restore(b), batch))
+            more = rows.regulariser
+            flat["rows"] = evolve(flat["rows"], regulariser=lambda a, b, batch: more(theta.restore(a), x.restore(b), batch))
         named = {name: theta.flatten(value, f"references[{name!r}]") for name, value in self.references.items()}
         return {**flat, "references": named}
 

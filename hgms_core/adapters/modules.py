@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hgms_core.adapters.arguments import check_function
 from hgms_core.adapters.views import Function, View, refuse, replica
-from hgms_core.data import Batch, data_of
+from hgms_core.data import Batch, Rows, data_of
 from hgms_core.errors import one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
@@ -203,10 +203,12 @@ def fields(
             value.stacked = None  # type: ignore[attr-defined]  # vmap has no rule for these layers
         return value
 
+    plain = bound(True, lambda theta, model, batch: of_rows(model, batch))
     parts = {
         "theta0": torch.zeros(data.size, dtype=like.dtype, device=like.device) if theta0 is None else theta0,
         "x0": x0,
         "g": bound(True, lower or weighted),
+        "rows": None if lower else Rows(leaf="theta", losses=functools.partial(plain, None)),
         "lower_data": data,
         "f": bound(False, upper or (lambda theta, model, batch: of_rows(model, batch).mean())),
         "precision": None if coarsest == like.dtype else coarsest,

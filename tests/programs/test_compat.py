@@ -86,6 +86,7 @@ def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[
     rows = problem.lower_data.size
     assert ("per-example-losses" in traits) == (rows > 0)
     assert ("sources" in traits) == (problem.sources is not None)
+    assert ("row-weights" in traits) == (problem.rows is not None)
     if problem.sources is not None:  # ℓ_s is the mean over the rows of source s, and g their mix
         whole = problem.lower_data.batch(None)
         examples = problem.sources.examples(x, whole)

@@ -80,7 +80,7 @@ def with_learned_start(problem: Problem) -> Problem:
 def _with_start(
     problem: Problem, g: Loss, f: Loss, project: Callable[[Tree], Tree], evaluate: Callable[[Tree, Tree], Mapping[str, float]]
 ) -> Problem:
-    start = {START + name: leaf for name, leaf in problem.x0.items()}
+    rows, start = problem.rows, {START + name: leaf for name, leaf in problem.x0.items()}
     return evolve(
         problem,
         theta0={**problem.theta0, **start},
@@ -89,6 +89,7 @@ def _with_start(
         f=lambda theta, x, batch: f(without_start(theta), x, batch),
         project=lambda theta: {**theta, **project(without_start(theta))},
         evaluate=lambda theta, x: evaluate(without_start(theta), x),
+        rows=rows and evolve(rows, regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch)),
         start=lambda theta: {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)},
     )
 

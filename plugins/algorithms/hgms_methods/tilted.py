@@ -8,7 +8,7 @@ import attrs
 from attrs import evolve, field, validators
 from torch import Tensor
 
-from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, State, Tree
+from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, Rows, State, Tree
 from hgms_fields import frozen
 from hgms_gauss_newton import Composite, says_outputs
 from hgms_methods.inner import another, around_a_pipeline
@@ -93,7 +93,17 @@ def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss) -> Problem:
 
     lower, upper = problem.lower_data, problem.upper_data["differentiate"]
     data = Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
-    return evolve(problem, g=_composite(g, f, tilt, both), lower_data=data)
+    return evolve(problem, g=_composite(g, f, tilt, both), lower_data=data, rows=problem.rows and _rows(problem.rows, f, tilt))
+
+
+def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:
+    """The same weights of lower rows; what stands beside them in a tilted lower batch is a regulariser."""
+
+    def regulariser(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        below, above = _parts(batch)
+        return rows.regulariser(theta, x, below) + tilt * f(theta, x, above)
+
+    return evolve(rows, losses=lambda x, batch: rows.losses(x, _parts(batch)[0]), regulariser=regulariser)
 
 
 def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:

@@ -60,7 +60,7 @@ class ValidationOnly:
 def on_validation(problem: Problem) -> Problem:
     """The same problem with g = f, on the rows of the roles ``differentiate`` and ``select``."""
     first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
-    return evolve(problem, g=problem.f, lower_data=first if first is second else joined(first, second))
+    return evolve(problem, g=problem.f, lower_data=first if first is second else joined(first, second), rows=None)
 
 
 def joined(first: Data, second: Data) -> Data:

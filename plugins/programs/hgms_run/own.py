@@ -233,6 +233,8 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
         traits.add("stop-rows")
     if problem.sources is not None:
         traits |= {"sources", "per-example-losses"}
+    if problem.rows is not None:
+        traits |= {"row-weights", "per-example-losses"}
     with torch.random.fork_rng(devices=[]):
         if _is_smooth(problem):
             traits.add("smooth-lower")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attrs import field, validators
 from torch import Tensor
 
-from hgms_core import Data, Key, Problem, Tree, roles
+from hgms_core import Data, Key, Problem, Rows, Tree, roles
 from hgms_fields import check_memory, frozen, validation_shares
 from hgms_gauss_newton import Composite
 from hgms_images import cross_entropy, image_set, load_images
@@ -80,7 +80,9 @@ class HyperCleaning:
 
     name: ClassVar[str] = "hyper-cleaning"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "per-example-losses", "stop-rows", "reference:clean"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "per-example-losses", "row-weights", "stop-rows", "reference:clean"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
         **dict.fromkeys(("weight_clean", *(f"weight_clean_{quantile}" for quantile in QUANTILES)), True),
@@ -118,12 +120,15 @@ class HyperCleaning:
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
         wrong = train["label"] != true_label
 
+        def decay(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            # leaf·leaf rather than leaf², whose second derivative is a power again
+            return self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+
         def weighted(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
-            # leaf·leaf rather than leaf², whose second derivative is a power again
             # fit first: gradients are added up in the reverse order of the terms
             fit = (weights * cross_entropy(scores, batch["label"])).mean()
-            return fit + self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
+            return fit + decay(theta, x, batch)
 
         def fresh(key: Key) -> Tree:
             """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
@@ -164,6 +169,7 @@ class HyperCleaning:
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=fresh,
+            rows=Rows(losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]), regulariser=decay),
             references={"clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)}, "uniform": {"logits": uniform_weights}},
         )
 
