@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -88,9 +89,7 @@ class Pipeline:
         }  # fmt: skip
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        if state["step"]:
-            return self._step(problem, state, progress)
-        with losses_checked(problem, state["theta"], state["x"], Key(state["seed"])):
+        with nullcontext() if state["step"] else losses_checked(problem, state["theta"], state["x"], Key(state["seed"])):
             return self._step(problem, state, progress)
 
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
@@ -103,9 +102,12 @@ class Pipeline:
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        branch = candidates.branch(selection.index)
-        estimating = key.fold("differentiate")
-        estimate, memory = self.hypergradient.estimate(problem, theta, branch, estimating, state["hypergradient"])
+        branch, estimator = candidates.branch(selection.index), self.hypergradient
+        rest = key.fold("differentiate"), state["hypergradient"]
+        if hasattr(estimator, "estimate_all"):  # by more candidates than the selected one
+            estimate, memory = estimator.estimate_all(problem, theta, candidates, selection, *rest)
+        else:
+            estimate, memory = estimator.estimate(problem, theta, branch, *rest)
         spent = candidates.cost + estimate.cost
         moved = drawn and any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
@@ -122,7 +124,7 @@ class Pipeline:
             "finite_candidates": selection.finite,
             "hypergradient_norm": norm(estimate.value),
             "lower_gradient_norm": estimate.lower_gradient_norm,
-            "update_norm": norm(_difference(updated, theta)),
+            "update_norm": norm({name: updated[name] - leaf for name, leaf in theta.items()}),
             "residual": estimate.residual,
             "iterations": estimate.iterations,
             "curvature": estimate.curvature,
@@ -152,10 +154,6 @@ class Pipeline:
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
-
-
-def _difference(a: Tree, b: Tree) -> Tree:
-    return dict(zip(b, torch._foreach_sub([a[name] for name in b], list(b.values())), strict=True)) if b else {}
 
 
 @frozen(kw_only=True)

@@ -147,7 +147,8 @@ class LinearSolver(Protocol):
 
 @runtime_checkable
 class HyperGradient(Protocol):
-    """Estimates ∇F(θ) at the selected candidate.
+    """Estimates ∇F(θ) at the selected candidate. It may also have ``estimate_all(problem, theta, candidates, selection, key,
+    state)``, which is then called in the place of ``estimate``: for estimates that several candidates enter.
 
     Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``. The direct part alone, ∂_θ f, which is
     right where the lower solution does not depend on θ:

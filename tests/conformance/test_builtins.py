@@ -42,7 +42,7 @@ EXPECTED = {
         "scipy",
         "linear-operator",
     },
-    "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "carried", "fixed"},
+    "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "averaged", "carried", "fixed"},
     "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split", "torch"},
     "task": {
         "quadratic",

@@ -1,8 +1,9 @@
-"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `through-step`, `carried` and `fixed`."""
+"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `through-step`, `averaged`, `carried` and `fixed`."""
 
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_hypergradients.averaged import Averaged as Averaged
 from hgms_hypergradients.carried import Carried as Carried
 from hgms_hypergradients.fixed import Fixed as Fixed
 from hgms_hypergradients.implicit import Implicit as Implicit
@@ -13,4 +14,4 @@ from hgms_hypergradients.unrolled import Unrolled as Unrolled
 
 @hookimpl
 def hgms_register_hypergradients() -> list[type]:
-    return [Implicit, Unrolled, OneStep, ThroughStep, Carried, Fixed]
+    return [Implicit, Unrolled, OneStep, ThroughStep, Averaged, Carried, Fixed]
