@@ -198,6 +198,10 @@ def test_without_a_hidden_layer_it_is_softmax_regression_on_standardised_pixels(
     fit = torch.nn.functional.cross_entropy(said, problem.lower_data.whole["label"])
     expected = 0.5 * fit + 0.2 * sum(leaf.square().sum() for leaf in problem.x0.values())
     assert torch.isclose(problem.g(problem.theta0, problem.x0, problem.lower_data.whole), expected, rtol=1e-12)
+    elsewhere = small(tmp_path, hidden=0, theta0=-2.0, start="zeros").problem(0, CPU, DOUBLE)
+    assert elsewhere.theta0["logits"].unique().tolist() == [-2]
+    assert not any(leaf.any() for leaf in elsewhere.x0.values())
+    assert not elsewhere.references["uniform"]["logits"].any()
 
 
 def test_softmax_cleaning_hypergradient_is_the_slope_of_the_re_solved_upper_loss(tmp_path: Path) -> None:
@@ -377,7 +381,7 @@ def test_mnist_has_the_papers_sizes_and_pixels_in_the_unit_interval() -> None:
 def test_the_fields_benchmark_is_one_configuration() -> None:
     task = HyperCleaning(
         dataset="mnist", corruption=0.7, noise="uniform-including-true", hidden=0, omega=0.2, standardise=True,
-        train_size=20_000, validation_size=5_000, test_size=0, validation_split=(1, 1, 1),
+        theta0=-2.0, start="zeros", train_size=20_000, validation_size=5_000, test_size=0, validation_split=(1, 1, 1),
     )  # fmt: skip
     problem = task.problem(0, CPU, torch.float32)
     assert problem.lower_data.size == 20_000

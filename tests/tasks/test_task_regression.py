@@ -19,12 +19,12 @@ from hgms_task_regression import LogisticCv, RidgeCv, load_table
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 
-TASKS = [RidgeCv(), LogisticCv(), LogisticCv(dataset="sklearn:wine")]
+TASKS = [RidgeCv(), LogisticCv(), LogisticCv(dataset="sklearn:wine"), LogisticCv(dataset="sklearn:iris", penalties="classes")]
 
 
 def theta_of(problem: hgms_core.Problem) -> dict[str, torch.Tensor]:
-    size = problem.theta0["log_penalty"].numel()
-    return {"log_penalty": torch.linspace(-4, 0.5, size, dtype=DOUBLE)}
+    theta0 = problem.theta0["log_penalty"]
+    return {"log_penalty": torch.linspace(-4, 0.5, theta0.numel(), dtype=DOUBLE).reshape(theta0.shape)}
 
 
 # --- the split ---------------------------------------------------------------------------------------------------------------
@@ -217,6 +217,87 @@ def test_stacked_states_are_scored_like_single_ones(task: RidgeCv | LogisticCv) 
     stacked = torch.func.vmap(problem.g, in_dims=(None, 0, 0))(problem.theta0, {"x": points}, batch)
     single = [problem.g(problem.theta0, {"x": points[i]}, {k: v[i] for k, v in batch.items()}) for i in range(5)]
     assert torch.allclose(stacked, torch.stack(single), rtol=1e-12)
+
+
+# --- the field's benchmark: a file that trains and one that validates -----------------------------------------------------
+
+
+def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features and signs of 120 training or 60 validation rows, the latter with nothing in their last column."""
+    rng = np.random.default_rng(len(name))
+    features = rng.normal(size=(120 if name == "small" else 60, 5)) * [1, 0.2, 3, 1, 0.5 * (name == "small")]
+    return features, np.where(features @ [1.0, -2, 0.3, 0, 0] + rng.logistic(size=len(features)) > 1, 1, -1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two LIBSVM files below a folder of data."""
+    path = tmp_path_factory.mktemp("data")
+    for name in ("small", "small.t"):
+        dump_svmlight_file(*rows_of(name), str(path / name), zero_based=False)
+    return path
+
+
+def benchmark_task(folder: Path, **fields: object) -> LogisticCv:
+    names = {"dataset": f"libsvm:{folder}/small", "validation": f"libsvm:{folder}/small.t"}
+    return LogisticCv(**{**names, "standardise": False, "intercept": False, "start": "random", **fields})
+
+
+def test_one_file_trains_and_the_other_validates_as_the_field_s_benchmark_has_it(folder: Path) -> None:
+    problem = benchmark_task(folder).problem(3, CPU, DOUBLE)
+    theta, x = problem.theta0, problem.x0
+    (a, b), (other, c) = (map(torch.from_numpy, rows_of(name)) for name in ("small", "small.t"))
+
+    def loss(rows: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        return -torch.nn.functional.logsigmoid(sign * (rows @ x["x"][0])).mean()
+
+    regulariser = 0.5 * (theta["log_penalty"].exp() * x["x"][0] ** 2).sum()
+    assert torch.isclose(problem.g(theta, x, problem.lower_data.whole), loss(a, b) + regulariser, rtol=1e-12)
+    for role in hgms_core.ROLES:
+        assert torch.isclose(problem.f(theta, x, problem.upper_data[role].whole), loss(other, c), rtol=1e-12)
+
+
+def test_the_exact_values_of_the_benchmark_s_problem(folder: Path) -> None:
+    task = benchmark_task(folder)
+    exact, theta = task.closed_form(0, CPU, DOUBLE), task.problem(0, CPU, DOUBLE).theta0
+    slopes = finite_differences(exact.value, theta, step=1e-4)["log_penalty"]
+    assert torch.allclose(exact.hypergradient(theta)["log_penalty"], slopes, rtol=1e-5, atol=1e-9)
+    figures = task.problem(0, CPU, DOUBLE).evaluate(theta, exact.solution(theta))
+    assert figures["value_function"] == pytest.approx(float(exact.value(theta)))
+    assert {name for name, value in figures.items() if math.isnan(value)} == {"test_loss", "test_accuracy"}
+    rough = benchmark_task(folder, exact=False).problem(0, CPU, DOUBLE).evaluate(theta, exact.solution(theta))
+    assert [name for name, value in rough.items() if not math.isnan(value)] == ["upper_loss"]
+
+
+def test_a_random_start_is_normal_below_and_log_uniform_above(folder: Path) -> None:
+    task = benchmark_task(folder, theta0=0.5)
+    starts = [task.problem(seed, CPU, DOUBLE) for seed in range(100)]
+    theta = torch.stack([problem.theta0["log_penalty"] for problem in starts]) - 0.5
+    x = torch.stack([problem.x0["x"] for problem in starts])
+    assert theta.max() < 0
+    assert float(theta.exp().mean()) == pytest.approx(0.5, abs=0.05)
+    assert (float(x.mean()), float(x.std())) == (pytest.approx(0, abs=0.15), pytest.approx(1, abs=0.1))
+    assert torch.equal(task.problem(7, CPU, torch.float32).x0["x"], starts[7].x0["x"].float())
+    constant = benchmark_task(folder, start="zeros", theta0=-2.0, penalties="classes").problem(0, CPU, DOUBLE)
+    assert constant.theta0["log_penalty"].tolist() == [[-2.0]]
+    assert not constant.x0["x"].any()
+
+
+def test_files_are_looked_for_below_the_folder_of_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HGMS_DATA", str(folder))
+    assert load_table("libsvm:small").features == pytest.approx(rows_of("small")[0])
+    assert load_table("libsvm:small.t", 5).features.shape == (60, 5)
+    with pytest.raises(DataError, match=r"libsvm:small: cannot be read .*n_features"):
+        load_table("libsvm:small", 4)
+    with pytest.raises(DataError, match="sklearn:iris: 4 features, where 5 are needed"):
+        benchmark_task(folder, validation="sklearn:iris").problem(0, CPU, DOUBLE)
+
+
+def test_validation_rows_of_an_unknown_class_are_refused(folder: Path) -> None:
+    path = folder / "odd"
+    path.write_text("1 1:1\n7 2:1\n")
+    with pytest.raises(DataError, match=r"odd: classes that .*small does not have: 7"):
+        benchmark_task(folder, validation=f"libsvm:{path}").problem(0, CPU, DOUBLE)
 
 
 # --- the data ----------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class HyperCleaning:
     With w = σ(θ), h_y the MLP d → hidden → classes with sigmoid activation, CE the cross-entropy and c̃ the noisy labels::
 
         g(θ, y) = (1/n) Σ_i w_i CE(h_y(x_i), c̃_i) + ω ‖y‖²          (a minibatch: its mean, and the same ω‖y‖²; not halved)
-        f(y)    = (1/m) Σ_j CE(h_y(x_j), c_j)                       on clean validation images;   θ0 = 0
+        f(y)    = (1/m) Σ_j CE(h_y(x_j), c_j)                       on clean validation images
 
     Train, validation and test images are all drawn from the *training* split, as in the paper. Exactly round(ρn) labels are
     redrawn; which ones is known to ``evaluate`` and to ``references["clean"]`` only.
@@ -63,6 +63,8 @@ class HyperCleaning:
         train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and 5000, 500, 10000, 300 (the
             paper's) elsewhere. ``test_size`` = 0: the set's own test split. ``hidden`` = 0: softmax regression, whose lower
             level is convex (strongly, if ω > 0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+        theta0: every entry of θ0. ``start``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` = 0: a hidden layer of zeros
+            stays symmetric).
         standardise: pixels with the training images' mean and standard deviation, each pixel its own.
         validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
             parts; (1, 1, 1) lets every role see all of them (the paper's way).
@@ -100,6 +102,8 @@ class HyperCleaning:
     classes: int = field(default=10, validator=validators.ge(2))
     omega: float = field(default=1e-4, validator=validators.ge(0))
     standardise: bool = False
+    theta0: float = 0.0
+    start: Literal["fresh", "zeros"] = "fresh"
     validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
@@ -160,9 +164,12 @@ class HyperCleaning:
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
         uniform_weights = torch.zeros(len(true_label), dtype=dtype, device=device)
+        x0 = fresh(key.fold("x0"))
+        if self.start == "zeros":
+            x0 = {name: torch.zeros_like(leaf) for name, leaf in x0.items()}
         return Problem(
-            theta0={"logits": uniform_weights},
-            x0=fresh(key.fold("x0")),
+            theta0={"logits": uniform_weights + self.theta0},
+            x0=x0,
             g=Composite(outputs=_outputs, criterion=weighted),
             f=UPPER,
             lower_data=Data.of(train),

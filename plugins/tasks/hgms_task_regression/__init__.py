@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_task_regression.logistic import LogisticClosedForm as LogisticClosedForm
 from hgms_task_regression.logistic import LogisticCv as LogisticCv
+from hgms_task_regression.newton import LogisticClosedForm as LogisticClosedForm
 from hgms_task_regression.ridge import RidgeClosedForm as RidgeClosedForm
 from hgms_task_regression.ridge import RidgeCv as RidgeCv
 from hgms_task_regression.tables import Table as Table

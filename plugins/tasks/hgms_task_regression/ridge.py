@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hgms_core import DataError, Key, Problem, Tree
 from hgms_fields import frozen, positive
-from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, table_name
+from hgms_task_regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, standardised, table_name
 
 
 def _predictions(x: Tree, batch: Tree) -> Tensor:
@@ -104,7 +104,8 @@ class RidgeCv:
             target = torch.from_numpy(np.asarray(table.target, np.float64))
         except (TypeError, ValueError) as error:
             raise DataError(f"{table.where}: the target is not a number ({error})\n  use logistic-cv for classes") from error
-        features, rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
+        rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
+        features = standardised([torch.from_numpy(table.features)[part] for part in rows])
         mean, spread = target[rows[0]].mean(), target[rows[0]].std(correction=0)
         if not spread > 0:
             raise DataError(f"{table.where}: the target is {float(mean):g} on every training row\n  choose another table")
@@ -133,4 +134,5 @@ class RidgeCv:
             numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
-        return problem_of(_predictions, _half_square, parts, torch.zeros_like(train["a"][0]), self.bound, evaluate)
+        zeros = torch.zeros_like(train["a"][0])
+        return problem_of(_predictions, _half_square, parts, zeros, zeros, self.bound, evaluate)

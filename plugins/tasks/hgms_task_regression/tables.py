@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,12 +59,22 @@ def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float
         raise ValueError(f"{attribute.name!r} must be three positive shares (train, validation, test) of at most 1: {value}")
 
 
-def load_table(dataset: str) -> Table:
+def load_table(dataset: str, width: int | None = None) -> Table:
     """The table that ``dataset`` (one of :data:`FORMS`) names. Targets are as stored.
+
+    A relative LIBSVM file that is not in the working directory is looked for below ``$HGMS_DATA``. ``width``: how many features
+    it has to have; a LIBSVM file, which does not store zeros, is filled up to it.
 
     >>> load_table("sklearn:iris").features.shape
     (150, 4)
     """
+    table = _load(dataset, width)
+    if width not in (None, table.features.shape[1]):
+        raise DataError(f"{dataset}: {table.features.shape[1]} features, where {width} are needed")
+    return table
+
+
+def _load(dataset: str, width: int | None) -> Table:
     kind, _, rest = dataset.partition(":")
     if kind == "hub":
         return _hub(rest)
@@ -78,10 +89,12 @@ def load_table(dataset: str) -> Table:
         return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
     if kind == "libsvm":
         path = Path(rest).expanduser()
+        if not path.exists():
+            path = Path(os.environ.get("HGMS_DATA", "")) / path  # an absolute one stays what it is
         try:
             if path.exists() and not path.is_file():  # a pipe or a device has no end
                 raise OSError("it is not a file")
-            features, target = datasets.load_svmlight_file(str(path), dtype=np.float64)
+            features, target = datasets.load_svmlight_file(str(path), dtype=np.float64, n_features=width)
         except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
             raise DataError(
                 f"{dataset}: cannot be read ({error})\n  check the path; lines are `target index:value …`"
@@ -133,25 +146,27 @@ def _unreachable(where: str, place: str, error: Exception) -> DataError:
     )
 
 
-def split(table: Table, shares: tuple[float, ...], key: Key) -> tuple[list[Tensor], list[Tensor]]:
-    """(features, row numbers) of the disjoint parts train, validation, test. Features have mean 0 and standard deviation 1 over
-    the *training* rows; one that is constant there becomes 0 on them."""
+def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
+    """Row numbers of the disjoint parts train, validation, test."""
     order = torch.randperm(len(table.target), generator=key.generator())
     sizes = [round(share * len(order)) for share in shares]
     sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # what rounding took
     if min(sizes) < 1:
         raise DataError(f"{table.where}: {len(order)} rows are too few for the shares {shares}")
-    rows = list(order[: sum(sizes)].split(sizes))
-    features = torch.from_numpy(table.features)
-    train = features[rows[0]]
-    mean, spread = train.mean(0), train.std(0, correction=0)
+    return list(order[: sum(sizes)].split(sizes))
+
+
+def standardised(parts: list[Tensor]) -> list[Tensor]:
+    """Features with mean 0 and standard deviation 1 over the first (the *training*) part; one that is constant there becomes 0
+    on it."""
+    mean, spread = parts[0].mean(0), parts[0].std(0, correction=0)
     # a constant column's computed deviation is its rounding error
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
-    return [(features[part] - mean) / spread for part in rows], rows
+    return [(part - mean) / spread for part in parts]
 
 
 def penalty(theta: Tree, x: Tree) -> Tensor:
-    """½ Σ_j e^{θ_j} x_j², over every vector of coefficients."""
+    """½ Σ e^θ x² with one θ a feature, ``[d]``, or one a vector of coefficients, ``[vectors, 1]``."""
     return 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
 
 
@@ -159,15 +174,16 @@ def problem_of(
     outputs: Callable[[Tree, Tree], Tensor],
     criterion: Callable[[Tensor, Tree], Tensor],
     parts: list[Tree],
+    theta0: Tensor,
     x0: Tensor,
     bound: float,
     evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the validation rows, θ0 = 0,
-    Θ = [−bound, bound]^d."""
-    train, validation, _ = parts
+    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the validation rows,
+    Θ = [−bound, bound]^p."""
+    train, validation, *_ = parts
     return Problem(
-        theta0={"log_penalty": torch.zeros_like(train["a"][0])},
+        theta0={"log_penalty": theta0.clamp(-bound, bound)},
         x0={"x": x0},
         g=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch) + penalty(theta, x)),
         f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
