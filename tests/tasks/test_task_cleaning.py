@@ -312,6 +312,7 @@ def test_evaluate_counts_what_it_says(tmp_path: Path) -> None:
     precision = float((kept & ~wrong).sum() / kept.sum())
     recall = float((kept & ~wrong).sum() / (~wrong).sum())
     assert numbers["cleaning_f1"] == pytest.approx(2 * precision * recall / (precision + recall), rel=1e-6)
+    assert numbers["cleaning_f1_redrawn"] == numbers["cleaning_f1"]  # each redrawn label is wrong here
     weights = torch.sigmoid(theta["logits"])
     for name, group in (("clean", weights[~wrong]), ("corrupted", weights[wrong])):
         assert numbers[f"weight_{name}"] == pytest.approx(float(group.mean()))
@@ -360,6 +361,21 @@ def idx_folder(folder: Path, images: int = 40, labels: int = 40, ending: str = "
 def problem_of(dataset: str, **fields: object) -> hgms_core.Problem:
     usual = {"train_size": 20, "validation_size": 10, "test_size": 10}
     return HyperCleaning(dataset=dataset, **(usual | fields)).problem(0, CPU, DOUBLE)
+
+
+def test_labels_redrawn_to_the_true_one_count_as_wrong_in_the_published_measure(tmp_path: Path) -> None:
+    """Of n labels exactly ρn are redrawn; one that keeps all right labels keeps the lucky ones among them."""
+    task = small(tmp_path, corruption=0.5, noise="uniform-including-true")
+    lucky = 0
+    for seed in range(3):
+        problem = task.problem(seed, CPU, DOUBLE)
+        n = problem.lower_data.size
+        numbers = problem.evaluate(problem.references["clean"], problem.x0)
+        right = round(n * (1 - numbers["wrong_labels"]))
+        assert numbers["cleaning_f1"] == 1
+        assert numbers["cleaning_f1_redrawn"] == pytest.approx(2 * (n / 2) / (right + n / 2), rel=1e-6)
+        lucky += right - n // 2
+    assert lucky > 0
 
 
 @mnist

@@ -22,6 +22,11 @@ def draw(images: Images, sizes: list[int], key: Key, device: torch.device, dtype
     return [{**part, "pixels": part["pixels"].flatten(1)} for part in parts]
 
 
+def redrawn(count: int, rate: float, generator: torch.Generator) -> Tensor:
+    """The rows whose labels :func:`corrupt` redraws, by a fresh generator of its key."""
+    return torch.randperm(count, generator=generator)[: round(rate * count)]
+
+
 def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> Tensor:
     """A copy of ``label`` with exactly round(rate·n) entries redrawn.
 
@@ -33,7 +38,7 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
     4
     """
     generator = key.generator()
-    rows = torch.randperm(len(label), generator=generator)[: round(rate * len(label))]
+    rows = redrawn(len(label), rate, generator)
     if noise == "pair":
         turn = torch.ones(len(rows), dtype=torch.int64)
     elif noise == "class-conditional":

@@ -15,7 +15,7 @@ from hgms_core import Data, Key, Problem, Rows, Tree, roles
 from hgms_fields import check_memory, frozen, validation_shares
 from hgms_gauss_newton import Composite
 from hgms_images import cross_entropy, image_set, load_images
-from hgms_task_cleaning.rows import corrupt, draw, standardise
+from hgms_task_cleaning.rows import corrupt, draw, redrawn, standardise
 
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
@@ -89,7 +89,7 @@ class HyperCleaning:
         "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
         **dict.fromkeys(("weight_clean", *(f"weight_clean_{quantile}" for quantile in QUANTILES)), True),
         **dict.fromkeys(("weight_corrupted", *(f"weight_corrupted_{quantile}" for quantile in QUANTILES)), False),
-        "wrong_labels": False,
+        "wrong_labels": False, "cleaning_f1_redrawn": True,
     }  # fmt: skip
 
     dataset: str = field(default="digits", validator=image_set)
@@ -122,7 +122,8 @@ class HyperCleaning:
         check_memory("hidden × classes", hidden, self.classes)
         true_label = train["label"]
         train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
-        wrong = train["label"] != true_label
+        wrong, untouched = train["label"] != true_label, torch.ones_like(true_label, dtype=torch.bool)
+        untouched[redrawn(len(true_label), self.corruption, key.fold("labels").generator()).to(device)] = False
 
         def decay(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             # leaf·leaf rather than leaf², whose second derivative is a power again
@@ -156,10 +157,11 @@ class HyperCleaning:
                 (answer == true_label).double().mean(),
                 (answer == train["label"])[wrong].double().mean(),
                 UPPER(theta, x, validation),
-                2 * (kept & ~wrong).sum() / (kept.sum() + (~wrong).sum()).clamp_min(1),
+                _f1(kept, ~wrong),
                 *_spread(weights[~wrong]),
                 *_spread(weights[wrong]),
                 wrong.double().mean(),
+                _f1(kept, untouched),
             ]
             return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
 
@@ -179,6 +181,10 @@ class HyperCleaning:
             rows=Rows(losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]), regulariser=decay),
             references={"clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)}, "uniform": {"logits": uniform_weights}},
         )
+
+
+def _f1(kept: Tensor, clean: Tensor) -> Tensor:
+    return 2 * (kept & clean).sum() / (kept.sum() + clean.sum()).clamp_min(1)
 
 
 def _spread(weights: Tensor) -> list[Tensor]:
