@@ -42,7 +42,7 @@ EXPECTED = {
         "scipy",
         "linear-operator",
     },
-    "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "averaged", "carried", "fixed"},
+    "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "sama", "averaged", "carried", "fixed"},
     "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split", "torch"},
     "task": {
         "quadratic",
@@ -75,6 +75,7 @@ EXPECTED = {
         "lancbio",
         "stocbio",
         "darts",
+        "sama",
         "search",
         "random-search",
         "tpe",

@@ -75,6 +75,15 @@ DARTS = _one_run(
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
 )
 
+SAMA = _one_run(
+    "sama",
+    "Few AdamW steps, then the derivative of one more through Adam's own update, by first-order gradients alone.",
+    "Choe et al., NeurIPS 2023 (arXiv 2310.05674).",
+    {"steps": 10, "optimizer": "adamw", "lr": 5e-3},
+    {"name": "sama", "lr": 5e-3, "displacement": 1.0, "batch_size": 256, "upper_batch_size": 256},
+    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5, "displacement": 0.01}},  # for losses of size 1
+)
+
 LANCBIO = Composition(
     name="lancbio",
     summary="Few warm-started SGD steps and one step of a Lanczos process, which goes on while the lower Hessian changes.",
@@ -87,4 +96,4 @@ LANCBIO = Composition(
     },
 )
 
-METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, LANCBIO)
+METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, LANCBIO)
