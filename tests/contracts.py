@@ -30,7 +30,7 @@ PROGRAMS = [
     ["hgms_compare", "hgms_report"],
     ["hgms_evaluation", "hgms_loops", "hgms_results", "hgms_testing"],
     ["hgms_new", "hgms_run"],
-    ["hgms_cli"],
+    ["hgms_cli", "hgms_diagnosis"],
 ]
 """Programs, a layer a line: each may import what stands below it. hgms_evaluation is a stage of hgms_mix."""
 

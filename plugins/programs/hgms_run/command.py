@@ -85,15 +85,23 @@ def run(
         result = run_config(loaded, resume=resume, view=view)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
     if as_json:
-        print_json(summary)
+        print_json({**summary, **({"warnings": result.diagnosis.warnings} if result.diagnosis.rows else {})})
         return
     click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
     for name, value in (summary.get("metrics") or {}).items():
         click.echo(f"  {name}: " + ("not finite" if value is None else f"{value:.6g}"))
     for remark in summary.get("remarks") or []:
         click.echo(f"  note: {remark}")
+    for warning in result.diagnosis.warnings:
+        click.echo(f"  warning: {warning}")
     calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
     click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    if result.diagnosis.rows:
+        beside = sum(row.get("oracle_calls") or 0 for row in result.diagnosis)
+        took = sum(row.get("seconds") or 0.0 for row in result.diagnosis)
+        click.echo(
+            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, beside the budget: {took:.1f} s, {beside} oracle calls"
+        )
     for remark in result.execution.remarks() if result.execution is not None else []:
         click.echo(f"  {remark}")
     click.echo(f"  {summary['folder']}")

@@ -21,7 +21,7 @@ from attrs import Factory, field, validators
 from hgms_core import Budget, ConfigError, Method, RunInfo, Task
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_fields import Invalid, frozen
+from hgms_fields import Invalid, frozen, optional_whole
 from hgms_run.as_table import described, plain
 from hgms_run.convert import structured, traits_of
 from hgms_run.invalid import init_fields
@@ -31,7 +31,7 @@ from hgms_run.tables import Place, read_toml
 SCHEMA = 1
 """The version of configuration files; a file may say it."""
 
-UNCOMPARED = ("out", "label", "task_label", "track")
+UNCOMPARED = ("out", "label", "task_label", "track", "diagnose")
 """The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""
 
 
@@ -67,6 +67,8 @@ class RunSettings:
     GPU), or ``auto``: ``fast`` where it is faster and its error within four times the exact route's, as measured at the start.
     ``compile`` makes programs of the functions that steps spend their time in: ``true``, ``false``, or ``auto``: where the
     budget is long enough to pay for it. The clock does not count what that takes.
+    ``diagnose`` says after how many outer steps one is measured beside the run (None: never): how far its hypergradient and its
+    choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -82,6 +84,7 @@ class RunSettings:
     track: tuple[str, ...] = ()
     matmul: Literal["auto", "exact", "fast"] = "auto"
     compile: Literal["auto", True, False] = "auto"
+    diagnose: int | None = field(default=None, validator=optional_whole)
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -143,6 +146,8 @@ class RunConfig:
                 del table["run"][key]
         if not self.run.track:
             del table["run"]["track"]
+        if self.run.diagnose is None:
+            del table["run"]["diagnose"]
         for key in ("matmul", "compile"):
             if table["run"][key] == "auto":
                 del table["run"][key]  # as in configurations of before there was a choice: they keep their hash

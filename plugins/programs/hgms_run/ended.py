@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 
 from hgms_cli import finite
 from hgms_core import Nested, NumericalError, Problem, Record, RunInfo, Tree, as_html, as_text, norm, sizes
+from hgms_diagnosis import Diagnosis
 from hgms_run.advice import broken
 from hgms_run.execution import Execution
 from hgms_run.own import validation_rows
@@ -29,7 +30,8 @@ UNMOVED = 0.01
 class RunResult:
     """The end of a run. ``theta`` and ``x`` are nested as those that the problem was made with; ``records`` are the rows of
     ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``; ``execution`` says how its steps were
-    carried out (None: its ``env.json`` is lost)."""
+    carried out (None: its ``env.json`` is lost); ``diagnosis`` what ``run.diagnose`` measured, with ``rows``, ``warnings`` and
+    ``to_frame()``, empty where it was not asked for."""
 
     info: RunInfo
     theta: Nested
@@ -37,6 +39,7 @@ class RunResult:
     summary: dict[str, Any]
     records: list[Record]
     execution: Execution | None = None
+    diagnosis: Diagnosis = Factory(Diagnosis)
 
     __repr__, _repr_html_ = as_text, as_html
 
@@ -52,6 +55,8 @@ class RunResult:
             yield "upper loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at the end"
         if metrics:
             yield "metrics", ", ".join(f"{name} {math.nan if v is None else v:.4g}" for name, v in list(metrics.items())[:6])
+        if self.diagnosis.rows:
+            yield "diagnosis", "; ".join(self.diagnosis.warnings) or f"{len(self.diagnosis)} steps, no warning"
         yield from (("θ", sizes(self.theta)), ("x", sizes(self.x)), ("folder", str(info.folder or "none, it is in memory")))
 
     @property

@@ -8,6 +8,7 @@
     timings.jsonl                the clock beside it (kept apart, since no two runs share it), each line with its crc32
     checkpoint.json              the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
     checkpoint-<step>.safetensors
+    diagnosis.jsonl              one line per diagnosed step (run.diagnose), each with its crc32
     summary.json                 written last, with its checksum
 
 A file that cannot be read is named, never guessed around. What a run goes on from is checked byte by byte before anything is
@@ -78,8 +79,8 @@ class _File:
 class RunFolder:
     """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or :meth:`create` does.
 
-    ``config``, ``steps``, ``timings``, ``checkpoint``, ``summary`` and ``traceback`` are the paths of its files; ``begun`` says
-    whether any of them is there. Of a run that has begun, :meth:`records` gives the rows with their ``seconds``,
+    ``config``, ``steps``, ``timings``, ``diagnosis``, ``checkpoint``, ``summary`` and ``traceback`` are the paths of its files;
+    ``begun`` says whether any of them is there. Of a run that has begun, :meth:`records` gives the rows with their ``seconds``,
     :meth:`read_summary` the result (None while there is none), :meth:`load` the state and step of the last checkpoint.
 
     Errors: CheckpointError, naming the file, where one is damaged or the folder holds another run, or where a file cannot be
@@ -102,6 +103,7 @@ class RunFolder:
     environment = _File("env.json")
     steps = _File("steps.jsonl")
     timings = _File("timings.jsonl")
+    diagnosis = _File("diagnosis.jsonl")
     checkpoint = _File("checkpoint.json")
     summary = _File("summary.json")
     traceback = _File("traceback.txt")
@@ -220,6 +222,20 @@ class RunFolder:
         seconds = {row["step"]: row.get("seconds") for row in files.lines(self.timings)}
         return [{**row, "seconds": seconds.get(row["step"])} for row in files.lines(self.steps)]
 
+    def diagnoses(self) -> list[dict[str, Any]]:
+        """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took.
+
+        .. versionadded:: 0.6"""
+        took = {row["step"]: row.get("diagnosis_seconds") for row in files.lines(self.timings)}
+        rows = [{**row, "seconds": took.get(row["step"])} for row in files.lines(self.diagnosis)]
+        return [{key: value for key, value in row.items() if key != "crc32"} for row in rows]
+
+    def append_diagnosis(self, row: Mapping[str, Any]) -> None:
+        """The line of a diagnosed step.
+
+        .. versionadded:: 0.6"""
+        files.append(self.diagnosis, files.stamped(files.as_json(row)) + b"\n")
+
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
         rows, line, clock = self._written(), files.as_json(record) + b"\n", files.as_json(timing)
@@ -265,10 +281,12 @@ class RunFolder:
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
         """(state, step) of the checkpoint, None where there is none yet. All files that it goes on from are checked; a damaged
         one raises, and everything is left as it is."""
-        for path in (self.steps, self.timings, self.environment):
+        for path in (self.steps, self.timings, self.diagnosis, self.environment):
             if os.path.lexists(path):
                 with files.regular(path):  # a link, a pipe, a folder: refused before anything is changed
                     pass
+        for _ in files.lines(self.diagnosis):
+            pass  # and lines of it that are no rows
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
@@ -327,6 +345,9 @@ class RunFolder:
             kept[path] = b"".join(row + b"\n" for row in rows)
             if kept[path] != data:
                 files.replace_file(path, kept[path])
+        if self.diagnosis.exists():
+            rows = files.contents(self.diagnosis).split(b"\n")
+            files.replace_file(self.diagnosis, b"".join(row + b"\n" for row in rows[:-1] if json.loads(row)["step"] <= step))
         self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
         clock = kept[self.timings].split(b"\n")

@@ -32,6 +32,7 @@ from hgms_core import (
     out_of_memory,
 )
 from hgms_core.host import LOG, Host
+from hgms_diagnosis import Diagnosing, Diagnosis
 from hgms_graphs import Programs
 from hgms_run.advice import check_numbers, explained
 from hgms_run.checkpoint import ensure_of, result_of
@@ -119,6 +120,8 @@ class Run:
     saved_at: float = field(factory=time.monotonic)
     saved_step: int = -1
     stopped: str | None = field(default=None, init=False)
+    diagnosing: Diagnosing | None = field(default=None, init=False)
+    diagnoses: list[Record] = field(factory=list, init=False)
 
     # --- the whole run
 
@@ -146,7 +149,10 @@ class Run:
         theta, x = self.restore(*result_of(self.method, loaded[0], folder.checkpoint, self.info.method))
         folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
         execution = Execution.recorded(folder.read_environment())
-        return RunResult(info=self.info, theta=theta, x=x, summary=summary, records=folder.records(), execution=execution)
+        return RunResult(
+            info=self.info, theta=theta, x=x, summary=summary, records=folder.records(), execution=execution,
+            diagnosis=Diagnosis(folder.diagnoses()),
+        )  # fmt: skip
 
     def ended(self, text: str) -> RunResult:
         """Runs until the budget is spent or something ends the run; a summary says how, unless it is to go on."""
@@ -183,7 +189,8 @@ class Run:
                 self.notify("hgms_run_finished", summary=summary, error=ending)
         theta, x = self.restore(*self.method.result(self.state))
         return RunResult(
-            info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution
+            info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution,
+            diagnosis=Diagnosis(self.diagnoses),
         )  # fmt: skip
 
     def explained(self, error: BaseException) -> HgmsError | None:
@@ -238,15 +245,26 @@ class Run:
             self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
                 self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)
-                self.records = self.folder.records()
+                self.records, self.diagnoses = self.folder.records(), self.folder.diagnoses()
                 self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
         if loaded is None:
             self.state = self.method.init(self.problem, self.info.seed)
+        if self.settings.diagnose is not None:
+            self.diagnosing = Diagnosing(
+                method=self.method, problem=self.problem, seed=self.info.seed, build=self.in_double()
+            )  # fmt: skip
         for watch in self.watch:
             if (recall := getattr(watch, "recall", None)) is not None:
                 recall(self.records)
         with self.stopped_by("observer"):
             self.notify("hgms_run_started")
+
+    def in_double(self) -> Callable[[], Problem] | None:
+        """What makes the problem in float64; None where no task makes it."""
+        task = self.task
+        if task is None or isinstance(task, OwnProblem):
+            return None
+        return lambda: task.problem(self.info.seed, self.device, torch.float64)
 
     def environment(self, folder: RunFolder, before: dict[str, Any]) -> dict[str, Any]:
         """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
@@ -337,12 +355,24 @@ class Run:
             names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
             record |= {"broken": names} if names else {}
         check_numbers(record, self.step + 1)
-        self.state, self.step = following, self.step + 1
+        previous, self.state, self.step = self.state, following, self.step + 1
         calls = int(record.get("oracle_calls", self.calls))
         self.idle, self.calls = self.idle + 1 if calls <= self.calls else 0, calls
         if self.over or self.due(before):
             record.update(self.evaluation())
-        self.commit({**record, "step": self.step})
+        self.commit({**record, "step": self.step}, **self.diagnosed(previous, before))
+
+    def diagnosed(self, previous: State, share: float) -> Record:
+        """The seconds that it took to look at this step, if that was its turn; outside the clock and the budget."""
+        if self.diagnosing is None or self.settings.diagnose is None or self.step % self.settings.diagnose:
+            return {}
+        began = time.perf_counter()
+        row = finite(self.diagnosing.row(previous, self.state, self.step, share))
+        seconds = time.perf_counter() - began
+        if self.folder is not None:
+            self.folder.append_diagnosis(row)
+        self.diagnoses.append({**row, "seconds": seconds})
+        return {"diagnosis_seconds": seconds}
 
     def due(self, before: float) -> bool:
         """Whether this step is to be evaluated, given the share of the budget spent before it."""
@@ -369,10 +399,11 @@ class Run:
 
     # --- what is kept of it
 
-    def commit(self, record: Record) -> None:
+    def commit(self, record: Record, **beside: float) -> None:
+        """Keeps the row of a step; ``beside`` are further numbers of its time."""
         record = finite(record)
         if self.folder is not None:
-            self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds})
+            self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds, **beside})
         self.records.append({**record, "seconds": self.clock.seconds})
         with self.stopped_by("observer"):
             self.notify("hgms_step_finished", record=self.records[-1])

@@ -1,0 +1,14 @@
+"""Trust in each hypergradient: what is measured beside a run every N outer steps (`run.diagnose = N`)."""
+
+from __future__ import annotations
+
+from hgms_diagnosis.capture import pipeline_of
+from hgms_diagnosis.double import in_double
+from hgms_diagnosis.measure import Diagnosing
+from hgms_diagnosis.spectrum import Spectrum, spectrum
+from hgms_diagnosis.words import ALIKE, BIASED, SIGMAS, Diagnosis, number, power, warnings
+
+__all__ = [
+    "ALIKE", "BIASED", "SIGMAS", "Diagnosing", "Diagnosis", "Spectrum", "in_double", "number", "pipeline_of", "power",
+    "spectrum", "warnings",
+]  # fmt: skip

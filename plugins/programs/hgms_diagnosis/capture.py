@@ -1,0 +1,160 @@
+"""What went through the parts of a pipeline in one outer step: the step is done again with parts that write it down."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import attrs
+from attrs import define
+
+from hgms_core import (
+    Branch,
+    Candidates,
+    ConfigError,
+    Cost,
+    Estimate,
+    Key,
+    Method,
+    Pipeline,
+    Problem,
+    Selection,
+    State,
+    Tree,
+)  # fmt: skip
+from hgms_core.registry import inside
+
+
+@define(eq=False)
+class Seen:
+    """One outer step of a pipeline, as its parts saw it. ``problem`` is the one that they were handed: inside ``tilted`` its
+    lower loss is g + εf, say. ``theta_after`` is θ after the outer update and the projection."""
+
+    pipeline: Pipeline
+    problem: Problem
+    theta: Tree
+    start: State
+    proposing: Key
+    candidates: Candidates
+    selection: Selection
+    branch: Branch
+    estimating: Key
+    memory: State
+    estimate: Estimate
+    theta_after: Tree
+
+    @property
+    def cost(self) -> Cost:
+        return self.candidates.cost + self.selection.cost + self.estimate.cost
+
+    def estimate_at(self, branch: Branch, problem: Problem | None = None) -> Estimate:
+        """The pipeline's own hypergradient of another branch at the same θ, by the same key and memory."""
+        problem = problem or self.problem
+        return self.pipeline.hypergradient.estimate(problem, self.theta, branch, self.estimating, self.memory)[0]
+
+
+class _Part:
+    """A part that notes what it is called with and returns, and is the part otherwise."""
+
+    def __init__(self, part: Any, notes: dict[str, Any]) -> None:
+        self._part, self._notes = part, notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+class _Generator(_Part):
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        self._notes.update(problem=problem, theta=theta, start=start, proposing=key)
+        self._notes["candidates"] = candidates = self._part.propose(problem, theta, start, key)
+        return candidates
+
+
+class _Selector(_Part):
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        self._notes["selection"] = selection = self._part.select(problem, theta, candidates, key)
+        return selection
+
+
+class _HyperGradient(_Part):
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+        self._notes.update(branch=branch, estimating=key, memory=state)
+        estimate, memory = self._part.estimate(problem, theta, branch, key, state)
+        self._notes["estimate"] = estimate
+        return estimate, memory
+
+
+class _Outer(_Part):
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        theta, state = self._part.step(theta, gradient, state, progress)
+        self._notes["theta_after"] = self._notes["problem"].project(theta)
+        return theta, state
+
+
+def pipeline_of(method: Any) -> Pipeline | None:
+    """The pipeline inside a method's wrappers; None where there is none."""
+    while not isinstance(method, Pipeline):
+        field = _field(method)
+        if field is None:
+            return None
+        method = getattr(method, field)
+    return method
+
+
+def _field(method: Any) -> str | None:
+    """The field of a wrapper that holds the method inside."""
+    if not attrs.has(type(method)):
+        return None
+    return inside(type(method)) or ("method" if "method" in attrs.fields_dict(type(method)) else None)
+
+
+def noting(method: Any, notes: dict[str, Any]) -> Any:
+    """The method with parts that write into ``notes``, in the same wrappers."""
+    if isinstance(method, Pipeline):
+        parts: dict[str, Any] = {
+            "generator": _Generator(method.generator, notes), "selector": _Selector(method.selector, notes),
+            "hypergradient": _HyperGradient(method.hypergradient, notes), "outer": _Outer(method.outer, notes),
+        }  # fmt: skip
+        return attrs.evolve(method, **parts)
+    field = _field(method)
+    assert field is not None, "only called where there is a pipeline inside"
+    return attrs.evolve(method, **{field: noting(getattr(method, field), notes)})
+
+
+def capture(method: Method, problem: Problem, state: State, progress: float) -> Seen:
+    """The step that the method takes from ``state``, done again. Nothing of it is kept but what is returned.
+
+    Cost: that of the step."""
+    pipeline = pipeline_of(method)
+    if pipeline is None:
+        raise ConfigError("there is no pipeline in this method")
+    notes: dict[str, Any] = {}
+    noting(method, notes).step(problem, state, progress)
+    return Seen(pipeline, **notes)
+
+
+class _Handed(BaseException):
+    """Ends a step once its generator was handed the problem."""
+
+
+class _Stop(_Part):
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        self._notes["problem"] = problem
+        raise _Handed
+
+
+def inner_problem(method: Any, problem: Problem, state: State, progress: float) -> Problem:
+    """What the wrappers of a pipeline make of ``problem``: what its parts are handed. Nothing is evaluated."""
+    notes: dict[str, Any] = {}
+
+    def stopping(method: Any) -> Any:
+        if isinstance(method, Pipeline):
+            generator: Any = _Stop(method.generator, notes)
+            return attrs.evolve(method, generator=generator)
+        field = str(_field(method))
+        return attrs.evolve(method, **{field: stopping(getattr(method, field))})
+
+    with contextlib.suppress(_Handed):
+        stopping(method).step(problem, state, progress)
+    inner: Problem = notes["problem"]
+    return inner

@@ -1,0 +1,148 @@
+"""The rows of a diagnosis, and what they say in plain words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from hgms_core import MissingExtra
+
+if TYPE_CHECKING:
+    import pandas
+
+BIASED = 0.5
+"""A shift of the hypergradient, relative to it, above which its bias is worth a warning."""
+ALIKE = 0.9
+"""The cosine with a longer lower run below which the hypergradient depends on where that stopped."""
+PRECISE = 0.999
+"""The cosine with double precision below which rounding matters."""
+SIGMAS = 2.0
+"""Standard errors that a choice has to be ahead by."""
+HUGE = 6.0
+"""The power of ten of candidates that nobody can afford."""
+
+Row = Mapping[str, Any]
+
+
+@frozen(eq=False, repr=False)
+class Diagnosis:
+    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step, and ``warnings``, sentences on all of them together.
+
+    >>> Diagnosis([{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}])
+    Diagnosis of 2 outer steps
+      rounding matters in 1 of 2 diagnosed steps: the cosine with double precision is 0.9000 (median); use float64
+
+    .. versionadded:: 0.6"""
+
+    rows: list[dict[str, Any]] = field(factory=list)
+
+    @property
+    def warnings(self) -> list[str]:
+        return warnings(self.rows)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a pandas data frame, a row a diagnosed step. Errors: MissingExtra without pandas."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingExtra("a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'") from None
+        return pandas.DataFrame(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        lines = [f"Diagnosis of {len(self.rows)} outer step{'s' * (len(self.rows) != 1)}", *self.warnings]
+        return "\n  ".join(lines if len(lines) > 1 or not self.rows else [*lines, "no warning"])
+
+
+def number(row: Row, key: str) -> float:
+    """A number of a row; NaN where it is not known."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+@frozen
+class Sign:
+    """Something wrong: where ``wrong`` holds of the number ``key``. ``text`` has places for how many steps and the median."""
+
+    key: str
+    wrong: Callable[[float], bool]
+    text: Callable[[str, float], str]
+
+
+SIGNS = (
+    Sign(
+        "bias", lambda value: value > BIASED,
+        lambda steps, value: f"the lower level is not solved {steps}: a Newton step to ∇ₓg = 0 changes the implicit "
+        f"hypergradient by {100 * value:.3g} % (median); give the lower level more steps",
+    ),
+    Sign(
+        "residual", lambda value: value > 1,
+        lambda steps, value: f"the linear solve went wrong {steps}: its residual is above 1 (median {value:.3g}), so v = 0 "
+        "would be better; raise the ridge or take minres",
+    ),
+    Sign(
+        "curvature", lambda value: value <= 0,
+        lambda steps, value: f"the linear solve met curvature that is not positive {steps} (median {value:.3g}): the ridge is "
+        "too small for this x; raise it",
+    ),
+    Sign(
+        "longer_cosine", lambda value: value < ALIKE,
+        lambda steps, value: f"the hypergradient depends on where the lower level stopped {steps}: its cosine with that of a "
+        f"lower run four times as long is {value:.2f} (median)",
+    ),
+    Sign(
+        "double_cosine", lambda value: value < PRECISE,
+        lambda steps, value: f"rounding matters {steps}: the cosine with double precision is {value:.4f} (median); use float64",
+    ),
+    Sign(
+        "choice_ratio", lambda value: abs(value) < SIGMAS,
+        lambda steps, value: f"the choice of the candidate is within noise {steps}: the best is ahead of the next by "
+        f"{value:.2g} standard errors (median); use more rows to select, or fewer candidates",
+    ),
+    Sign(
+        "gain_differentiation", lambda value: value <= 0,
+        lambda steps, value: f"the outer step did not lower the upper value on other rows {steps} (it rose by {-value:.3g}, "
+        "median): what these steps gained, they gained by selecting",
+    ),
+    Sign(
+        "log10_candidates_to_halve", lambda value: value > HUGE,
+        lambda steps, value: f"more candidates do not help {steps}: with so many flat directions, halving the selection error "
+        f"takes {power(value)} of them (median), if the paper's bound is tight",
+    ),
+)  # fmt: skip
+"""What is looked for, in the order in which it is said."""
+
+
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each thing that is wrong in some of the rows, with how many and by how much."""
+    sentences = []
+    learned = [row for row in rows if row.get("hypergradient_norm") != 0]
+    if rows and not learned:
+        return ["the hypergradient is zero in every diagnosed step: nothing is learned"]
+    for sign in SIGNS:
+        known = [value for row in learned if not math.isnan(value := number(row, sign.key))]
+        if bad := [value for value in known if sign.wrong(value)]:
+            sentences.append(sign.text(f"in {len(bad)} of {len(known)} diagnosed steps", statistics.median(bad)))
+    if any(row.get("of") == "result" for row in rows):
+        sentences.append(
+            "this method is no pipeline: its hypergradient, candidates and gain cannot be looked at, only (θ, x) of its result"
+        )
+    return sentences
+
+
+def power(exponent: float) -> str:
+    """Ten to that power, in words of a table.
+
+    >>> power(2.0), power(45.6)
+    ('100', '10^46')
+    """
+    return f"{10**exponent:.0f}" if exponent < 6 else f"10^{exponent:.0f}"
