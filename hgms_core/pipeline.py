@@ -163,8 +163,8 @@ class Composition:
     So it needs no import of the plugins its parts come from, and whoever uses it may override any field, or a whole part by
     another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline, such as a
     wrapper, whose fields stand among the pipeline's. ``on`` holds other defaults for tasks with a trait, laid over the parts.
-    ``testing`` is laid over them where the conformance kit asks, on problems of size 1; ``testing_failures`` holds the reason
-    for each check that its definition does not pass.
+    ``role`` is that of :class:`Method`. ``testing`` is laid over the parts where the conformance kit asks, on problems of size
+    1; ``testing_failures`` holds the reason for each check that its definition does not pass.
 
     >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
     ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
@@ -178,6 +178,7 @@ class Composition:
     source: str
     parts: Mapping[str, Any] = field(hash=False)
     of: type[Any] = Pipeline
+    role: Literal["", "floor", "ceiling"] = field(default="", validator=choice("", "floor", "ceiling"))
     on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
     testing: Mapping[str, Any] = field(factory=dict, hash=False)
     testing_failures: Mapping[str, str] = field(factory=dict, hash=False)

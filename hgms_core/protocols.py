@@ -256,6 +256,7 @@ class Method(Protocol):
       for a row that must not be taken: for whoever chooses rows by the result, instead of drawing them by the mixture.
     - ``untrained``, a property: why the x of ``result`` is not one that was trained on the mixture to the end, empty where it
       is. Tables then give no verdict on its losses, which say nothing of the mixture.
+    - ``role``, a class variable: "floor" of a trivial reference, "ceiling" of one that knows the truth. Tables set them apart.
 
     On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner records ``weight.<source>``
     from ``result`` before the first step and after each.

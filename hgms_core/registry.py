@@ -236,8 +236,7 @@ def _init_faults(target: type) -> list[str]:
 
 
 def _declared_faults(target: type) -> list[str]:
-    # types that differ from the protocol's
-    faults = []
+    faults = []  # types that differ from the protocol's
     version, metrics, traits = (getattr(target, name, None) for name in ("version", "metrics", "traits"))
     if not isinstance(version, str | None):
         faults.append(f'its version is {version!r}; write a string, such as "1"')
@@ -269,9 +268,8 @@ def method_faults(target: type, name: str, wanted: inspect.Signature) -> list[st
     protocol = f"{name}({', '.join(key + default for key, default in defaults.items())})"
     if not callable(method):
         return [f"it misses the method {protocol}"]
-    parameters = list(inspect.signature(method).parameters.values())
-    if not isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod)):
-        parameters = parameters[1:]
+    static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
+    parameters = list(inspect.signature(method).parameters.values())[0 if static else 1 :]
     names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.POSITIONAL_ONLY)]
     if len(names) < len(expected) and any(item.kind is item.VAR_POSITIONAL for item in parameters):
         return []

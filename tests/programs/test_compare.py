@@ -124,9 +124,17 @@ def test_failed_runs_are_counted_and_a_method_without_results_is_shown() -> None
 
 def test_what_is_worse_than_uniform_is_told_so() -> None:
     low, high = points([value / 2 for value in B]), points([0.92, 0.89, 0.94, 0.91])
-    results = table({"u": points(A, "uniform"), "b": low, "c": points(C), "d": high}, "acc")
-    assert [row.notes for row in results.rows] == [(), ("worse than uniform",), ("behind uniform, within the interval",), ()]
-    assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[1].notes == ("worse than theta0",)
+    results = table(
+        {"u": points(A, "uniform"), "b": low, "c": points(C), "d": high, "e": points([1.91, 1.78, 1.95, 1.9])}, "acc"
+    )
+    assert [(row.method, row.notes) for row in results.rows] == [
+        ("b", ("worse than u",)),
+        ("c", ("not ahead of u",)),
+        ("d", ("not ahead of u",)),
+        ("e", ()),
+        ("u", ()),
+    ]
+    assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[0].notes == ("worse than t",)
 
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
@@ -146,8 +154,8 @@ def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> Non
 
 def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:
     results = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": 1})
-    assert [row.notes for row in results.rows] == [(), ("behind uniform on the one seed they share",)]
-    assert list(results.columns[0]) == ["method", "acc ↑", "− u", "outer steps", "oracle calls", "seconds", "note"]
+    assert [row.notes for row in results.rows] == [("not ahead of u: one seed",), ()]
+    assert list(results.columns[0]) == ["method", "role", "acc ↑", "− u", "outer steps", "oracle calls", "seconds", "note"]
     assert list(table({"u": points(A)}, "acc", "u").columns[0]) == ["method", "acc ↑", "outer steps", "oracle calls", "seconds"]
 
 

@@ -78,15 +78,16 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
 def test_a_winner_needs_every_interval_to_exclude_zero(study: Study) -> None:
     clear, unclear = study.sections
     assert clear.winner == "hg-ms"
-    assert "ahead of every other method; the closest is baseline" in clear.verdict
+    assert "ahead of every other method and every floor; the closest is baseline" in clear.verdict
     assert unclear.winner is None
-    assert "no winner is marked: its difference to" in unclear.verdict
+    assert "is not ahead of uniform, which learns nothing about θ: no gain is shown" in unclear.verdict
 
 
 def test_worse_than_uniform_is_shown_and_marked(study: Study) -> None:
     marks = {entry.label: entry.mark for entry in study.sections[0].entries}
     assert marks == {"hg-ms": "", "baseline": "", "uniform": "", "lost": "worse than uniform"}
-    assert [entry.label for entry in study.sections[0].entries] == ["hg-ms", "baseline", "uniform", "lost"]
+    assert [entry.label for entry in study.sections[0].entries] == ["hg-ms", "baseline", "lost", "uniform"], "references last"
+    assert [entry.role for entry in study.sections[0].entries] == ["", "", "", "floor"]
 
 
 def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
@@ -493,7 +494,7 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     assert "| **0.10000 ± 0.00099** | **" not in text  # the difference to uniform is no mark of a winner
-    assert re.search(r"\| hg-ms \| \*\*0\.10000 ± 0\.00099\*\* \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
+    assert re.search(r"\| hg-ms \|  \| \*\*0\.10000 ± 0\.00099\*\* \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
     assert "| lost (worse than uniform) |" in text
     assert "12–12" in text
     assert "| 2 (chosen) |" in text.replace("**", "")
@@ -503,7 +504,9 @@ def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
     write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
     for text in (latex(study), latex(report.build([tmp_path]))):
         assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\begin{tabular}") > 0
-        assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == text.count(r"\begin{table}")
+        assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\begin{table}")
+        lines = text.count("& floor &")  # one before the references of each results table
+        assert text.count(r"\midrule") == text.count(r"\begin{table}") + lines
         bare = re.sub(r"\\[\\{}&%_#$]", "", text)
         assert bare.count("{") == bare.count("}")
         assert bare.count("$") % 2 == 0
@@ -590,7 +593,7 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert [row[0].text for row in every.rows] == [f"source-{number}" for number in range(10)]
     for column in range(1, len(every.columns)):
         assert math.fsum(row[column].sort for row in every.rows) == pytest.approx(1)  # type: ignore[misc]
-    assert by_title(section, "results").columns[3] == "recovery error ↓"
+    assert by_title(section, "results").columns[4] == "recovery error ↓"
 
 
 def test_a_single_seed_has_weights_without_an_interval(tmp_path: Path) -> None:
@@ -618,7 +621,7 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
         ("", "hg-ms", "9 h"), ("", "scalebio", "9 h"), ("", "uniform", "9 h"), ("bottomrule", "", ""),
     ]  # fmt: skip
     page = WRITERS[".html"](mixtures)
-    assert page.count('<tr class="group">') == 1
+    assert page.count('<tr class="group">') == 3  # before the references of each budget's results, too
     assert 'href="#ledgers"' in page
     assert "## Budget ledger: source-mixture" in markdown(mixtures)
 

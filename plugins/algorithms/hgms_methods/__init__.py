@@ -10,6 +10,7 @@ from __future__ import annotations
 from hgms_core import Composition, hookimpl
 from hgms_methods import hg_ms, published, references
 from hgms_methods.learned_start import LearnedStart as LearnedStart
+from hgms_methods.random_theta import RandomTheta as RandomTheta
 from hgms_methods.starting_at import StartingAt as StartingAt
 from hgms_methods.tilted import Tilted as Tilted
 from hgms_methods.validation_only import ValidationOnly as ValidationOnly

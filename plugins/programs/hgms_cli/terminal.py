@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -87,8 +87,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
 
 
-def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], width: int | None = None) -> None:
-    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or ``width`` columns wide."""
+def print_table(
+    columns: Iterable[str], rows: Sequence[Mapping[str, Any]], width: int | None = None, groups: Container[int] = ()
+) -> None:
+    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or ``width`` columns wide. A
+    line is drawn before each row in ``groups``."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -98,7 +101,9 @@ def print_table(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], width
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not folds)
-    for row in rows:
+    for number, row in enumerate(rows):
+        if number in groups:
+            table.add_section()
         table.add_row(*[Text(printable(row[column] if row[column] is not None else "")) for column in columns])
     # into a pipe: one line a row, so that it can be searched
     Console(file=sys.stdout, width=width if folds else 10_000).print(table)

@@ -121,7 +121,7 @@ def compare(
     else:
         for results in comparison.tables:
             click.echo(printable(f"{results.task}: {comparison.heading}"))
-            print_table(tuple(results.columns[0]), results.columns)
+            print_table(tuple(results.columns[0]), results.columns, groups=results.groups)
         for line in comparison.remarks:
             click.echo(printable(line))
         click.echo(f"  {loaded.out}")

@@ -16,7 +16,7 @@ from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
 from hgms_compare.worker import Ending
 from hgms_core import CheckpointError, ConfigError, as_text, one_of
-from hgms_results import StoredRun, Table, execution_notes, notebook_html, read_run, table
+from hgms_results import RECOVERED, StoredRun, Table, execution_notes, notebook_html, read_run, table
 from hgms_run import OwnProblem, RunResult, frame, reporter, run_config
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Comparison:
         .. versionadded:: 0.5"""
         rows = [
             {
-                "task": run.task_label, "method": run.label, "seed": run.seed, "status": "done", **run.metrics,
-                **{key: run.summary.get(key) for key in ("upper_loss", "outer_steps", "oracle_calls")},
+                "task": run.task_label, "method": run.label, "role": run.role, "seed": run.seed, "status": "done",
+                **run.metrics, **{key: run.summary.get(key) for key in ("upper_loss", "outer_steps", "oracle_calls")},
                 "seconds": run.seconds, "folder": str(run.path),
             }
             for run in self.runs
@@ -136,8 +136,10 @@ class Comparison:
         for results in self.tables:
             rows = [{name: name for name in results.columns[0]}, *results.columns]
             width = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-            lines.append(f"{results.task}: {self.heading}")
-            lines += ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
+            shown = ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
+            for group in reversed(results.groups):
+                shown.insert(group + 1, "─" * max(map(len, shown)))
+            lines += [f"{results.task}: {self.heading}", *shown]
             lines.append("")
         return "\n".join([*lines, *self.remarks]).rstrip()
 
@@ -177,16 +179,7 @@ class Comparison:
     @property
     def remarks(self) -> list[str]:
         """What the tables do not say: how settings were chosen, what has no result."""
-        lines = []
-        if any(table.winner for table in self.tables):
-            lines.append("★ ahead of every other method: each difference's interval excludes zero")
-        pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
-        if pairs:
-            lines.append(
-                "differences: paired by seed, intervals by Holm's rule over all pairs (chance of a false one: at most 5 %)"
-            )
-        if any(pair.half_width == 0 for pair in pairs):
-            lines.append("± 0: the same in every seed, which says nothing about chance")
+        lines = self._of_tables()
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
@@ -213,6 +206,33 @@ class Comparison:
             how = "retry_failed=True" if self.grid.own else "--retry-failed"
             lines.append(f"failed runs keep their place; {how} runs them once more")
         return [*lines, *map(str, self.failures)]
+
+    def _of_tables(self) -> list[str]:
+        """How the tables are to be read, and what they say of the references and of the number of seeds."""
+        lines = []
+        references = any(table.references for table in self.tables)
+        if any(table.winner for table in self.tables):
+            others = "every other method and every floor" if references else "every other method"
+            lines.append(f"★ ahead of {others}: each difference's interval excludes zero")
+        pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
+        if pairs:
+            apart = any(len(table.references) > 1 for table in self.tables)
+            which = "of methods, and of methods and floors" if apart else ""
+            lines.append(
+                f"differences: paired by seed, intervals by Holm's rule over all pairs{which and ' '}{which} "
+                "(chance of a false one: at most 5 %)"
+            )
+        if any(row.recovered is not None for table in self.tables for row in table.rows):
+            lines.append(RECOVERED)
+        of_tasks: dict[str, list[str]] = {}
+        for results in self.tables:
+            for line in results.remarks:
+                of_tasks.setdefault(line, []).append(results.task)
+        everywhere = len(self.tables)
+        lines += [line if len(tasks) == everywhere else f"{', '.join(tasks)}: {line}" for line, tasks in of_tasks.items()]
+        if any(pair.half_width == 0 for pair in pairs):
+            lines.append("± 0: the same in every seed, which says nothing about chance")
+        return lines
 
 
 def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending]) -> Comparison:

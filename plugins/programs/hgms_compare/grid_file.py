@@ -53,6 +53,7 @@ from hgms_run import (
     lay,
     misfit,
     missing_traits,
+    role_of,
     show,
     structured,
     tables_of_others,
@@ -154,8 +155,9 @@ class _Loader:
         for task, method in itertools.product(tasks, methods):
             labels = {"label": method.label if method.stated else None, "task_label": task.label if task.stated else None}
             pairs[task.label, method.label] = RunConfig(
-                task=built[task.label], method=fitting[task.label, method.label], method_name=method.name,
-                seed=seeds[0], budget=file.budget, run=attrs.evolve(file.run, **labels, **placed(built[task.label])),
+                task=built[task.label], method=fitting[task.label, method.label],
+                method_name=method.name, role=self.role(method), seed=seeds[0],
+                budget=file.budget, run=attrs.evolve(file.run, **labels, **placed(built[task.label])),
                 host=self.registry.host, own=bool(self.objects),
             )  # fmt: skip
         return Grid(
@@ -339,6 +341,10 @@ class _Loader:
             self.problems.append(unknown("reference method", label, labels))
         default = next((method.label for method in methods if method.name in DEFAULT_REFERENCES), next(iter(labels), ""))
         return label or default
+
+    def role(self, method: Entry) -> str:
+        """What a method is in comparisons: what it is registered as, or what its object says."""
+        return role_of(self.registry, method.name) if method.component is None else getattr(method.component, "role", "")
 
     def check_run(self, run: RunSettings) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from hgms_cli import json_option, print_json, printable
@@ -116,7 +117,7 @@ def _print_skipped(study: Study) -> None:
 
 
 def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
-    keys = ("title", "task", "version", "budget", "metric", "reference", "winner", "verdict")
+    keys = ("title", "task", "version", "budget", "metric", "reference", "floor", "winner", "verdict", "few_seeds")
     sections = [
         {**{key: getattr(section, key) for key in keys}, "methods": [_method(entry) for entry in section.entries]}
         for section in study.sections
@@ -141,6 +142,8 @@ def _method(entry: Entry) -> dict[str, Any]:
         "not_finite": entry.nonfinite,
         "difference": spread(entry.difference),
         "mark": entry.mark or None,
+        "role": entry.role or None,
+        "recovered_share": None if entry.recovered is None else attrs.asdict(entry.recovered),
         "outer_steps": entry.values("outer_steps"),
     }
     if entry.mixture is not None:

@@ -18,7 +18,7 @@ from hgms_core.registry import Registry
 from hgms_report import mixture
 from hgms_report.curves import POINTS, Curve, Line, band, binned
 from hgms_report.study import Entry, Section, Study
-from hgms_results import DEFAULT_REFERENCES, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
+from hgms_results import DEFAULT_REFERENCES, ORDER, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
 from hgms_run import UNCOMPARED, Execution
 
 _MIXTURE = 150  # points of a small picture
@@ -225,7 +225,7 @@ def _chosen(indices: np.ndarray) -> Counter[int]:
 def _section(
     title: str, name: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
 ) -> Section:
-    """The methods with their statistics, best mean first, and the differences between them."""
+    """The methods with their statistics, best mean first, then the references, and the differences between them."""
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
@@ -255,7 +255,10 @@ def _section(
                 difference=row.difference,
                 # without a direction there is no better and no worse
                 mark="; ".join(row.notes) if higher is not None else "",
+                role=row.role,
+                recovered=row.recovered,
                 ahead=row.winner and higher is not None,
+                ahead_of_floor=row.ahead_of_floor if higher is not None else None,
                 untrained=any(point.untrained for point in values[row.method]),
                 curves=_curves(own, drawn, points),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
@@ -273,11 +276,13 @@ def _section(
         metrics=list(dict.fromkeys([main, *(name for run in runs for name in run.scores.get("metrics", {})), *names])),
         drawn=drawn,
         directions=directions,
-        entries=sorted(entries, key=lambda entry: _rank(entry.metrics[main].mean, higher)),
+        entries=sorted(entries, key=lambda entry: (ORDER.index(entry.role), *_rank(entry.metrics[main].mean, higher))),
         reference=base,
         pairs=compared.pairs,
         axis=axis,
         environments=_environments(runs),
+        floor=compared.floor if higher is not None else None,
+        few_seeds=compared.few_seeds if higher is not None else "",
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _TEXTS = (
-    "task", "task_name", "method", "method_name", "hash", "status", "error", "budget", "task_version", "folder",
+    "task", "task_name", "method", "method_name", "role", "hash", "status", "error", "budget", "task_version", "folder",
 )  # fmt: skip
 _KEYS = ("task", "method", "seed", "step", "seconds")
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
@@ -76,7 +76,7 @@ def runs(study: Study) -> pyarrow.Table:
 def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
-    own = ("task_name", "method_name", "status", "error", "budget", "task_version", "seed", "seconds")
+    own = ("task_name", "method_name", "role", "status", "error", "budget", "task_version", "seed", "seconds")
     row = {
         "task": task,
         "method": entry.label,

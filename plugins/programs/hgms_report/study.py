@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from hgms_report.curves import Curve
 from hgms_report.mixture import Mixture
-from hgms_results import Forest, Interval, Skipped, StoredRun, StoredSweep, is_share, spell
+from hgms_results import Forest, Interval, Ratio, Skipped, StoredRun, StoredSweep, is_share, spell
 
 
 @frozen(kw_only=True)
@@ -18,11 +18,13 @@ class Entry:
     """One method's runs on one task.
 
     ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
-    section's reference, ``ahead`` whether its differences to all others exclude zero, in its favour, ``untrained`` whether its
-    x is not one that was trained to the end, so that its losses are no measure of it. ``curves`` are by axis (``seconds`` or
-    ``oracle_calls``) and metric. ``gap``, ``residual``, ``branches`` (how often each candidate was chosen), ``outcomes`` (how
-    the linear solves ended) and ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's means
-    of a step forward and backward.
+    section's reference, ``role`` is "floor" or "ceiling" for a reference, ``recovered`` the recovered share, ``ahead`` whether
+    its differences to all other methods and floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to
+    the best floor (None: there is none, or it is a reference itself), ``untrained`` whether its x is not one that was trained
+    to the end, so that its losses are no measure of it. ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric.
+    ``gap``, ``residual``, ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended) and
+    ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's means of a step forward and
+    backward.
     """
 
     label: str
@@ -32,7 +34,10 @@ class Entry:
     nonfinite: dict[str, int]
     difference: Interval | None
     mark: str
+    role: str
+    recovered: Ratio | None
     ahead: bool
+    ahead_of_floor: bool | None
     untrained: bool
     curves: Mapping[tuple[str, str], Curve]
     gap: Curve | None
@@ -69,11 +74,12 @@ class Entry:
 
 @frozen(kw_only=True)
 class Section:
-    """One task under one budget and version: methods (best mean first) and the differences between them.
+    """One task under one budget and version: methods (best mean first), then references, and the differences between them.
 
     ``name`` is the task's, without the budget and version that are in the title of one section of several; ``drawn`` are the
     metrics with curves, ``directions`` says of every metric whether higher is better, ``axis`` is what the budget counts,
-    ``environments`` where the runs were made.
+    ``environments`` where the runs were made, ``floor`` the trivial reference with the best mean, ``few_seeds`` says so
+    where there are too few for a claim.
     """
 
     title: str
@@ -90,6 +96,8 @@ class Section:
     pairs: Mapping[tuple[str, str], Interval]
     axis: str
     environments: list[tuple[dict[str, Any], list[StoredRun]]]
+    floor: str | None = None
+    few_seeds: str = ""
 
     @property
     def higher(self) -> bool | None:
@@ -127,7 +135,8 @@ class Section:
     def verdict(self) -> str:
         """One sentence on who is ahead, and whether that is more than chance."""
         ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean) and not entry.untrained]
-        if len(ranked) < 2 or self.higher is None:
+        ranked = [entry for entry in ranked if entry.role != "ceiling"]
+        if len(ranked) < 2 or self.higher is None or ranked[0].role:
             return ""
         first = ranked[0].label
         rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
@@ -136,14 +145,18 @@ class Section:
             closest, pair = min(known.items(), key=lambda item: abs(item[1].mean))
             share = is_share(self.metric)
             lead = spell(pair, share=share, signed=True) + (" points" if share else "")
-            return f"{first} is ahead of every other method; the closest is {closest}, at a difference of {lead}."
+            others = "every other method and every floor" if self.floor else "every other method"
+            return f"{first} is ahead of {others}; the closest is {closest}, at a difference of {lead}."
+        best = f"{first} has the best mean of the methods" if self.floor else f"{first} has the best mean"
+        if ranked[0].ahead_of_floor is False and all(pair.count > 1 for pair in known.values()) and len(known) == len(rest):
+            return f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no gain is shown."
         if len(known) < len(rest):
-            return f"{first} has the best mean; with fewer than two seeds in common nothing can be said about chance."
+            return f"{best}; with fewer than two seeds in common nothing can be said about chance."
         unsure = [label for label, pair in known.items() if not pair.excludes_zero]
         if not unsure:
             return f"{first} has the best mean of the methods that finished; not all of its runs did."
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
-        return f"{first} has the best mean, but no winner is marked: its difference to {named} may be chance."
+        return f"{best}, but no winner is marked: its difference to {named} may be chance."
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,7 @@ from hgms_core import Budget
 from hgms_report.compute import carried_out
 from hgms_report.mixture import Mixture, spell_mixture, spell_weight
 from hgms_report.study import Entry, Section, Study
-from hgms_results import Interval, StoredRun, execution_notes, is_share, spell
+from hgms_results import RECOVERED, Interval, Ratio, StoredRun, execution_notes, is_share, spell
 from hgms_run import difference, flatten
 
 MINUS = "\N{MINUS SIGN}"
@@ -69,6 +69,11 @@ def interval(value: Interval | None, metric: str, *, signed: bool = False, note:
     return Cell(shown, None if math.isnan(value.mean) else value.mean, note, strong)
 
 
+def share(value: Ratio | None) -> Cell:
+    """A recovered share; those that measure the others have none."""
+    return Cell("") if value is None else Cell(str(value).replace("-", MINUS), value.value)
+
+
 def heading(name: str) -> str:
     return name.replace("_", " ") + (" (%)" if is_share(name) else "")
 
@@ -102,6 +107,12 @@ _DIFFERENCES = (
     "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
 )
 
+_ROLES = (
+    "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the truth. A method that is not ahead "
+    "of the best floor, by the corrected interval, is marked. Pairs of references, or with a ceiling, are no part of Holm's "
+    "rule: their intervals are plain ones of 95 %."
+)
+
 
 def tables(section: Section) -> list[Table]:
     """A section's tables, in their order; those without a row are left out."""
@@ -115,11 +126,13 @@ def scores(section: Section, *, every: bool = False) -> Table:
     """Metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
     base = section.reference if not every else None
-    columns = ["method", arrow(section, section.metric), *([f"{MINUS} {base}"] if base else [])]
-    columns += [arrow(section, name) for name in names[1:]] + ["seeds"]
+    roles = any(entry.role for entry in section.entries)
+    shares = not every and any(entry.recovered is not None for entry in section.entries)
+    columns = ["method", *(["role"] if roles else []), arrow(section, section.metric), *([f"{MINUS} {base}"] if base else [])]
+    columns += [*(["recovered share"] if shares else []), *(arrow(section, name) for name in names[1:]), "seeds"]
     rows = []
     for entry in section.entries:
-        row = [Cell(entry.label, entry.label, note=entry.mark, number=False)]
+        row = [Cell(entry.label, entry.label, note=entry.mark, number=False), *([text(entry.role)] if roles else [])]
         for name in names:
             undefined = entry.nonfinite.get(name, 0)
             note = f"not finite in {undefined} of {len(entry.runs)} seeds" if undefined else ""
@@ -127,10 +140,17 @@ def scores(section: Section, *, every: bool = False) -> Table:
             row.append(interval(entry.metrics[name], name, note=note, strong=strong))
             if name == section.metric and base:
                 row.append(interval(entry.difference, name, signed=True))
+            if name == section.metric and shares:
+                row.append(share(entry.recovered))
         rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
     caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
+    caption += f" {_ROLES}" if roles else ""
+    caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
     title = "Every metric" if every else "Results"
-    return Table(title=title, columns=columns, rows=rows, caption=caption, ident="metrics" if every else "results")
+    first = next((number for number, entry in enumerate(section.entries) if number and entry.role), None)
+    groups = [first] if first is not None and not section.entries[0].role else []
+    ident = "metrics" if every else "results"
+    return Table(title=title, columns=columns, rows=rows, caption=caption, ident=ident, groups=groups)
 
 
 _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cross_products")
@@ -268,7 +288,7 @@ def overview(study: Study) -> Table:
     """Main metric by method and task; the methods in the order of their mean place."""
     places: dict[str, list[int]] = {}
     for section in study.sections:
-        for place, entry in enumerate(section.entries):
+        for place, entry in enumerate(ranked(section)):
             places.setdefault(entry.label, []).append(place)
     rows = []
     mean_place = {label: 1 + sum(own) / len(own) for label, own in places.items()}
@@ -282,6 +302,16 @@ def overview(study: Study) -> Table:
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
     caption = f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
     return Table(title="All tasks", columns=["method", "mean place", *columns], rows=rows, caption=caption, ident="overview")
+
+
+def ranked(section: Section) -> list[Entry]:
+    """Methods and references together, best mean first."""
+
+    def rank(entry: Entry) -> tuple[bool, float]:
+        mean = entry.metrics[section.metric].mean
+        return math.isnan(mean), 0.0 if math.isnan(mean) or section.higher is None else -mean if section.higher else mean
+
+    return sorted(section.entries, key=rank)
 
 
 def ledgers(study: Study) -> list[Table]:
@@ -407,7 +437,8 @@ def about(section: Section) -> str:
     seeds = {run.seed for run in section.runs}
     version = {None: ", version not recorded", "": ""}.get(section.version, f", version {section.version}")
     better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
-    how = "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
+    how = f" {section.few_seeds}." if section.few_seeds else ""
+    how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
         f"Task {section.task}{version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
         f"{heading(section.metric)}{better}.{how}"

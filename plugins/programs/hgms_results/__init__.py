@@ -6,31 +6,37 @@ from hgms_results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms_results.execution import execution_notes
 from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
 from hgms_results.forest import STYLE, Forest, notebook_html
-from hgms_results.statistics import Interval, paired, spell
+from hgms_results.recovered import Ratio, recovered
+from hgms_results.statistics import Interval, few_seeds, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
-from hgms_results.tables import DEFAULT_REFERENCES, Point, Row, Table, is_share, table
+from hgms_results.tables import DEFAULT_REFERENCES, ORDER, RECOVERED, Point, Row, Table, is_share, table
 
 __all__ = [
     "DARK",
     "DASHES",
     "DEFAULT_REFERENCES",
     "LIGHT",
+    "ORDER",
+    "RECOVERED",
     "STYLE",
     "Forest",
     "Interval",
     "Look",
     "Point",
+    "Ratio",
     "Row",
     "Skipped",
     "StoredRun",
     "StoredSweep",
     "Table",
     "execution_notes",
+    "few_seeds",
     "is_share",
     "looks",
     "notebook_html",
     "paired",
     "read_run",
+    "recovered",
     "scan",
     "scan_sweeps",
     "short_names",

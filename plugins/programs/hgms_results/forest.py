@@ -47,7 +47,8 @@ table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; w
 _WIDE = """
 .hgms .wide { overflow-x: auto; }
 .hgms .wide table { margin: .3rem 0; }
-.hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }"""
+.hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }
+.hgms .wide tr.group > td { border-top: 1px solid currentColor; }"""
 
 
 def notebook_html(body: str) -> str:

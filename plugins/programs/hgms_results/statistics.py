@@ -25,8 +25,8 @@ class Interval:
     @classmethod
     def of(cls, values: Sequence[float], level: float = 0.95) -> Interval:
         """mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
-        mean, error = _mean(values)
-        return cls(mean, error * _quantile(len(values) - 1, 1 - level) if len(values) > 1 else math.nan, len(values))
+        mean, error = mean_and_error(values)
+        return cls(mean, error * t_quantile(len(values) - 1, 1 - level) if len(values) > 1 else math.nan, len(values))
 
     @property
     def excludes_zero(self) -> bool:
@@ -42,7 +42,7 @@ class Interval:
         return f"{self.mean:.3f}{spread} (n = {self.count})"
 
 
-def _mean(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its standard error s/√n, NaN for fewer than two values."""
     n = len(values)
     if n == 0:
@@ -57,7 +57,7 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _quantile(freedom: int, alpha: float) -> float:
+def t_quantile(freedom: int, alpha: float) -> float:
     """What a t-distributed number exceeds in absolute value with probability ``alpha``."""
     from scipy import special  # a tenth of the time that importing scipy.stats takes
 
@@ -82,12 +82,17 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float 
     return Interval(interval.mean, 0.0, interval.count) if high - low <= rounding else interval
 
 
-def compared(values: Mapping[str, Mapping[int, float]], level: float = 0.95) -> dict[tuple[str, str], Interval]:
+def compared(
+    values: Mapping[str, Mapping[int, float]], level: float = 0.95, roles: Mapping[str, str] | None = None
+) -> dict[tuple[str, str], Interval]:
     """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a", "b"]`` is a − b.
 
     Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a and b are equal, so where
     methods are equal, the chance that any excludes zero is at most 1 − ``level``: the r-th smallest of m p-values is held
     against (1 − ``level``) / (m − r + 1) until the first that is larger, whose level all later ones share.
+
+    ``roles`` says which methods are references ("floor", "ceiling"). Nothing is claimed of two references, nor of a method and
+    a ceiling: such pairs are no part of the rule, and each has an interval at ``level`` of its own.
 
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6.
 
@@ -97,13 +102,19 @@ def compared(values: Mapping[str, Mapping[int, float]], level: float = 0.95) -> 
     ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
     """
     pairs = {pair: paired(values[pair[0]], values[pair[1]], level) for pair in itertools.combinations(values, 2)}
-    tested = [pair for pair, interval in pairs.items() if interval.count > 1]
+    tested = [pair for pair, interval in pairs.items() if interval.count > 1 and claims(*pair, roles or {})]
     left = len(tested)
     for pair in sorted(tested, key=lambda pair: _chance(pairs[pair], level)):
         mine, theirs = (values[method] for method in pair)
         pairs[pair] = paired(mine, theirs, 1 - (1 - level) / left)
         left -= pairs[pair].excludes_zero
     return pairs | {(b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()}
+
+
+def claims(a: str, b: str, roles: Mapping[str, str]) -> bool:
+    """Whether a comparison says anything of which of the two is ahead."""
+    both = {roles.get(a, ""), roles.get(b, "")}
+    return "ceiling" not in both and "" in both
 
 
 def _chance(interval: Interval, level: float) -> float:
@@ -113,7 +124,25 @@ def _chance(interval: Interval, level: float) -> float:
     if not interval.half_width > 0:
         return 1.0
     freedom = interval.count - 1
-    return 2 * float(special.stdtr(freedom, -abs(interval.mean) / interval.half_width * _quantile(freedom, 1 - level)))
+    return 2 * float(special.stdtr(freedom, -abs(interval.mean) / interval.half_width * t_quantile(freedom, 1 - level)))
+
+
+TENDENCY, CLAIM = 5, 10
+"""Seeds: with fewer than the first nothing is claimed, a claim needs the second."""
+
+
+def few_seeds(seeds: int) -> str:
+    """What is to be said of a comparison over so few seeds; nothing where there are enough.
+
+    >>> few_seeds(3)
+    '3 seeds: no claim can be made from so few; a claim needs 10'
+    >>> few_seeds(5), few_seeds(10)
+    ('5 seeds: a claim needs 10', '')
+    """
+    if seeds >= CLAIM:
+        return ""
+    count = f"{seeds} seed{'s' * (seeds != 1)}"
+    return f"{count}: " + ("no claim can be made from so few; " if seeds < TENDENCY else "") + f"a claim needs {CLAIM}"
 
 
 def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:

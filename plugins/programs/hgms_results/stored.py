@@ -19,6 +19,17 @@ from hgms_core import Budget, CheckpointError
 from hgms_results.columns import last_seconds, read_columns
 from hgms_run import ROWS, Execution, RunFolder, difference, flatten, opened
 
+_EARLIER = {
+    **dict.fromkeys(("uniform", "theta0", "uniform-tilted", "validation-only", "fixed"), "floor"),
+    **dict.fromkeys(("oracle-clean", "oracle-joint"), "ceiling"),
+}
+"""The roles of methods whose runs are older than the record of it."""
+
+
+def role_in(summary: Mapping[str, Any], method: str) -> str:
+    """What a run's method is in comparisons: "floor", "ceiling", or nothing."""
+    return str(summary.get("role") or _EARLIER.get(method, ""))
+
 
 @frozen(eq=False, kw_only=True)
 class StoredRun:
@@ -71,6 +82,13 @@ class StoredRun:
     @property
     def method_name(self) -> str:
         return str(self.method["name"])
+
+    @property
+    def role(self) -> str:
+        """What its method is in comparisons: "floor", "ceiling", or nothing.
+
+        .. versionadded:: 0.6"""
+        return role_in(self.summary, self.method_name)
 
     @property
     def label(self) -> str:

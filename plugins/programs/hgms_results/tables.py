@@ -13,22 +13,35 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from hgms_core import as_text
 from hgms_results.forest import Forest, notebook_html
-from hgms_results.statistics import Interval, compared, spell
-from hgms_results.stored import StoredRun
+from hgms_results.recovered import Ratio, recovered
+from hgms_results.statistics import Interval, compared, few_seeds, spell
+from hgms_results.stored import StoredRun, role_in
 from hgms_run import RunResult
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
 """What a method is called that leaves θ where it is: differences are taken to it where it is among the methods and nothing else
 is asked for."""
 
+SCALE = ("validation-only", "oracle-joint")
+"""The methods between which the recovered share of the others is measured."""
+
+RECOVERED = (
+    "recovered share: of what oracle-joint is ahead of validation-only by; 95 % interval by Fieller's theorem, paired by seed"
+)
+"""What the column of the recovered share holds."""
+
+ORDER = ("", "floor", "ceiling")
+"""Methods before references, floors before ceilings."""
+
 
 @frozen(kw_only=True)
 class Point:
-    """What the statistics look at of one finished run. A metric that was not finite is NaN."""
+    """What the statistics look at of one finished run. A metric that was not finite is NaN. ``role`` is "floor" for a trivial
+    reference, "ceiling" for one that knows the truth."""
 
     seed: int
     metrics: Mapping[str, float]
@@ -38,10 +51,12 @@ class Point:
     peak_memory: float = math.nan
     method: str = ""
     untrained: str = ""
+    role: str = Factory(lambda self: role_in({}, self.method), takes_self=True)
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
         summary, metrics = run.summary, run.summary.get("metrics") or {}
+        method = run.method_name if isinstance(run, StoredRun) else run.info.method
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
             metrics={name: math.nan if value is None else float(value) for name, value in metrics.items()},
@@ -49,8 +64,9 @@ class Point:
             oracle_calls=int(summary.get("oracle_calls") or 0),
             seconds=run.seconds,
             peak_memory=float((run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None) or math.nan),
-            method=run.method_name if isinstance(run, StoredRun) else run.info.method,
+            method=method,
             untrained=str(summary.get("untrained") or ""),
+            role=role_in(summary, method),
         )
 
 
@@ -60,7 +76,9 @@ class Row:
 
     Intervals are over the seeds whose value is defined; ``undefined`` counts those whose primary metric is NaN, ``failed`` the
     runs that did not end well. ``difference`` is to the reference method, seed by seed (None for the reference itself),
-    ``winner`` whether the intervals of its differences to all others exclude zero, in its favour.
+    ``winner`` whether the intervals of its differences to all other methods and floors exclude zero, in its favour.
+    ``role`` is "floor" or "ceiling" for a reference, ``ahead_of_floor`` whether its difference to the best floor excludes zero,
+    in its favour (None: there is no floor, or it is a reference itself), ``recovered`` the recovered share where there is one.
     """
 
     method: str
@@ -75,6 +93,9 @@ class Row:
     failed: int = 0
     winner: bool = False
     notes: tuple[str, ...] = ()
+    role: str = ""
+    ahead_of_floor: bool | None = None
+    recovered: Ratio | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(Row)}
@@ -85,6 +106,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Interval):
         half = None if math.isnan(value.half_width) else value.half_width
         return {"mean": value.mean, "half_width": half, "n": value.count} if value.count else None
+    if isinstance(value, Ratio):
+        known = {name: getattr(value, name) for name in ("value", "low", "high", "count")}
+        return {name: None if math.isnan(number) else number for name, number in known.items()}
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
@@ -92,7 +116,8 @@ def _plain(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Table:
-    """All methods on one task. ``pairs["a", "b"]`` is the paired difference a − b in the metric, of every two methods."""
+    """All methods on one task, then the references. ``pairs["a", "b"]`` is the paired difference a − b in the metric, of every
+    two methods; ``floor`` is the trivial reference with the best mean."""
 
     task: str
     metric: str
@@ -100,6 +125,7 @@ class Table:
     reference: str | None
     rows: Sequence[Row]
     pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
+    floor: str | None = None
 
     __repr__ = as_text
 
@@ -109,6 +135,7 @@ class Table:
         yield "methods", ", ".join(row.method for row in self.rows)
         yield "reference", self.reference or "none"
         yield "winner", self.winner or "none"
+        yield from (("note", line) for line in self.remarks)
 
     def _repr_html_(self) -> str:
         return notebook_html(self.html)
@@ -118,12 +145,38 @@ class Table:
         return next((row.method for row in self.rows if row.winner), None)
 
     @property
-    def forest(self) -> Forest | None:
-        """The differences as a picture, best mean first; None where there is nothing to compare."""
+    def references(self) -> list[str]:
+        """The methods that are references."""
+        return [row.method for row in self.rows if row.role]
 
-        def rank(row: Row) -> tuple[bool, float]:
+    @property
+    def groups(self) -> list[int]:
+        """The rows before which a line is drawn: where the references begin."""
+        roles = [bool(row.role) for row in self.rows]
+        return [roles.index(True)] if True in roles[1:] and not roles[0] else []
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the whole table: that no method is ahead of the best floor, that there are few seeds."""
+        lines, judged = [], [row for row in self.rows if row.ahead_of_floor is not None]
+        if judged and not any(row.ahead_of_floor for row in judged):
+            which = "no method is" if len(judged) > 1 else f"{judged[0].method} is not"
+            lines.append(f"{which} ahead of {self.floor}, the best of the references that learn nothing about θ")
+        return [*lines, self.few_seeds] if self.few_seeds else lines
+
+    @property
+    def few_seeds(self) -> str:
+        """That there are too few seeds to claim anything; nothing where there are enough, or nothing is compared."""
+        counts = [row.metrics[self.metric].count for row in self.rows if self.metric in row.metrics]
+        return few_seeds(max(counts)) if len(self.rows) > 1 and any(counts) else ""
+
+    @property
+    def forest(self) -> Forest | None:
+        """The differences as a picture, methods before references, best mean first; None where there is nothing to compare."""
+
+        def rank(row: Row) -> tuple[int, bool, float]:
             mean = row.metrics[self.metric].mean if self.metric in row.metrics else math.nan
-            return math.isnan(mean), -mean if self.higher_is_better else mean
+            return ORDER.index(row.role), math.isnan(mean), -mean if self.higher_is_better else mean
 
         ranked = sorted(self.rows, key=rank)
         return Forest.of(
@@ -135,14 +188,19 @@ class Table:
     @property
     def html(self) -> str:
         """The differences as a picture, and the rows below it."""
-        rows = self.columns
+        rows, groups = self.columns, self.groups
         names = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0]) if rows else ""
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row.values()) + "</tr>" for row in rows)
+        body = "".join(
+            f"<tr{' class=group' * (number in groups)}>"
+            + "".join(f"<td>{html.escape(text)}</td>" for text in row.values())
+            + "</tr>"
+            for number, row in enumerate(rows)
+        )
         picture = self.forest.html() if self.forest is not None else f"<p><b>{html.escape(self.task)}</b></p>"
         return f'{picture}<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
 
     def as_dict(self) -> dict[str, Any]:
-        table = {name: getattr(self, name) for name in ("task", "metric", "higher_is_better", "reference", "winner")}
+        table = {name: getattr(self, name) for name in ("task", "metric", "higher_is_better", "reference", "winner", "floor")}
         return {**table, "methods": [row.as_dict() for row in self.rows]}
 
     @property
@@ -158,11 +216,13 @@ class Table:
             if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
                 steps += " ({}–{})".format(*row.outer_steps_range)
             partial = f" (n = {value.count})" if value.count and counted else ""
-            columns = {"method": row.method + (" ★" if row.winner else ""), name: _texts(value, share) + partial}
+            columns = {"method": row.method + (" ★" if row.winner else ""), "role": row.role}
+            columns[name] = _texts(value, share) + partial
             if self.reference is not None and len(self.rows) > 1:
                 difference = "" if row.difference is None else _texts(row.difference, share, signed=True)
                 columns[f"− {self.reference}"] = difference
             columns |= {
+                "recovered share": "" if row.recovered is None else str(row.recovered),
                 "outer steps": steps,
                 "oracle calls": _text(row.oracle_calls),
                 "seconds": _text(row.seconds),
@@ -170,7 +230,8 @@ class Table:
                 "note": "; ".join([*counted, *row.notes]),
             }
             shown.append(columns)
-        empty = [name for name, mark in (("peak MiB", "–"), ("note", "")) if all(row[name] == mark for row in shown)]
+        marks = (("role", ""), ("recovered share", ""), ("peak MiB", "–"), ("note", ""))
+        empty = [name for name, mark in marks if all(row[name] == mark for row in shown)]
         return [{name: text for name, text in row.items() if name not in empty} for row in shown]
 
 
@@ -206,6 +267,11 @@ def table(
     differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
     without any value is not one that others have to beat. Losses of a method whose x was not trained to the end (``untrained``
     in its summary) are shown and take no part in differences and verdicts.
+
+    References come after the methods. A floor is one that others have to beat and no winner, a ceiling is neither. A method
+    whose difference to the floor with the best mean does not exclude zero in its favour is noted as not ahead of it. Where
+    ``validation-only`` and ``oracle-joint`` are among the methods the others have a recovered share
+    (:func:`hgms_results.recovered.recovered`); of several variants of one of these the one with the best mean counts.
     """
     points = {label: [run if isinstance(run, Point) else Point.of(run) for run in group] for label, group in runs.items()}
     failed, notes = failed or {}, notes or {}
@@ -215,18 +281,27 @@ def table(
     }
     untrained = {label: next((point.untrained for point in group if point.untrained), "") for label, group in points.items()}
     values = {label: {} if untrained[label] else by_seed for label, by_seed in finite.items()}
+    roles = {label: next((point.role for point in group if point.role in ORDER), "") for label, group in points.items()}
     whole = {label for label, group in points.items() if group and len(values[label]) == len(group) and not failed.get(label)}
-    pairs = compared(values)
-    winner = _winner(pairs, [label for label, by_seed in values.items() if by_seed], whole, higher_is_better)
-    default = next((label for label, group in points.items() if group and group[0].method in DEFAULT_REFERENCES), None)
+    pairs = compared(values, roles=roles)
+    rivals = [label for label, by_seed in values.items() if by_seed and roles[label] != "ceiling"]
+    methods = [label for label in rivals if not roles[label]]
+    winner = _winner(pairs, methods, rivals, whole, higher_is_better)
+    floor = _best(values, [label for label in rivals if roles[label]], higher_is_better)
+    named = [[label for label, group in points.items() if group and group[0].method == name] for name in SCALE]
+    ends = [_best(values, labels, higher_is_better) for labels in named]
     rows = []
-    for label, group in points.items():
+    for label in sorted(points, key=lambda label: ORDER.index(roles[label])):
+        group = points[label]
         names = dict.fromkeys(name for point in group for name in point.metrics)
         remarks = list(notes.get(label, ()))
+        ahead = None
         if untrained[label]:
             remarks.append(f"no verdict: {untrained[label]}")
-        if default is not None and label != default:
-            remarks += _against_default(points[default][0].method, pairs[label, default], higher_is_better)
+        elif floor is not None and label in methods:
+            ahead = _ahead(pairs[label, floor], higher_is_better)
+            remarks += [] if ahead else [_not_ahead(floor, pairs[label, floor], higher_is_better)]
+        measured = None not in ends and not any(label in labels for labels in named) and values[label]
         steps = [point.outer_steps for point in group]
         rows.append(
             Row(
@@ -242,27 +317,42 @@ def table(
                 failed=failed.get(label, 0),
                 winner=label == winner,
                 notes=tuple(remarks),
+                role=roles[label],
+                ahead_of_floor=ahead,
+                recovered=recovered(values[label], values[str(ends[0])], values[str(ends[1])]) if measured else None,
             )
         )
-    return Table(task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs)
+    return Table(
+        task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs, floor=floor
+    )
 
 
 def _defined(values: Iterable[float]) -> Interval:
     return Interval.of([value for value in values if math.isfinite(value)])
 
 
-def _winner(pairs: Mapping[tuple[str, str], Interval], rivals: Sequence[str], whole: set[str], higher: bool) -> str | None:
-    """The method whose paired differences to all others exclude zero, in its favour."""
-    for label in rivals:
-        ahead = [pairs[label, other] for other in rivals if other != label]
-        if label in whole and ahead and all(pair.excludes_zero and (pair.mean > 0) == higher for pair in ahead):
+def _best(values: Mapping[str, Mapping[int, float]], labels: Sequence[str], higher: bool) -> str | None:
+    """The label with the best mean; None where none has a value."""
+    means = {label: Interval.of(list(values[label].values())).mean for label in labels if values[label]}
+    return max(means, key=lambda label: means[label] if higher else -means[label], default=None)
+
+
+def _ahead(difference: Interval, higher: bool) -> bool:
+    return difference.excludes_zero and (difference.mean > 0) == higher
+
+
+def _winner(
+    pairs: Mapping[tuple[str, str], Interval], methods: Sequence[str], rivals: Sequence[str], whole: set[str], higher: bool
+) -> str | None:
+    """The method whose paired differences to all rivals exclude zero, in its favour."""
+    for label in methods:
+        differences = [pairs[label, other] for other in rivals if other != label]
+        if label in whole and differences and all(_ahead(difference, higher) for difference in differences):
             return label
     return None
 
 
-def _against_default(default: str, difference: Interval, higher: bool) -> list[str]:
-    if difference.count == 0 or difference.mean == 0 or (difference.mean > 0) == higher:
-        return []
+def _not_ahead(floor: str, difference: Interval, higher: bool) -> str:
     if difference.count < 2:
-        return [f"behind {default} on the one seed they share"]
-    return [f"worse than {default}" if difference.excludes_zero else f"behind {default}, within the interval"]
+        return f"not ahead of {floor}: {'one seed' if difference.count else 'no seed in common'}"
+    return f"worse than {floor}" if difference.excludes_zero else f"not ahead of {floor}"

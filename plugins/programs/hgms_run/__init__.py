@@ -10,7 +10,7 @@ from hgms_run.as_table import described, plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
 from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
-from hgms_run.convert import converter_for, structured, traits_of
+from hgms_run.convert import converter_for, role_of, structured, traits_of
 from hgms_run.ended import RunResult
 from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
@@ -38,7 +38,7 @@ __all__ = [
     "device_called", "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore",
     "init_fields", "kinds_of", "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness",
     "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "pruned", "put", "read_file", "read_toml",
-    "record_failure", "replace_file", "reporter", "run", "run_config", "save_state", "show", "show_object", "spell",
+    "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object", "spell",
     "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
 ]  # fmt: skip
 

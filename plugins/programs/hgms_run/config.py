@@ -23,7 +23,7 @@ from hgms_core.host import Host
 from hgms_core.registry import Registry
 from hgms_fields import Invalid, frozen, optional_whole
 from hgms_run.as_table import described, plain
-from hgms_run.convert import structured, traits_of
+from hgms_run.convert import role_of, structured, traits_of
 from hgms_run.invalid import init_fields
 from hgms_run.provenance import digests
 from hgms_run.tables import Place, read_toml
@@ -97,9 +97,10 @@ class RunConfig:
     """One run: a task, a method, a seed and a budget.
 
     ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline` underneath); records and tables
-    are labelled with it. ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry. ``host`` has
-    the observers that follow the run (None: those of installed plugins). ``own`` says that its objects are those of this
-    process: what TOML has no word for then stands in its table as a digest, and no table can make it again.
+    are labelled with it; ``role`` is what that is in comparisons ("floor", "ceiling" or nothing).
+    ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry. ``host`` has the observers that
+    follow the run (None: those of installed plugins). ``own`` says that its objects are those of this process: what TOML has
+    no word for then stands in its table as a digest, and no table can make it again.
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
@@ -109,6 +110,9 @@ class RunConfig:
     budget: Budget
     run: RunSettings = RunSettings()
     method_name: str = field(default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False})
+    role: str = field(
+        default=Factory(lambda self: getattr(self.method, "role", ""), takes_self=True), eq=False, metadata={"toml": False}
+    )
     host: Host | None = field(default=None, eq=False, repr=False, metadata={"toml": False})
     own: bool = field(default=False, eq=False, metadata={"toml": False})
 
@@ -125,8 +129,8 @@ class RunConfig:
             config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
         except Invalid as invalid:
             raise ConfigError(invalid.render(source, tuple(sets))) from None
-        method = table["method"]
-        return attrs.evolve(config, method_name=method if isinstance(method, str) else method["name"], host=registry.host)
+        name = table["method"] if isinstance(table["method"], str) else table["method"]["name"]
+        return attrs.evolve(config, method_name=name, role=role_of(registry, name), host=registry.host)
 
     @classmethod
     def from_toml(cls, text: str, *, source: str = "config", registry: Registry | None = None) -> RunConfig:

@@ -32,6 +32,14 @@ def traits_of(registry: Registry, task: object) -> frozenset[str]:
     return frozenset(getattr(component.target, "traits", ()) if component is not None else ())
 
 
+def role_of(registry: Registry, method: object) -> str:
+    """What the registered method of that name is in comparisons: "floor", "ceiling", or nothing.
+
+    .. versionadded:: 0.6"""
+    component = registry.find("method", method) if isinstance(method, str) else None
+    return str(getattr(component.target, "role", "")) if component is not None else ""
+
+
 def structured(table: object, wanted: Any, registry: Registry, traits: frozenset[str] = frozenset()) -> Any:
     """The object of the type ``wanted`` that a table describes; a composition with its defaults on a task with ``traits``.
 

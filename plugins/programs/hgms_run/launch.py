@@ -16,7 +16,7 @@ from hgms_core.registry import Registry
 from hgms_fields import Invalid, checked
 from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
-from hgms_run.convert import structured
+from hgms_run.convert import role_of, structured
 from hgms_run.ended import RunResult, summarise
 from hgms_run.execution import Execution
 from hgms_run.files import read_file, replace_file
@@ -94,7 +94,7 @@ def run(
     budget = Budget(budget)
     settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
     own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
-    called, method = named_method(method, own, host)
+    called, role, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
     info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
@@ -103,12 +103,14 @@ def run(
         info = attrs.evolve(info, folder=folder.path, config=config)
     return Run(
         method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, host=host, restore=problem.restore, task=own,
+        watch=watch, host=host, restore=problem.restore, task=own, role=role,
     ).carry_out()  # fmt: skip
 
 
-def named_method(method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None) -> tuple[str, Method]:
-    """A method's name, and the method: itself, or what its name or table says, with its defaults for this problem.
+def named_method(
+    method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None
+) -> tuple[str, str, Method]:
+    """A method's name, its role, and the method: itself, or what its name or table says, with its defaults for this problem.
 
     Errors: ConfigError for names, tables and objects that are no method, and where it needs what the problem lacks."""
     if isinstance(method, str | Mapping):
@@ -120,7 +122,7 @@ def named_method(method: Method | str | Mapping[str, Any], problem: OwnProblem |
         name = method if isinstance(method, str) else str(method["name"])
         if problem is not None:
             ensure_fits(built, problem, name)
-        return name, built
+        return name, role_of(registry, name), built
     if isinstance(method, type):
         raise ConfigError(f"expected a method, got the class {method.__name__}; write {method.__name__}(…)")
     lacking = [name for name in ("init", "step", "result") if not callable(getattr(method, name, None))]
@@ -130,7 +132,7 @@ def named_method(method: Method | str | Mapping[str, Any], problem: OwnProblem |
             f"{', '.join(lacking)}\n"
             "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), or an object"
         )
-    return str(getattr(method, "name", type(method).__name__)), method
+    return str(getattr(method, "name", type(method).__name__)), str(getattr(method, "role", "")), method
 
 
 def show_object(value: object) -> str:
@@ -192,7 +194,7 @@ def run_config(
         info=attrs.evolve(config.info, folder=folder.path),
         patience=patience, word="--resume", task=config.task,
         settings=settings, watch=watch or (view.watch if view is not None else ignore), host=config.host or Host.load(),
-        execution=execution,
+        execution=execution, role=config.role,
     ).carry_out()  # fmt: skip
 
 
@@ -234,4 +236,5 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
     step = int(records[-1]["step"]) if records else 0
     if not folder.config.exists():  # it ended before its first step
         replace_file(folder.config, config.to_toml().encode())
-    folder.write_summary({**summarise(config.info, "failed", step, records, error), "validation_loss": None})
+    role = {"role": config.role} if config.role else {}
+    folder.write_summary({**summarise(config.info, "failed", step, records, error), **role, "validation_loss": None})

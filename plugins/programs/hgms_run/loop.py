@@ -92,7 +92,7 @@ class Run:
     one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
     first. ``restore`` gives θ and x of the result the shapes of a person's own problem. ``compiler`` makes programs of the
     steps, beyond what was compiled ``before``, if they are to be compiled. ``stopped`` says who ended the run before its
-    budget, and why."""
+    budget, and why. ``role`` is the method's in comparisons."""
 
     method: Method
     make: Callable[[], Problem]
@@ -107,6 +107,7 @@ class Run:
     watch: list[Watcher] = field(default=ignore, converter=watchers)
     host: Host | None = None
     execution: Execution | None = None
+    role: str = ""
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
     problem: Problem = field(init=False)
     clock: Clock = field(init=False)
@@ -435,6 +436,8 @@ class Run:
                 summary["metrics"] |= {name.removeprefix("metric."): value for name, value in numbers.items()}
         if why := getattr(self.method, "untrained", ""):
             summary["untrained"] = why
+        if self.role:
+            summary["role"] = self.role
         if error is None or isinstance(error, NumericalError):
             summary = judged(summary, self.problem, *self.method.result(self.state), self.records)
         else:
