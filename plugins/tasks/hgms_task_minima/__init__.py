@@ -1,10 +1,11 @@
-"""A network task whose lower level has many minima that differ in upper value."""
+"""Task `many-minima`: a network whose lower level has many minima that differ in upper value."""
 
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_task_minima.task import ManyMinima as ManyMinima
 
 
 @hookimpl
 def hgms_register_tasks() -> list[type]:
-    return []
+    return [ManyMinima]
