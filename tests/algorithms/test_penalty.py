@@ -1,4 +1,4 @@
-"""V-PBGD, G-PBGD, ScaleBiO and BOME: by hand, against plain autograd, to the closed form, on a manifold of minima, counted."""
+"""The penalty methods: by hand, against plain autograd, to the closed form, on a manifold of minima, counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hgms_branches import Branches
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Carried, Implicit, Unrolled
 from hgms_outer import AdamW, Sgd
-from hgms_penalty import SCALEBIO, DynamicBarrier, GradientNorm, Minimax, ValueGap
+from hgms_penalty import SCALEBIO, DynamicBarrier, FullyFirstOrder, GradientNorm, Minimax, MoreauEnvelope, ValueFree, ValueGap
 from hgms_run import pack, unpack
 from hgms_selectors import BestOfN, First
 from hgms_solvers import Identity
@@ -60,6 +60,12 @@ HAND = {
     "dynamic-barrier": (DynamicBarrier(steps=1, inner_lr=0.25, lr=0.1, eta=3.0), 0.68, 0.86),
     # the same with η = 2 < 13/5: the barrier is slack, λ = 0, and only f counts
     "dynamic-barrier slack": (DynamicBarrier(steps=1, inner_lr=0.25, lr=0.1, eta=2.0), 0.6, 0.9),
+    # z = 0.25·2 = 0.5.   y: −6/4 − 2 = −3.5.   ∇_t at y = 0.35, z = 0.5: 1 + 4 (2·0.65 − 2·0.5) = 2.2.
+    "fully-first-order": (FullyFirstOrder(inner_lr=0.25, lr=0.1, penalty=4.0), 0.35, 0.78),
+    # z = 0.5.   y: −6/4 − 2 − (0 − 0.5)/0.5 = −2.5.   t: 1/4 + 2 − 2·0.5 = 1.25.
+    "moreau-envelope": (MoreauEnvelope(inner_lr=0.25, lr=0.1, gamma=0.5, penalty=4.0), 0.25, 0.875),
+    # y: −6/4 − 2 = −3.5; t feels f alone
+    "value-free": (ValueFree(lr=0.1, gamma=4.0), 0.35, 0.9),
 }
 
 
@@ -69,8 +75,9 @@ def test_one_step_by_hand(case: str) -> None:
     state, record = advance(method(generator), SCALAR, 1)
     assert state["x"]["x"].item() == pytest.approx(y, abs=1e-14)
     assert state["theta"]["t"].item() == pytest.approx(t, abs=1e-14)
-    assert float(record["upper_loss"]) == 10
-    assert float(record["lower_loss"]) == 1
+    moved_first = case.startswith(("fully", "value-free"))  # f is taken at the new y
+    assert float(record["upper_loss"]) == pytest.approx(1 + (3 - y) ** 2 if moved_first else 10)
+    assert float(record["lower_loss"]) == pytest.approx((1 - y) ** 2 if case.startswith("fully") else 1)
     if case.startswith(("gradient", "dynamic")):
         assert float(record["lower_gradient_norm"]) == 2
 
@@ -213,6 +220,74 @@ def straight_dynamic_barrier(problem: Problem, one: DynamicBarrier, rate: float,
     return theta, y, {}
 
 
+def drawn(problem: Problem, k: int, evaluation: int, one: Any) -> tuple[Tree, Tree]:
+    """The batches of an evaluation of branch 0 at outer step k, where each is drawn by a key of its own."""
+    key = Key(0).fold("step", k, "propose", "branch", 0, "evaluation", evaluation)
+    pairs = (problem.lower_data, "lower", one.batch_size), (problem.upper_data["differentiate"], "upper", one.upper_batch_size)
+    below, above = (data.sample(key.fold(name), size)[0] for data, name, size in pairs)
+    return below, above
+
+
+def straight_fully_first_order(problem: Problem, one: FullyFirstOrder, rate: float, outer_steps: int) -> tuple[Any, ...]:
+    theta, y, z = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
+    outer, of_y, of_z = (torch.optim.SGD(tree.values(), rate) for tree in (theta, y, z))
+    for k in range(outer_steps):
+        multiplier = one.penalty * (k + 1) ** one.growth
+        of_z.param_groups[0]["lr"] = one.inner_lr / (k + 1) ** one.decay
+        of_y.param_groups[0]["lr"] = one.lr / (k + 1) ** one.decay / multiplier  # the paper's α
+        for t in range(one.steps):
+            below, above = drawn(problem, k, t, one)
+            of_y.zero_grad()
+            of_z.zero_grad()
+            problem.g(fixed(theta), z, below).backward()
+            (problem.f(fixed(theta), y, above) + multiplier * problem.g(fixed(theta), y, below)).backward()
+            of_y.step()
+            of_z.step()
+        below, above = drawn(problem, k, one.steps, one)
+        outer.zero_grad()
+        gap = problem.g(theta, fixed(y), below) - problem.g(theta, fixed(z), below)
+        (problem.f(theta, fixed(y), above) + multiplier * gap).backward()
+        outer.step()
+    return theta, y, {"z": z}
+
+
+def straight_moreau_envelope(problem: Problem, one: MoreauEnvelope, rate: float, outer_steps: int) -> tuple[Any, ...]:
+    theta, y, z = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
+    outer, of_y, of_z = (torch.optim.SGD(t.values(), r) for t, r in ((theta, rate), (y, one.lr), (z, one.inner_lr)))
+
+    def distance(a: Any, b: Any) -> torch.Tensor:
+        return sum(((a[name] - b[name]) ** 2).sum() for name in a) / (2 * one.gamma)
+
+    for k in range(outer_steps):
+        of_z.zero_grad()
+        (problem.g(fixed(theta), z, drawn(problem, k, 0, one)[0]) + distance(z, fixed(y))).backward()
+        of_z.step()
+        below, above = drawn(problem, k, 1, one)
+        for optimizer in (outer, of_y):
+            optimizer.zero_grad()
+        envelope = problem.g(theta, fixed(z), below) + distance(y, fixed(z))
+        upper = problem.f(theta, y, above) / (one.penalty * (k + 1) ** one.growth)
+        (upper + problem.g(theta, y, below) - envelope).backward()
+        for optimizer in (outer, of_y):
+            optimizer.step()
+    return theta, y, {"z": z}
+
+
+def straight_value_free(problem: Problem, one: ValueFree, rate: float, outer_steps: int) -> tuple[Any, ...]:
+    theta, y = parameters(problem.theta0), parameters(problem.x0)
+    outer, of_y = torch.optim.SGD(theta.values(), rate), torch.optim.SGD(y.values(), one.lr / one.gamma)
+    for k in range(outer_steps):
+        for t in range(one.steps):
+            below, above = drawn(problem, k, t, one)
+            of_y.zero_grad()
+            (problem.f(fixed(theta), y, above) + one.gamma * problem.g(fixed(theta), y, below)).backward()
+            of_y.step()
+        outer.zero_grad()
+        problem.f(theta, fixed(y), drawn(problem, k, one.steps, one)[1]).backward()
+        outer.step()
+    return theta, y, {}
+
+
 RAMP = {"gamma": 5.0, "gamma_start": 0.5, "gamma_steps": 3, "lr": 0.2}
 STRAIGHT: dict[str, tuple[Any, Callable[..., tuple[Any, ...]]]] = {
     "value-gap": (ValueGap(steps=2, inner_lr=0.3, **RAMP), straight_value_gap),
@@ -237,6 +312,18 @@ STRAIGHT: dict[str, tuple[Any, Callable[..., tuple[Any, ...]]]] = {
         DynamicBarrier(steps=1, inner_lr=0.3, lr=0.2, eta=2.0, batch_size=5, upper_batch_size=4),
         straight_dynamic_barrier,
     ),
+    "fully-first-order": (FullyFirstOrder(steps=2, inner_lr=0.3, lr=0.2, penalty=2.0), straight_fully_first_order),
+    "fully-first-order, decay, batches": (
+        FullyFirstOrder(inner_lr=0.3, lr=0.2, decay=4 / 7, growth=1 / 3, batch_size=5, upper_batch_size=4),
+        straight_fully_first_order,
+    ),
+    "moreau-envelope": (MoreauEnvelope(inner_lr=0.3, lr=0.2, gamma=0.7, penalty=2.0), straight_moreau_envelope),
+    "moreau-envelope, batches": (
+        MoreauEnvelope(inner_lr=0.3, lr=0.2, growth=0.3, batch_size=5, upper_batch_size=4),
+        straight_moreau_envelope,
+    ),
+    "value-free": (ValueFree(steps=3, lr=0.2, gamma=3.0), straight_value_free),
+    "value-free, batches": (ValueFree(lr=0.2, batch_size=5, upper_batch_size=4), straight_value_free),
 }
 
 
@@ -267,6 +354,13 @@ COUNTS = {
     ),
     "minimax": (Minimax(batch_size=5, upper_batch_size=4), 2, {"lower_gradients": 2}),
     "dynamic-barrier": (DynamicBarrier(steps=3, batch_size=5, upper_batch_size=4), 4, {"lower_gradients": 4}),
+    "fully-first-order": (
+        FullyFirstOrder(steps=2, batch_size=5, upper_batch_size=4),
+        6,
+        {"lower_gradients": 6, "upper_gradients": 3},
+    ),
+    "moreau-envelope": (MoreauEnvelope(batch_size=5, upper_batch_size=4), 3, {"lower_gradients": 3}),
+    "value-free": (ValueFree(steps=2, batch_size=5, upper_batch_size=4), 2, {"lower_gradients": 2, "upper_gradients": 3}),
 }
 
 
@@ -277,14 +371,15 @@ def test_nothing_is_evaluated_twice_and_all_is_counted(case: str, count: int) ->
     problem, calls = counted(network_problem())
     _, record = advance(method(evolve(generator, count=count)), problem, 2)
     assert calls["g"] == 2 * count * calls_of_g
-    assert calls["f"] == 2 * count
+    above = cost.get("upper_gradients", 1)
+    assert calls["f"] == 2 * count * above
     assert calls["g_rows"] == 2 * count * calls_of_g * 5
     found = {name.removeprefix("cost_"): value for name, value in record.items() if name.startswith("cost_") and value}
-    derivatives = sum(cost.values())
+    below = {name: value for name, value in cost.items() if name != "upper_gradients"}
     assert found == {
-        **{name: 2 * count * value for name, value in cost.items()},
-        "upper_gradients": 2 * count,
-        "rows": 2 * count * (5 * derivatives + 4),
+        **{name: 2 * count * value for name, value in below.items()},
+        "upper_gradients": 2 * count * above,
+        "rows": 2 * count * (5 * sum(below.values()) + 4 * above),
     }
 
 
@@ -362,6 +457,8 @@ def test_the_two_lower_values_of_the_gap_see_one_batch() -> None:
         ValueGap(steps=1, inner_lr=1e-12, batch_size=5, gamma_steps=0),
         Minimax(batch_size=5),
         DynamicBarrier(steps=1, inner_lr=1e-12, batch_size=5),
+        FullyFirstOrder(lr=1e-12, inner_lr=1e-12, batch_size=5),
+        MoreauEnvelope(inner_lr=1e-12, batch_size=5),
     ):
         _, record = advance(method(generator), problem, 1)
         assert float(record["hypergradient_norm"]) < 1e-9
@@ -374,6 +471,9 @@ GENERATORS = {
     "gradient-norm": GradientNorm(count=3, batch_size=5, momentum=0.5, gamma_steps=0),
     "minimax": Minimax(count=3, batch_size=5, optimizer="adamw"),
     "dynamic-barrier": DynamicBarrier(count=3, batch_size=5, eta=20.0),
+    "fully-first-order": FullyFirstOrder(count=3, batch_size=5, lr=0.1),
+    "moreau-envelope": MoreauEnvelope(count=3, batch_size=5, lr=0.1),
+    "value-free": ValueFree(count=3, batch_size=5, lr=0.1),
 }
 
 
@@ -388,7 +488,8 @@ def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(name
     assert_same({k: v[:1] for k, v in found.aux.items()}, alone.aux)
     for i in (1, 2):
         assert not torch.equal(found.x["w"][i], found.x["w"][0])
-        assert not torch.equal(found.aux["theta.weights"][i], found.aux["theta.weights"][0])
+        same = torch.equal(found.aux["theta.weights"][i], found.aux["theta.weights"][0])
+        assert same == (name == "value-free")  # whose h is ∇_θ f alone, in which x has no part here
     again = generator.propose(problem, problem.theta0, start, key)
     assert_same(again.x, found.x)
 
@@ -433,7 +534,9 @@ def test_noise_sets_branches_apart_once_or_at_every_step() -> None:
         assert_same({k: v[0] for k, v in apart["x"].items()}, problem.x0)
         spread = torch.cat([(apart["x"][k][1:] - problem.x0[k]).reshape(-1) for k in problem.x0])
         assert 0.06 < float(spread.std()) < 0.14
-        for twin in {"value-gap": ["omega"], "minimax": ["u"]}.get(name, []):
+        for twin in {"value-gap": ["omega"], "minimax": ["u"], "fully-first-order": ["z"], "moreau-envelope": ["z"]}.get(
+            name, []
+        ):
             assert_same({k: apart["aux"][f"{twin}.{k}"] for k in problem.x0}, apart["x"])
         pipeline = method(evolve(noisy, carry_rule="per-branch"), selector=BestOfN())
         found = noisy.propose(problem, problem.theta0, apart, Key(1))  # nothing is added to branches of their own
@@ -592,6 +695,46 @@ def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None
     }
     for name, (reached, expected) in found.items():
         assert abs(reached - expected) < abs(expected - best) / 5, name
+
+
+def test_f2sa_s_upper_gradient_tends_to_the_hypergradient_as_one_over_its_multiplier() -> None:
+    """At a θ that stays, with the whole data and many steps."""
+    problem, exact = RIDGE.problem(1, CPU, F64), RIDGE.closed_form(1, CPU, F64)
+    theta = {"log_penalty": torch.tensor([0.3], dtype=F64)}
+    wanted, errors = exact.hypergradient(theta)["log_penalty"], []
+    for penalty in (10.0, 100.0, 1000.0):
+        generator = FullyFirstOrder(steps=300, lr=0.3, inner_lr=0.3, penalty=penalty, growth=0.0)
+        h = generator.propose(problem, theta, generator.init(problem, Key(0)), Key(0)).aux["theta.log_penalty"][0]
+        errors.append(float((h - wanted).abs().max()))
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.3)
+    assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
+
+
+def test_meha_with_a_wide_envelope_is_the_value_gap() -> None:
+    """For γ → ∞ and a fixed c both move y and θ along the gradients of f/c + g(y) − g(z)."""
+    problem = network_problem()
+    gap = ValueGap(inner_lr=0.2, lr=0.3, gamma=5.0, gamma_steps=0)  # c_k = 1/γ: f/γ + g(y) − g(ω)
+    meha = MoreauEnvelope(inner_lr=0.2, lr=0.3, penalty=5.0, growth=0.0, gamma=1e12)
+    ends = [advance(method(generator), problem, 5)[0] for generator in (gap, meha)]
+    assert_same(ends[1]["x"], ends[0]["x"], rtol=1e-9)
+    assert_same(ends[1]["theta"], ends[0]["theta"], rtol=1e-9)
+
+
+def test_the_proximal_point_of_meha_is_that_of_the_envelope() -> None:
+    """With θ and y held, z tends to argmin_z g + ‖z − y‖²/(2γ), by dense algebra."""
+    problem, exact = RIDGE.problem(1, CPU, F64), RIDGE.closed_form(1, CPU, F64)
+    hessian = exact.a.T @ exact.a / len(exact.a) + problem.theta0["log_penalty"].exp() * torch.eye(RIDGE.features, dtype=F64)
+    y = {name: leaf + 1 for name, leaf in problem.x0.items()}
+    held = evolve(problem, x0=y)
+    generator = MoreauEnvelope(inner_lr=0.3, lr=1e-300, gamma=0.8)
+    start = generator.init(held, Key(0))
+    for _ in range(200):
+        candidates = generator.propose(held, held.theta0, start, Key(0))
+        start = generator.carry(start, candidates, torch.tensor(0), Key(0), held)
+    best = exact.solution(held.theta0)["x"]
+    shift = torch.eye(RIDGE.features, dtype=F64) / 0.8
+    wanted = torch.linalg.solve(hessian + shift, hessian @ best + shift @ y["x"])
+    assert_same(start["aux"]["z.x"][0], wanted, rtol=1e-8)
 
 
 def test_the_penalised_optimum_is_wrong_by_the_order_of_one_over_gamma() -> None:

@@ -18,7 +18,7 @@ from hgms_graphs import Programs, launch, programs
 from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms_methods import LearnedStart
 from hgms_outer import Sgd
-from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
+from hgms_penalty import DynamicBarrier, FullyFirstOrder, GradientNorm, Minimax, MoreauEnvelope, ValueFree, ValueGap
 from hgms_selectors import BestOfN, First, Worst
 from hgms_single_loop import Soba
 from hgms_solvers import MINRES, FixedPoint, Neumann
@@ -85,6 +85,9 @@ GENERATORS = {
     "minimax, adamw": Minimax(optimizer="adamw", lr=0.05, weight_decay=0.1, schedule="cosine", batch_size=6),
     "minimax, two": Minimax(optimizer="adamw", lr=0.05, count=2, noise=0.1, carry_rule="per-branch", batch_size=6),
     "dynamic-barrier": DynamicBarrier(steps=3, inner_lr=0.05, lr=0.05, batch_size=6, upper_batch_size=5),
+    "fully-first-order": FullyFirstOrder(steps=2, lr=0.05, inner_lr=0.05, decay=0.5, batch_size=6, upper_batch_size=5),
+    "moreau-envelope": MoreauEnvelope(lr=0.05, inner_lr=0.05, batch_size=6, upper_batch_size=5),
+    "value-free": ValueFree(steps=2, lr=0.05, batch_size=6, upper_batch_size=5),
     "soba": Soba(lr=0.05, v_lr=0.05, decay=0.5, batch_size=6, upper_batch_size=5),
     "soba, bounded": Soba(lr=0.05, v_lr=0.5, max_norm=0.01),
 }  # fmt: skip

@@ -7,8 +7,11 @@ from typing import Any
 
 from hgms_core import Composition, hookimpl
 from hgms_penalty.dynamic_barrier import DynamicBarrier as DynamicBarrier
+from hgms_penalty.fully_first_order import FullyFirstOrder as FullyFirstOrder
 from hgms_penalty.gradient_norm import GradientNorm as GradientNorm
 from hgms_penalty.minimax import Minimax as Minimax
+from hgms_penalty.moreau_envelope import MoreauEnvelope as MoreauEnvelope
+from hgms_penalty.value_free import ValueFree as ValueFree
 from hgms_penalty.value_gap import ValueGap as ValueGap
 
 # Rates are for losses that are means over thousands of examples, as in hyper-cleaning: ∂g/∂θ_i is then of order 1/n, and plain
@@ -69,6 +72,31 @@ BOME = _single_loop(
     lr=1e4,
 )
 
+F2SA = _single_loop(
+    "f2sa",
+    "Value gap with a growing multiplier: y descends f + λg, z descends g, θ follows the new pair; first order.",
+    "Kwon, Kwon, Wright and Nowak 2023, F2SA.",
+    {"name": "fully-first-order", "steps": 1, "lr": 0.3, "inner_lr": 0.3, "penalty": 1.0, "growth": 1 / 7},
+    lr=1e3,
+)
+
+MEHA = _single_loop(
+    "meha",
+    "Penalty on g minus its Moreau envelope: y, the proximal point z and θ move together, first order.",
+    "Liu, Liu, Yao, Zeng and Zhang 2024, MEHA.",
+    {"name": "moreau-envelope", "lr": 0.3, "inner_lr": 0.3, "gamma": 10.0, "penalty": 1.0, "growth": 0.49},
+    lr=1e3,
+)
+
+PBGD_FREE = _single_loop(
+    "pbgd-free",
+    "y descends f + γg and θ follows ∂f/∂θ alone, for an f that θ enters directly; first order.",
+    "Jiang, Xiao, Chen and Chen 2025, PBGD-Free.",
+    {"name": "value-free", "steps": 1, "lr": 0.3, "gamma": 10.0},
+    lr=0.1,
+    testing_failures={"optimum": "its θ stays where it is, as f does not depend on θ directly there"},
+)
+
 
 def _best_of_n(base: Composition, count: int, noise: float) -> Composition:
     """The method with N runs of its lower variables under one θ, which follows the run that is best on validation rows."""
@@ -89,9 +117,9 @@ V_PBGD_BEST_OF_N = _best_of_n(V_PBGD, count=4, noise=0.01)
 
 @hookimpl
 def hgms_register_generators() -> list[type]:
-    return [ValueGap, GradientNorm, Minimax, DynamicBarrier]
+    return [ValueGap, GradientNorm, Minimax, DynamicBarrier, FullyFirstOrder, MoreauEnvelope, ValueFree]
 
 
 @hookimpl
 def hgms_register_methods() -> list[Composition]:
-    return [V_PBGD, G_PBGD, SCALEBIO, BOME, SCALEBIO_BEST_OF_N, V_PBGD_BEST_OF_N]
+    return [V_PBGD, G_PBGD, SCALEBIO, BOME, F2SA, MEHA, PBGD_FREE, SCALEBIO_BEST_OF_N, V_PBGD_BEST_OF_N]

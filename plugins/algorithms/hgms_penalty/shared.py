@@ -1,8 +1,8 @@
-"""What the four penalty generators share: N branches around one step, their start, their stacking and what they carry on.
+"""What the penalty generators share: N branches around one step, their start, their stacking and what they carry on.
 
-A branch's lower state is ``x``; whatever else it keeps (ω or u, moments) travels in ``aux`` under ``<variable>.<leaf>``. There
-too is what hypergradient ``carried`` reads: the upper gradient of the same pass (``theta.<leaf>``) and, under names without a
-dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
+A branch's lower state is ``x``; whatever else it keeps (ω, u or z, moments) travels in ``aux`` under ``<variable>.<leaf>``.
+There too is what hypergradient ``carried`` reads: the upper gradient of the same pass (``theta.<leaf>``) and, under names
+without a dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
 """
 
 from __future__ import annotations
@@ -113,6 +113,17 @@ def upper_batch(problem: Problem, key: Key, method: Any) -> Tree:
     return problem.upper_data["differentiate"].sample(key.fold("upper"), method.upper_batch_size)[0]
 
 
+def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list[Tree], list[Tree]]:
+    """A lower and an upper batch for each of ``steps`` evaluations, drawn independently of each other, so that what is
+    evaluated after a step owes nothing to the rows of that step."""
+    above = problem.upper_data["differentiate"]
+    keys = [key.fold("evaluation", step) for step in range(steps)]
+    return (
+        [problem.lower_data.sample(own.fold("lower"), method.batch_size)[0] for own in keys],
+        [above.sample(own.fold("upper"), method.upper_batch_size)[0] for own in keys],
+    )
+
+
 def rows(problem: Problem, method: Any) -> tuple[int, int]:
     """How many rows a lower and an upper batch count."""
     return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(method.upper_batch_size)
@@ -161,6 +172,17 @@ def _descent(g: Loss, rate: float, steps: int, theta: Tree, x: Tree, batch: Tree
         grads, _value = gradient(g, theta, x, batch)
         x = descended(x, dict(zip(x, grads, strict=True)), rate)
     return x
+
+
+def penalised_step(
+    g: Loss, f: Loss, rate: float | Tensor, penalty: float | Tensor, theta: Tree, y: Tree, below: Tree, above: Tree
+) -> tuple[Tree, Tensor]:
+    """y − (rate/penalty) ∇_y [f + penalty·g], and the lower loss at the old y."""
+    lower = tracked(y)
+    with torch.enable_grad():
+        at_y = g(theta, lower, below)
+        (slope,) = gradients(f(theta, lower, above) / penalty + at_y, lower)
+    return descended(y, slope, rate), at_y.detach()
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:
