@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from attrs import evolve, field, frozen
+from made_runs import write_run
 
+import hgms_report as report
 from hgms_branches import Branches
 from hgms_core import Branch, Candidates, Cost, Estimate, Key, Method, Pipeline, Problem, Record, State, Tree, upper_gradients
 from hgms_diagnosis import Diagnosing, Diagnosis, spectrum, warnings
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_methods import LearnedStart, Tilted
 from hgms_outer import Sgd
+from hgms_report.markdown import markdown
+from hgms_report.page import html as page_of
 from hgms_run import RunConfig, RunFolder, run, run_config
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
@@ -392,3 +397,60 @@ def test_warnings_say_in_how_many_steps_and_by_how_much() -> None:
     assert warnings([{"step": 1, "bias": 0.1, "residual": 0.5, "choice_ratio": -5.0}]) == []
     [zero] = warnings([{"step": 1, "bias": 2.0, "hypergradient_norm": 0.0}])
     assert "nothing is learned" in zero
+
+
+# --- in a report ------------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path, diagnosis: str | None, **about: Any) -> Path:
+    return write_run(folder, **about, files={"diagnosis.jsonl": diagnosis})
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Any:
+    """Two methods that were diagnosed, one of them in one of two seeds, one that was not, and one with a damaged file."""
+    rows = [
+        {"step": 2, "bias": 0.8, "size": 50, "flat_dimension": 3.0, "gain_selection": 0.1, "gain_differentiation": 0.3,
+         "log10_candidates_to_halve": 1.2, "residual": 0.5, "longer_cosine": 0.95, "oracle_calls": 70},
+        {"step": 4, "bias": 0.2, "size": 50, "flat_dimension": 5.0, "gain_selection": 0.3, "gain_differentiation": 0.1,
+         "log10_candidates_to_halve": 1.2, "residual": 2.0, "longer_cosine": 0.85, "oracle_calls": 30},
+    ]  # fmt: skip
+    zero = {"step": 2, "hypergradient_norm": 0.0, "bias": 9.0, "gain_selection": 0.0, "gain_differentiation": 0.0}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    made(tmp_path, text, method="hg-ms", seed=0)
+    made(tmp_path, None, method="hg-ms", seed=1)
+    made(tmp_path, None, method="halve")
+    made(tmp_path, json.dumps(zero) + "\n", method="uniform")
+    made(tmp_path, "{\n}\n", method="torn")
+    return report.build([tmp_path])
+
+
+def test_a_report_shows_what_was_diagnosed(study: Any) -> None:
+    page = page_of(study)
+    assert "Trust in the hypergradients" in page
+    [specs] = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', page)
+    figures = {name: spec for name, spec in json.loads(specs).items() if "-t" in name}
+    titles = re.findall(r'<div class="plot" id="plot-0-t\d+" role="img" aria-label="(.*?)">', page)
+    assert titles == [
+        "Bias of an unsolved lower level", "Agreement with a longer lower run", "Flat directions",
+        "Gain by selection and by differentiation",
+    ]  # fmt: skip
+    bias = figures["plot-0-t0"]
+    [line] = [trace for trace in bias["data"] if not trace["meta"].get("band")]
+    assert (line["name"], line["x"], line["y"]) == ("hg-ms", [2, 4], [0.8, 0.2])  # not of `uniform`, which learns nothing
+    assert bias["layout"]["shapes"][0]["y0"] == 0.5
+    gains = {trace["name"]: (trace["y"], trace["x"]) for trace in figures["plot-0-t3"]["data"]}
+    assert gains == {"selection": (["hg-ms"], [0.2]), "differentiation": (["hg-ms"], [0.2])}
+
+
+def test_its_table_and_warnings_are_in_markdown_as_well(study: Any) -> None:
+    text = markdown(study)
+    assert "| hg-ms | 2 | 50 | 0.9 | – | 50 | – | 4 of 50 | – | 16 | – | – | 100 |" in text
+    assert re.search(r"- hg-ms: the lower level is not solved in 1 of 2 diagnosed steps: .* 80 %", text)
+    assert "- uniform: the hypergradient is zero in every diagnosed step" in text
+    assert re.search(r"- torn, seed 0: damaged run file .*line 1 is not valid JSON", text)
+
+
+def test_a_report_of_runs_that_were_not_diagnosed_says_nothing_of_it(tmp_path: Path) -> None:
+    made(tmp_path, None, method="halve")
+    assert "Trust" not in page_of(report.build([tmp_path]))

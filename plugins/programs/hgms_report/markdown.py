@@ -7,6 +7,8 @@ import re
 from hgms_cli import printable
 from hgms_report.study import Study
 from hgms_report.tables import Cell, Table, about, failures, ledgers, left_out, overview, summary, sweeps, tables
+from hgms_report.trust import Trust
+from hgms_report.trust import table as trust_table
 
 
 def markdown(study: Study) -> str:
@@ -18,6 +20,9 @@ def markdown(study: Study) -> str:
         parts.append(f"## {_md(section.title)}")
         parts.append(_md(about(section)) + (f"\n\n{_md(section.verdict)}" if section.verdict else ""))
         parts += [_md_table(table, 3) for table in tables(section)]
+        if (measured := Trust.of(section)) is not None:
+            lines = [f"{label}: {sentence}" if label else sentence for label, sentence in measured.sentences]
+            parts += [_md_table(trust_table(measured), 3), "\n".join(f"- {_md(line)}" for line in lines)]
     parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
     if study.sweeps:
         parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]

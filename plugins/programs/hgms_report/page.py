@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hgms_core import MissingExtra, __version__
-from hgms_report import tables
+from hgms_report import tables, trust
 from hgms_report.figures import Style, figures, source_colours, styles
 from hgms_report.study import Section, Study
 from hgms_results import DARK, DASHES, LIGHT, STYLE, StoredRun
@@ -32,7 +32,8 @@ def html(study: Study, *, watch: bool = False) -> str:
     ]
     loader = PackageLoader("hgms_report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    specs = {figure["id"]: figure["spec"] for section in sections for figure in section["figures"]}
+    shown = [figure for section in sections for figure in (*section["figures"], *(section["trust"] or {}).get("figures", []))]
+    specs = {figure["id"]: figure["spec"] for figure in shown}
     return environment.get_template("template.html").render(
         study=study,
         version=__version__,
@@ -64,9 +65,22 @@ def _section(section: Section, number: int, shown: list[dict[str, Any]], style: 
         "results": results,
         "tables": {table.ident: table for table in rest},
         "figures": [{"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)],
+        "trust": _trust(section, number, style),
         "methods": [entry.label for entry in section.entries],
         "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
         "note": _environment_note(section),
+    }
+
+
+def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None:
+    """What the template shows of diagnosed steps; None where there are none."""
+    measured = trust.Trust.of(section)
+    if measured is None:
+        return None
+    return {
+        "table": trust.table(measured),
+        "warnings": measured.sentences,
+        "figures": [{"id": f"plot-{number}-t{index}", **figure} for index, figure in enumerate(trust.figures(measured, style))],
     }
 
 
