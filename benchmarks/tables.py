@@ -1,4 +1,5 @@
-"""The tables of docs/benchmarks.md, each made from the raw records in benchmarks/results.
+"""The tables of docs/benchmarks.md and those of published figures in plugins' READMEs, made from the raw records in
+benchmarks/results and from benchmarks/published.toml.
 
     python benchmarks/tables.py                                    write the tables into the page, and draw its picture
     python benchmarks/tables.py --check                            say which tables are not what the records make; status 1
@@ -8,7 +9,8 @@
 A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
 the main metric wherever it was evaluated. A file of figures has a row for each number. ``speed.json`` and ``scaling.json`` are
 what speed.py and bench_scaling.py write. On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table
--->``.
+-->``, in a README between ``<!-- published figures -->`` and ``<!-- end of published figures -->``. Where the records of a
+table are not there, a sentence says so.
 """
 
 from __future__ import annotations
@@ -19,19 +21,29 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+from attrs import frozen
 from pyarrow import parquet
 
 import hgms_report as report
+from hgms_core.registry import Registry
 from hgms_report.parquet import runs as run_rows
+from hgms_results import recovered
 from hgms_results.statistics import Interval, compared, paired, spell
+from hgms_results.stored import role_in
 
-RESULTS = Path(__file__).resolve().parent / "results"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-MARKED = re.compile(r"(?<=<!-- table: )([a-z-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
+import published
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+MARKED = re.compile(r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+FIGURES = re.compile(r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of published figures -->)", re.DOTALL)
 
 # --- keeping records ---------------------------------------------------------------------------------------------------
 
@@ -45,7 +57,7 @@ def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
     stored = [run for section in study.sections for entry in section.entries for run in entry.runs + entry.failed]
     facts: dict[str, list[Any]] = {}
     for run in stored:
-        own = {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
+        own = {"role": run.role} | {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
         own |= {"environment." + key: run.environment.get(key) for key in ("python", "platform", "processor", "threads", "git")}
         own |= {"environment." + key: run.environment["versions"].get(key) for key in ("hgms", "torch", "numpy")}
         for key, value in own.items():
@@ -105,8 +117,15 @@ Values = Mapping[str, Mapping[int, float]]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    rows = parquet.read_table(RESULTS / f"{name}.parquet").to_pylist()
+    """The finished runs of a file of records; none where it is not there."""
+    path = RESULTS / f"{name}.parquet"
+    rows = parquet.read_table(path).to_pylist() if path.exists() else []
     return [row for row in rows if row.get("status", "done") == "done"]
+
+
+def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What each method is in comparisons: "floor", "ceiling" or nothing."""
+    return {row["method"]: role_in({"role": row.get("role")}, row["method_name"]) for row in rows}
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> dict[str, dict[int, float]]:
@@ -134,13 +153,6 @@ def difference(values: Values, method: str, other: str, holm: Mapping[tuple[str,
 
 RATES = ("0.4", "0.6", "0.8")
 REFERENCES = ("uniform", "validation-only", "uniform-tilted", "oracle-clean", "oracle-joint")
-PAPER = {  # test accuracy of the paper's table at 60, 60 and 120 s on an H100
-    "hg-ms": ("86.98 ± 1.02", "80.08 ± 2.52", "66.08 ± 3.51"),
-    "hg-baseline": ("81.22 ± 1.45", "73.09 ± 4.86", "64.54 ± 2.62"),
-    "v-pbgd": ("60.43 ± 4.69", "61.23 ± 3.44", "60.07 ± 2.08"),
-    "g-pbgd": ("69.21 ± 4.93", "66.26 ± 7.86", "58.77 ± 4.93"),
-    "iaptt-gm": ("71.04 ± 3.45", "69.68 ± 3.29", "63.48 ± 2.14"),
-}
 
 
 def cleaning() -> tuple[list[dict[str, Any]], dict[str, dict[str, dict[int, float]]], list[str]]:
@@ -203,10 +215,6 @@ def cleaning_weights() -> str:
     return markdown(["method", *(f"ρ = {rate}" for rate in values)], [*table, ["all weights kept (`uniform`)", *uniform]])
 
 
-def cleaning_paper() -> str:
-    return markdown(["method", *(f"ρ = {rate}" for rate in RATES)], [[f"`{name}`", *cells] for name, cells in PAPER.items()])
-
-
 def imbalanced() -> str:
     rows = rows_of("imbalanced")
     values = values_of(rows, "imbalanced", "test_balanced_accuracy")
@@ -255,6 +263,176 @@ def cleaning_speed() -> str:
             away = spell(paired(after[name], before[name]), share=True, signed=True)
             table.append([rate, f"`{name}`", *shown, away, f"{steps:.2f}", str(len(seeds))])
     return markdown(["ρ", "method", "as written", "compiled, fast", "difference", "outer steps, ratio", "seeds"], table)
+
+
+# --- evidence ----------------------------------------------------------------------------------------------------------
+
+CAMPAIGNS = {  # the file of records: what it is called, its metric, and by which grid it is made
+    "evidence-cleaning": ("MNIST cleaning, 60 s", "test_accuracy", "cleaning.toml"),
+    "evidence-fashion": ("Fashion-MNIST cleaning, 60 s", "test_accuracy", "cleaning.toml --scale fashion"),
+    "evidence-digits": ("digits cleaning, 15 s", "test_accuracy", "cleaning.toml --scale digits"),
+    "evidence-imbalanced": ("imbalanced, ten images at least", "test_balanced_accuracy", "imbalanced.toml"),
+}
+SCALE = ("validation-only", "oracle-joint")
+CLAIM = 10
+"""Seeds from which on a claim is made."""
+
+
+@frozen(kw_only=True)
+class Study:
+    """The runs of one task: values of the metric by method and seed, roles, and all pairs by Holm's rule. Of the two forms of a
+    reference (at its best stopping, and ``-last`` at the end of the budget) both are floors."""
+
+    task: str
+    values: Values
+    roles: Mapping[str, str]
+    steps: Mapping[str, str]
+    holm: Mapping[tuple[str, str], Interval]
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> Study:
+        values, roles = values_of(rows, task, metric), roles_of(rows)
+        steps = {name: [row["outer_steps"] for row in rows if (row["task"], row["method"]) == (task, name)] for name in values}
+        spans = {name: f"{min(own)}–{max(own)}" for name, own in steps.items()}
+        return cls(task=task, values=values, roles=roles, steps=spans, holm=compared(values, roles=roles))
+
+    def mean(self, name: str) -> float:
+        return sum(self.values[name].values()) / len(self.values[name])
+
+    def named(self, role: str) -> list[str]:
+        """The methods of a role, the best mean first."""
+        return sorted((name for name in self.values if self.roles[name] == role), key=lambda name: (-self.mean(name), name))
+
+    @property
+    def seeds(self) -> int:
+        return min(len(by_seed) for by_seed in self.values.values())
+
+    def share(self, name: str) -> str:
+        """The recovered share, where both its ends are there."""
+        return (
+            str(recovered(self.values[name], *(self.values[end] for end in SCALE))) if set(SCALE) <= set(self.values) else "–"
+        )
+
+    def ahead(self, name: str) -> bool:
+        """Whether a method is ahead of every trivial reference by Holm's rule."""
+        gaps = [self.holm[name, floor] for floor in self.named("floor")]
+        return bool(gaps) and all(gap.excludes_zero and gap.mean > 0 for gap in gaps)
+
+    def verdict(self, name: str) -> str:
+        if self.ahead(name):
+            return "ahead of every reference that learns nothing"
+        behind = [floor for floor in self.named("floor") if not self.holm[name, floor].excludes_zero]
+        lost = [floor for floor in self.named("floor") if floor not in behind and self.holm[name, floor].mean < 0]
+        return f"**behind `{lost[0]}`**" if lost else f"not ahead of `{behind[0]}`"
+
+
+def studies(name: str, metric: str) -> list[Study]:
+    rows = rows_of(name)
+    return [Study.of(rows, task, metric) for task in sorted({row["task"] for row in rows})]
+
+
+def absent(name: str) -> str:
+    return f"Not run yet (`hgms compare benchmarks/evidence/{CAMPAIGNS[name][2]}`).\n"
+
+
+def evidence(name: str) -> str:
+    """Every method and reference of a campaign: mean, difference to the best trivial reference, recovered share, verdict."""
+    table = []
+    for study in studies(name, CAMPAIGNS[name][1]):
+        floors = study.named("floor")
+        for method in [*study.named(""), *floors, *study.named("ceiling")]:
+            learns = not study.roles[method] and floors
+            away = difference(study.values, method, floors[0], study.holm) if learns else "–"
+            share = study.share(method) if method not in SCALE else "–"
+            verdict = (
+                study.verdict(method)
+                if learns
+                else {"floor": "reference", "ceiling": "knows the truth"}.get(study.roles[method], "–")
+            )
+            table.append([study.task, f"`{method}`", mean(study.values[method]), away, share, study.steps[method], verdict])
+    head = [
+        "task",
+        "method",
+        CAMPAIGNS[name][1].replace("_", " ") + " (%)",
+        "− best trivial reference",
+        "recovered share",
+        "outer steps",
+        "",
+    ]
+    return markdown(head, table) if table else absent(name)
+
+
+def judged() -> list[tuple[str, Study]]:
+    """All that claims are made of: campaigns with seeds enough, and the tables of 15 and 20 s, which have five."""
+    campaigns = [(title, study) for name, (title, metric, _) in CAMPAIGNS.items() for study in studies(name, metric)]
+    short = [("MNIST cleaning, 15 s", study) for study in studies("cleaning", "test_accuracy")]
+    return [*campaigns, *short, *(("imbalanced, 20 s", study) for study in studies("imbalanced", "test_balanced_accuracy"))]
+
+
+def established() -> str:
+    """What is ahead of every reference that learns nothing, by Holm's rule and with seeds enough for a claim."""
+    table = []
+    for title, study in judged():
+        for method in study.named(""):
+            if study.ahead(method) and study.seeds >= CLAIM:
+                floor = study.named("floor")[0]
+                away = difference(study.values, method, floor, study.holm)
+                table.append([title, study.task, f"`{method}`", f"`{floor}`", away, study.share(method), _seeds(study)])
+    head = ["what", "task", "method", "best trivial reference", "difference", "recovered share", "seeds"]
+    return markdown(head, table) if table else "No method is ahead of every reference that learns nothing.\n"
+
+
+def _seeds(study: Study) -> str:
+    return str(study.seeds) + ("" if study.seeds >= CLAIM else f" (a claim needs {CLAIM})")
+
+
+def open_questions() -> str:
+    """Where no such claim can be made, and which method comes nearest."""
+    table = []
+    for title, study in judged():
+        claimed = study.seeds >= CLAIM and any(map(study.ahead, study.named("")))
+        if study.named("") and study.named("floor") and not claimed:
+            method, floor = study.named("")[0], study.named("floor")[0]
+            away = difference(study.values, method, floor, study.holm)
+            table.append([title, study.task, f"`{method}`", f"`{floor}`", away, study.share(method), _seeds(study)])
+    head = ["what", "task", "method with the best mean", "best trivial reference", "difference", "recovered share", "seeds"]
+    return markdown(head, table) if table else "Every task has a method that is ahead of every reference that learns nothing.\n"
+
+
+def winners() -> str:
+    """The method with the best mean against every other that learns θ."""
+    table = []
+    for title, study in judged():
+        if len(learning := study.named("")) > 1:
+            beaten = [name for name in learning[1:] if study.holm[learning[0], name].excludes_zero]
+            level = [f"`{name}`" for name in learning[1:] if name not in beaten]
+            table.append(
+                [title, study.task, f"`{learning[0]}`", f"{len(beaten)} of {len(learning) - 1}", ", ".join(level) or "none"]
+            )
+    return markdown(["what", "task", "best mean", "ahead of", "not told apart from it"], table)
+
+
+# --- published figures -------------------------------------------------------------------------------------------------
+
+
+def readmes() -> dict[Path, set[str]]:
+    """The README of every plugin of this repository that registers methods, and which."""
+    by_readme: dict[Path, set[str]] = {}
+    for component in Registry.load().components("method"):
+        for readme in ROOT.glob(f"plugins/*/{component.plugin.module}/README.md"):
+            by_readme.setdefault(readme, set()).add(component.name)
+    return by_readme
+
+
+def with_figures(text: str, only: set[str]) -> str:
+    """A README with its table of published figures made anew."""
+    return FIGURES.sub(lambda _: figures(only), text)
+
+
+def figures(only: set[str]) -> str:
+    """The published figures of some methods, ours and a mark; what differs in ours below."""
+    said = [f"{what}." for what in published.differences(only)]
+    return "\n".join([markdown(published.HEAD, published.rows(only, rows_of)), *(f"- {line}\n" for line in said)])
 
 
 def memory() -> str:
@@ -400,11 +578,15 @@ def draw() -> None:
 
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
+    "established": established,
+    "open": open_questions,
+    "winners": winners,
+    **{name: partial(evidence, name) for name in CAMPAIGNS},
+    "published": lambda: figures(published.methods()),
     "cleaning-accuracy": cleaning_accuracy,
     "cleaning-references": cleaning_references,
     "cleaning-pairs": cleaning_pairs,
     "cleaning-weights": cleaning_weights,
-    "cleaning-paper": cleaning_paper,
     "candidates": candidates,
     "cleaning-speed": cleaning_speed,
     "imbalanced": imbalanced,
@@ -428,6 +610,12 @@ def stale(text: str) -> list[str]:
     return [match[1] for match in MARKED.finditer(text) if match[3].strip() != TABLES[match[1]]().strip()]
 
 
+def stale_readmes() -> list[str]:
+    """The READMEs whose published figures are not what the file and the records make."""
+    texts = [(path, only, path.read_text(encoding="utf-8")) for path, only in readmes().items()]
+    return [str(path.relative_to(ROOT)) for path, only, text in texts if with_figures(text, only) != text]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -449,9 +637,12 @@ def main() -> int:
 
     text = PAGE.read_text(encoding="utf-8")
     if options.check:
-        print("\n".join(stale(text)))
-        return int(bool(stale(text)))
+        wrong = stale(text) + stale_readmes()
+        print("\n".join(wrong))
+        return int(bool(wrong))
     PAGE.write_text(page(text), encoding="utf-8")
+    for path, only in readmes().items():
+        path.write_text(with_figures(path.read_text(encoding="utf-8"), only), encoding="utf-8")
     draw()
     draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
     return 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow
 import pytest
 from pyarrow import parquet
 
@@ -61,6 +63,62 @@ def test_records_are_small_say_where_they_come_from_and_name_no_folder() -> None
             rows = table.to_pylist()
             assert all(row["environment.torch"] and row["environment.git"] and row["budget"] for row in rows)
             assert len({(row["task"], row["method"], row["seed"]) for row in rows}) == len(rows)
+
+
+def made(folder: Path, values: dict[str, list[float]]) -> None:
+    """Records of a campaign with one task."""
+    rows = [
+        {"task": "cleaning-0.4", "method": label, "method_name": label.removesuffix("-last"), "seed": seed, "status": "done",
+         "outer_steps": 5 + seed, "metric.test_accuracy": value}
+        for label, by_seed in values.items() for seed, value in enumerate(by_seed)
+    ]  # fmt: skip
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "evidence-cleaning.parquet")
+
+
+def around(mean: float, seeds: int = 10) -> list[float]:
+    """Values with this mean; those of two means differ by the same in every seed but for a little."""
+    return [mean + 0.001 * (seed % 2) - 0.0005 + 0.0001 * math.cos(100 * mean + seed) for seed in range(seeds)]
+
+
+def test_a_campaign_makes_its_tables_as_soon_as_its_records_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.evidence("evidence-cleaning").startswith("Not run yet (`hgms compare benchmarks/evidence/cleaning.toml`)")
+    assert tables.established() == "No method is ahead of every reference that learns nothing.\n"
+    means = {
+        "hg-ms": 0.90,
+        "v-pbgd": 0.84,
+        "validation-only": 0.85,
+        "uniform": 0.80,
+        "uniform-last": 0.86,
+        "oracle-joint": 0.95,
+    }
+    made(tmp_path, {name: around(mean) for name, mean in means.items()})
+    lines = [line.split(" | ") for line in tables.evidence("evidence-cleaning").splitlines()[2:]]
+    order = ["`hg-ms`", "`v-pbgd`", "`uniform-last`", "`validation-only`", "`uniform`", "`oracle-joint`"]
+    assert [line[1] for line in lines] == order
+    assert [line[-1].rstrip(" |") for line in lines] == [
+        "ahead of every reference that learns nothing", "**behind `uniform-last`**", *["reference"] * 3, "knows the truth",
+    ]  # fmt: skip
+    assert lines[0][2].startswith("90.0")
+    assert lines[0][3].startswith("**+4.0")  # to the better form of uniform, by Holm's rule
+    assert lines[0][4].startswith("0.50 [")  # (0.90 − 0.85) / (0.95 − 0.85)
+    assert lines[0][5] == "5–14"
+    assert [line.split(" | ")[2] for line in tables.established().splitlines()[2:]] == ["`hg-ms`"]
+    assert tables.open_questions().startswith("Every task has a method")
+    assert "| `hg-ms` | 1 of 1 | none |" in tables.winners()
+
+
+def test_nothing_is_claimed_of_few_seeds_or_of_a_difference_within_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    few = {"hg-ms": around(0.90, 5), "uniform": around(0.80, 5)}
+    level = {"hg-ms": [0.85 + 0.01 * (-1) ** seed for seed in range(10)], "uniform": around(0.849)}
+    for values, seeds, verdict in ((few, "5 (a claim needs 10)", "ahead of every"), (level, "10", "not ahead of `uniform`")):
+        made(tmp_path, values)
+        assert tables.established().startswith("No method is ahead")
+        assert tables.open_questions().splitlines()[2].split(" | ")[-1] == f"{seeds} |"
+        assert verdict in tables.evidence("evidence-cleaning")
 
 
 def test_a_mean_of_the_page_by_hand() -> None:

@@ -56,7 +56,7 @@ def run_grid(
             say(line)
     elif jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
-    elif jobs > 1 and timed:
+    elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}

@@ -1,74 +1,68 @@
-"""``hgms demo``: the main job on data that ships with scikit-learn, in under a minute, with a table and pictures."""
+"""``hgms demo``: the main job on data that ships with scikit-learn, in a minute on two cores, with a table and pictures."""
 
 from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from hgms_compare import Grid, load
+from hgms_compare import Comparison, compare
 from hgms_demo.pictures import FORMATS, draw_weights
 from hgms_report import build, draw_curves
-from hgms_results import DEFAULT_REFERENCES, Table, table
-from hgms_run import Progress, RunResult, run_config
-
-METRIC = "test_accuracy"
-
-Results = Mapping[str, Sequence[RunResult]]
-"""Finished runs by method, in the order of their seeds."""
+from hgms_results import Table
 
 
 @frozen(kw_only=True)
 class Demo:
-    """The table of the demo, the pictures it wrote, the folder it wrote into, and how long each run took."""
+    """The comparison of the demo, the pictures it wrote, the folder it wrote into, and how long each run took."""
 
-    table: Table
-    results: Results
+    comparison: Comparison
     pictures: list[Path]
     folder: Path
     seconds: float
 
+    @property
+    def table(self) -> Table:
+        return self.comparison.tables[0]
+
     def as_dict(self) -> dict[str, Any]:
         return {
-            "task": "hyper-cleaning",
+            "task": self.table.task,
             "seconds_per_run": self.seconds,
-            "metric": METRIC,
+            "metric": self.table.metric,
+            "floor": self.table.floor,
             "methods": self.table.as_dict()["methods"],
             "pictures": [str(path) for path in self.pictures],
         }
 
 
-def grid(out: Path, seeds: int, seconds: float) -> Grid:
-    """Each method with each seed, ``seconds`` in all."""
-    table = tomllib.loads(files("hgms_demo").joinpath("demo.toml").read_text())
-    table["run"]["out"] = str(out / "runs")
-    budget = {"seconds": seconds / (len(table["method"]) * seeds)}
-    return load({**table, "budget": budget, "seeds": seeds}, source="demo.toml")
+def settings() -> Mapping[str, Any]:
+    """What is run: the tables of a grid file without budget and seeds."""
+    return tomllib.loads(files("hgms_demo").joinpath("demo.toml").read_text(encoding="utf-8"))
 
 
-def run_demo(out: str | Path = "hgms-demo", *, seeds: int = 3, seconds: float = 54.0, progress: bool = True) -> Demo:
-    """Runs the comparison under one matched budget of ``seconds`` in all; writes run folders and pictures under ``out``."""
-    out = Path(out)
+def run_demo(
+    out: str | Path = "hgms-demo", *, seeds: int = 10, seconds: float = 84.0, jobs: int = 2, progress: bool = True
+) -> Demo:
+    """Runs the comparison under one matched budget, ``seconds`` of processor time in all, ``jobs`` runs at a time (0: one by
+    one in this process); writes run folders and pictures under ``out``."""
+    out, grid = Path(out), settings()
     if (out / "runs").is_dir():
         shutil.rmtree(out / "runs")  # the demo's own folder: a fresh comparison each time
-    results: dict[str, list[RunResult]] = {}
-    cells = grid(out, seeds, seconds).cells()
-    first: RunResult | None = None
-    with Progress(enabled=progress) as view:
-        for cell in cells:
-            result = run_config(cell.config, view=view, execution=None if first is None else first.execution)
-            first = first or result
-            results.setdefault(cell.method, []).append(result)
-    study = build([out / "runs"])
-    pictures = [draw_curves(study, out / f"accuracy{suffix}") for suffix in FORMATS]
-    pictures += draw_weights({method: runs[0].records for method, runs in results.items()}, out / "weights")
-    rows = table(results, METRIC, DEFAULT_REFERENCES[0])
-    return Demo(table=rows, results=results, pictures=pictures, folder=out, seconds=seconds / len(cells))
+    budget = seconds / (len(grid["method"]) * seeds)
+    comparison = compare(
+        grid["task"], grid["method"], f"{budget:.4g}s", seeds, out / "runs", run=grid["run"], metric=grid["metric"],
+        reference=grid["reference"], jobs=jobs, progress=progress,
+    )  # fmt: skip
+    pictures = [draw_curves(build([out / "runs"]), out / f"accuracy{suffix}") for suffix in FORMATS]
+    first = {row.method: comparison.result(row.method, comparison.grid.seeds[0]) for row in comparison.tables[0].rows}
+    pictures += draw_weights({method: run.records for method, run in first.items()}, out / "weights")
+    return Demo(comparison=comparison, pictures=pictures, folder=out, seconds=budget)
 
 
-__all__ = ["Demo", "grid", "run_demo"]
+__all__ = ["Demo", "run_demo", "settings"]

@@ -1,0 +1,97 @@
+"""Published figures beside ours: benchmarks/published.toml and the raw records, as rows of tables.
+
+A mark says in words how ours stands to what is published: ``reproduced`` where the interval of the difference of the two means
+includes zero, ``above`` or ``below`` where it does not, ``not the same protocol`` where the file says what differs, ``not run``
+where there is no record of ours.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_results.statistics import Interval, spell
+
+FILE = Path(__file__).resolve().parent / "published.toml"
+HEAD = ("method", "task", "metric", "published", "source", "ours", "mark")
+
+Records = Callable[[str], Sequence[Mapping[str, Any]]]
+"""The rows of a file of runs by its name; none where the file is not there."""
+
+
+def entries() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+def methods() -> set[str]:
+    """Those that have an entry."""
+    table = entries()
+    return {figure["method"] for figure in table["figure"]} | {name for none in table["none"] for name in none["methods"]}
+
+
+def published(figure: Mapping[str, Any]) -> Interval:
+    """A figure as an interval; a half width of NaN where none is published."""
+    if "seeds" in figure:
+        return Interval.of(figure["seeds"])
+    return Interval(figure["value"], figure.get("half_width", math.nan), 1)
+
+
+def ours(figure: Mapping[str, Any], protocol: Mapping[str, Any], records: Records) -> tuple[str, Interval] | None:
+    """Of the first file with runs of the method: its name, and the interval over our seeds in the unit of what is published."""
+    if "measured" in figure:
+        return figure["where"], Interval(*figure["measured"], 1)
+    for name in protocol.get("records", ()):
+        rows = [row for row in records(name) if (row["task"], row["method"]) == (protocol["label"], figure["method"])]
+        if rows:
+            factor = 100 if "(%)" in protocol["metric"] else 1
+            return f"`{name}`", Interval.of([factor * row[f"metric.{protocol['ours']}"] for row in rows])
+    return None
+
+
+def mark(theirs: Interval, mine: Interval | None, protocol: Mapping[str, Any]) -> str:
+    if mine is None:
+        return "not run" + (f": {protocol['not_run']}" if "not_run" in protocol else "")
+    if "differs" in protocol:
+        return "not the same protocol"
+    widths = [0.0 if math.isnan(side.half_width) else side.half_width for side in (theirs, mine)]
+    if abs(mine.mean - theirs.mean) <= math.hypot(*widths):
+        return "reproduced"
+    return "above" if mine.mean > theirs.mean else "below"
+
+
+def rows(only: set[str], records: Records) -> list[list[str]]:
+    """A line for each figure of the methods, then one for each reason why there is none."""
+    table = entries()
+    lines = []
+    for figure in table["figure"]:
+        if figure["method"] in only:
+            protocol = table["protocol"][figure["protocol"]]
+            theirs, mine = published(figure), ours(figure, protocol, records)
+            shown = f"{_spelt(mine[1], protocol)} ({mine[0]})" if mine else "–"
+            # as many digits as were published
+            text = spell(theirs) if "seeds" in figure else f"{figure['value']:g}"
+            if "half_width" in figure:
+                text = f"{figure['value']:.2f} ± {figure['half_width']:.2f}"
+            verdict = mark(theirs, mine[1] if mine else None, protocol)
+            about = [protocol[key] for key in ("task", "metric")]
+            lines.append([f"`{figure['method']}`", *about, text, protocol["source"], shown, verdict])
+    reasons = [([f"`{name}`" for name in none["methods"] if name in only], none["why"]) for none in table["none"]]
+    return lines + [[", ".join(names), "–", "–", f"none ({why})", "–", "–", "–"] for names, why in reasons if names]
+
+
+def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
+    return spell(interval.scaled(0.01), share=True) if "(%)" in protocol["metric"] else spell(interval)
+
+
+def differences(only: set[str]) -> list[str]:
+    """What is not the same in ours, a sentence for each source that says so of one of the methods."""
+    table = entries()
+    said = {}
+    for figure in table["figure"]:
+        protocol = table["protocol"][figure["protocol"]]
+        if figure["method"] in only and "differs" in protocol:
+            said[protocol["source"], protocol["differs"]] = None
+    return [f"{source}: {what}" for source, what in said]

@@ -1,0 +1,93 @@
+"""Published figures beside ours: every method has an entry, the tables are those of the file and the records, marks by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from test_benchmark_tables import tables
+
+from hgms_core.registry import Registry
+from hgms_results.statistics import Interval
+
+pytestmark = pytest.mark.plugins
+
+published = tables.published
+
+
+@pytest.fixture(scope="module")
+def roles() -> dict[str, str]:
+    return {component.name: getattr(component.target, "role", "") for component in Registry.load().components("method")}
+
+
+def test_every_method_that_is_no_reference_has_an_entry(roles: dict[str, str]) -> None:
+    assert {name for name, role in roles.items() if not role} <= published.methods()
+
+
+def test_a_method_has_figures_or_a_reason_why_there_is_none() -> None:
+    table = published.entries()
+    figures = {figure["method"] for figure in table["figure"]}
+    without = [name for none in table["none"] for name in none["methods"]]
+    assert len(without) == len(set(without))
+    assert not figures & set(without)
+    assert all(none["why"] for none in table["none"])
+
+
+def test_every_figure_says_what_was_run_and_where_it_stands() -> None:
+    table = published.entries()
+    for figure in table["figure"]:
+        protocol = table["protocol"][figure["protocol"]]
+        assert ("value" in figure) != ("seeds" in figure)
+        assert all(protocol[key] for key in ("task", "metric", "interval", "source"))
+        assert ("records" in protocol) + ("not_run" in protocol) + ("measured" in figure) == 1
+        assert "records" not in protocol or {"label", "ours"} <= set(protocol)
+    used = {figure["protocol"] for figure in table["figure"]}
+    assert used == set(table["protocol"])
+
+
+def test_readmes_hold_the_tables_of_the_file_and_the_records(roles: dict[str, str]) -> None:
+    assert tables.stale_readmes() == []
+    for path, methods in tables.readmes().items():
+        assert tables.FIGURES.search(path.read_text(encoding="utf-8")) or all(roles[name] for name in methods), path
+    assert any(path.parent.name == "hgms_penalty" for path in tables.readmes())
+
+
+def test_a_changed_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = published.entries()
+    next(figure for figure in table["figure"] if figure["method"] == "less")["value"] = 99.0
+    monkeypatch.setattr(published, "entries", lambda: table)
+    assert tables.stale_readmes() == ["plugins/language/hgms_less/README.md"]
+    assert tables.stale(tables.PAGE.read_text(encoding="utf-8")) == ["published"]
+
+
+RUNS = [{"task": "t", "method": "a", "metric.accuracy": value} for value in (0.89, 0.90, 0.91)]
+PROTOCOL = {"metric": "accuracy (%)", "records": ["gone", "there"], "label": "t", "ours": "accuracy"}
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    return RUNS if name == "there" else []
+
+
+@pytest.mark.parametrize(
+    ("figure", "more", "mark"),
+    [
+        ({"value": 88.0}, {}, "reproduced"),  # ours is 90 ± 2.48
+        ({"value": 87.0}, {}, "above"),
+        ({"value": 93.0}, {}, "below"),
+        ({"value": 93.0, "half_width": 2.0}, {}, "reproduced"),  # √(2.48² + 2²) = 3.19
+        ({"seeds": [92.9, 93.0, 93.1]}, {}, "below"),
+        ({"value": 90.0}, {"differs": "the rates"}, "not the same protocol"),
+    ],
+)
+def test_the_mark_is_by_the_interval_of_the_difference(figure: dict[str, Any], more: dict[str, Any], mark: str) -> None:
+    name, mine = published.ours({"method": "a", **figure}, PROTOCOL, records)
+    assert (name, mine.mean, mine.count) == ("`there`", pytest.approx(90.0), 3)
+    assert mine.half_width == pytest.approx(4.302653 / math.sqrt(3))
+    assert published.mark(published.published(figure), mine, PROTOCOL | more) == mark
+
+
+def test_what_has_no_record_is_not_run() -> None:
+    assert published.ours({"method": "b", "value": 1.0}, PROTOCOL, records) is None
+    assert published.mark(Interval(1.0, math.nan, 1), None, PROTOCOL) == "not run"
+    assert published.mark(Interval(1.0, math.nan, 1), None, {"not_run": "needs a GPU"}) == "not run: needs a GPU"
