@@ -4,6 +4,7 @@ benchmarks/results and from benchmarks/published.toml.
     python benchmarks/tables.py                                    write the tables into the page, and draw its picture
     python benchmarks/tables.py --check                            say which tables are not what the records make; status 1
     python benchmarks/tables.py runs cleaning runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet
+    python benchmarks/tables.py runs demo hgms-demo/runs           keep what `hgms demo` has run, for the README
     python benchmarks/tables.py figures methods methods.json       keep a bench script's --json as results/methods.parquet
 
 A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 MARKED = re.compile(r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+DEMO = re.compile(r"(?<=<!-- demo -->\n)(.*?)(?=<!-- end of demo -->)", re.DOTALL)
 FIGURES = re.compile(r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of published figures -->)", re.DOTALL)
 
 # --- keeping records ---------------------------------------------------------------------------------------------------
@@ -412,6 +414,28 @@ def winners() -> str:
     return markdown(["what", "task", "best mean", "ahead of", "not told apart from it"], table)
 
 
+# --- the demo ----------------------------------------------------------------------------------------------------------
+
+
+def demo() -> str:
+    """What `hgms demo` printed, from its run folders kept as records of that name: methods, floors, ceiling."""
+    rows, table = rows_of("demo"), []
+    for study in studies("demo", "test_accuracy"):
+        for method in [name for role in ("", "floor", "ceiling") for name in study.named(role)]:
+            away = [
+                difference(study.values, method, floor, study.holm) if not study.roles[method] else "–"
+                for floor in ("uniform", "validation-only", "uniform-tilted")
+            ]
+            share = study.share(method) if method not in SCALE else "–"
+            what = {"": "learns θ", "floor": "learns nothing", "ceiling": "knows the truth"}[study.roles[method]]
+            table.append([f"`{method}`", what, mean(study.values[method]), *away, share, study.steps[method]])
+    floors = [f"− `{floor}`" for floor in ("uniform", "validation-only", "uniform-tilted")]
+    head = ["method", "", "test accuracy (%)", *floors, "recovered share", "outer steps"]
+    seeds = len({row["seed"] for row in rows})
+    said = f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; **bold**: also by Holm's rule over all pairs.\n"
+    return "\n".join(["", markdown(head, table), said, ""])
+
+
 # --- published figures -------------------------------------------------------------------------------------------------
 
 
@@ -610,10 +634,17 @@ def stale(text: str) -> list[str]:
     return [match[1] for match in MARKED.finditer(text) if match[3].strip() != TABLES[match[1]]().strip()]
 
 
+def made_readmes() -> dict[Path, str]:
+    """The READMEs with their tables made anew: published figures in those of plugins, the demo in that of the project."""
+    texts = {path: with_figures(path.read_text(encoding="utf-8"), only) for path, only in readmes().items()}
+    front = ROOT / "README.md"
+    return {**texts, front: DEMO.sub(lambda _: demo(), front.read_text(encoding="utf-8"))}
+
+
 def stale_readmes() -> list[str]:
-    """The READMEs whose published figures are not what the file and the records make."""
-    texts = [(path, only, path.read_text(encoding="utf-8")) for path, only in readmes().items()]
-    return [str(path.relative_to(ROOT)) for path, only, text in texts if with_figures(text, only) != text]
+    """The READMEs whose tables are not what the records make."""
+    texts = made_readmes().items()
+    return [str(path.relative_to(ROOT)) for path, text in texts if path.read_text(encoding="utf-8") != text]
 
 
 def main() -> int:
@@ -641,8 +672,8 @@ def main() -> int:
         print("\n".join(wrong))
         return int(bool(wrong))
     PAGE.write_text(page(text), encoding="utf-8")
-    for path, only in readmes().items():
-        path.write_text(with_figures(path.read_text(encoding="utf-8"), only), encoding="utf-8")
+    for path, made in made_readmes().items():
+        path.write_text(made, encoding="utf-8")
     draw()
     draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
     return 0

@@ -503,11 +503,12 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
 
 
 def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_compare import Comparison, load
     from hgms_demo import demo
     from hgms_results.statistics import Interval
     from hgms_results.tables import Row, Table
 
-    def fake_demo(out: Path, *, seeds: int, seconds: float, progress: bool) -> demo.Demo:
+    def fake_demo(out: Path, *, seeds: int, seconds: float, jobs: int, progress: bool) -> demo.Demo:
         count = Interval.of([10.0] * seeds)
         row = Row(
             method="hg-ms",
@@ -518,25 +519,32 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             oracle_calls=count,
             seconds=count,
             peak_memory_bytes=Interval.of([]),
+            ahead_of_floor=False,
         )
-        rows = [row, evolve(row, method="uniform", difference=None)]
-        answer = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows)
-        return demo.Demo(table=answer, results={}, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
+        rows = [row, evolve(row, method="uniform", role="floor", difference=None, ahead_of_floor=None)]
+        answer = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows, floor="uniform")
+        grid = load({"budget": "3 s", "seeds": seeds, "task": "quadratic", "method": ["hg-ms", "uniform"]})
+        comparison = Comparison(tables=[answer], failures=[], sweeps=[], grid=grid)
+        return demo.Demo(comparison=comparison, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
     lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
     assert (
         lines[0]
-        == "3 s a run, 2 seeds; mean ± half width of the 95 % interval, of differences by Holm's rule (more with --json)"
+        == "3 s of processor time a run, 2 seeds; mean ± half width of the 95 % interval, of differences by Holm's rule "
+        "(more with --json)"
     )
     assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
-        "method", "test accuracy (%) ↑", "− uniform", "outer steps", "oracle calls", "seconds",
+        "method", "role", "test accuracy (%) ↑", "− uniform", "outer steps", "oracle calls", "seconds",
     ]  # fmt: skip
-    (row,) = [line.split() for line in lines if "hg-ms" in line]
+    (row,) = [line.split() for line in lines if line.strip().startswith("hg-ms ") and "±" in line]
     assert row == ["hg-ms", "91.00", "±", "12.71", "+10.00", "10", "10", "10"]
+    assert "hg-ms is not ahead of uniform, the best of the references that learn nothing about θ" in lines
+    assert "2 seeds: no claim can be made from so few; a claim needs 10" in lines
     assert f"  {tmp_path / 'accuracy.png'}" in lines
     answer = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
     assert answer["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}
+    assert answer["floor"] == "uniform"
 
 
 def test_version() -> None:

@@ -526,9 +526,10 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
     assert lines == []
     run_grid(timed, jobs=2, say=lines.append)
     assert "share this machine" in lines[0]
+    run_grid(attrs.evolve(timed, run=attrs.evolve(timed.run, clock="cpu")), jobs=2, say=lines.append)
     run_grid(counted, say=lines.append)
     assert len(lines) == 1
-    assert counts == [1, 2, 8]
+    assert counts == [1, 2, 2, 8]
 
 
 @pytest.mark.parametrize(

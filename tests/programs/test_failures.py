@@ -166,14 +166,21 @@ def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> N
 
 
 def test_demo_on_a_small_budget(folder: Path) -> None:
-    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "6", "--json")
+    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "2.4", "--jobs", "0", "--json")
     assert done.exit_code == 0, done.stderr
     table = json.loads(done.stdout)
-    assert [row["method"] for row in table["methods"]] == ["hg-ms", "hg-baseline", "uniform", "validation-only"]
-    assert all(row["seconds"]["n"] == 2 for row in table["methods"])
-    assert table["methods"][2]["difference"] is None
+    methods = {row["method"]: row for row in table["methods"]}
+    roles = {name: row["role"] for name, row in methods.items()}
+    floors = ("uniform", "validation-only", "uniform-tilted")
+    assert [roles.pop(name) for name in (*floors, "oracle-joint")] == ["floor"] * 3 + ["ceiling"]
+    assert len(roles) == 2
+    assert set(roles.values()) == {""}
+    assert all(row["seconds"]["n"] == 2 for row in methods.values())
+    assert methods["uniform"]["difference"] is None
+    assert table["floor"] in floors
     assert {Path(path).name for path in table["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
-    assert hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "2").exit_code == 0  # over what is there
+    again = hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0")  # over what is there
+    assert again.exit_code == 0, again.stderr
 
 
 def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
