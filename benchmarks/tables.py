@@ -59,7 +59,7 @@ def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
     stored = [run for section in study.sections for entry in section.entries for run in entry.runs + entry.failed]
     facts: dict[str, list[Any]] = {}
     for run in stored:
-        own = {"role": run.role} | {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
+        own = {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
         own |= {"environment." + key: run.environment.get(key) for key in ("python", "platform", "processor", "threads", "git")}
         own |= {"environment." + key: run.environment["versions"].get(key) for key in ("hgms", "torch", "numpy")}
         for key, value in own.items():
@@ -432,7 +432,9 @@ def demo() -> str:
     floors = [f"− `{floor}`" for floor in ("uniform", "validation-only", "uniform-tilted")]
     head = ["method", "", "test accuracy (%)", *floors, "recovered share", "outer steps"]
     seeds = len({row["seed"] for row in rows})
-    said = f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; **bold**: also by Holm's rule over all pairs.\n"
+    if not rows:
+        return "\nNot kept yet.\n\n"
+    said = f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; **bold**: also by Holm's rule.\n"
     return "\n".join(["", markdown(head, table), said, ""])
 
 

@@ -16,7 +16,7 @@ from hgms_demo import demo as demos
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each method.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=78.0, show_default=True,
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=84.0, show_default=True,
     help="Processor time of all runs together.",
 )  # fmt: skip
 @click.option(

@@ -47,7 +47,7 @@ def settings() -> Mapping[str, Any]:
 
 
 def run_demo(
-    out: str | Path = "hgms-demo", *, seeds: int = 10, seconds: float = 78.0, jobs: int = 2, progress: bool = True
+    out: str | Path = "hgms-demo", *, seeds: int = 10, seconds: float = 84.0, jobs: int = 2, progress: bool = True
 ) -> Demo:
     """Runs the comparison under one matched budget, ``seconds`` of processor time in all, ``jobs`` runs at a time (0: one by
     one in this process); writes run folders and pictures under ``out``."""
