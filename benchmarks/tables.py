@@ -22,7 +22,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,12 @@ Values = Mapping[str, Mapping[int, float]]
 def rows_of(name: str) -> list[dict[str, Any]]:
     """The finished runs of a file of records; none where it is not there."""
     path = RESULTS / f"{name}.parquet"
-    rows = parquet.read_table(path).to_pylist() if path.exists() else []
-    return [row for row in rows if row.get("status", "done") == "done"]
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else []
+
+
+@lru_cache
+def _read(path: Path, _changed: int) -> list[dict[str, Any]]:
+    return [row for row in parquet.read_table(path).to_pylist() if row.get("status", "done") == "done"]
 
 
 def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -184,8 +188,9 @@ def cleaning_accuracy() -> str:
 def cleaning_references() -> str:
     """What learning θ adds: each method against the references, the hardest rate first."""
     references, table = ("uniform", "uniform-tilted", "validation-only"), []
-    for rate, values in sorted(cleaning()[1].items(), reverse=True):
-        holm = compared(values)
+    rows, by_rate, _ = cleaning()
+    for rate, values in sorted(by_rate.items(), reverse=True):
+        holm = compared(values, roles=roles_of(rows))
         table += [
             [rate, f"`{name}`", *(difference(values, name, reference, holm) for reference in references)]
             for name in sorted(set(values) - set(REFERENCES), key=lambda name: _best({"": values}, name))
@@ -195,8 +200,8 @@ def cleaning_references() -> str:
 
 def cleaning_pairs() -> str:
     """hg-ms-tilted against the other methods that learn θ."""
-    _, values, names = cleaning()
-    holm = {rate: compared(by_method) for rate, by_method in values.items()}
+    rows, values, names = cleaning()
+    holm = {rate: compared(by_method, roles=roles_of(rows)) for rate, by_method in values.items()}
     table = []
     for name in names:
         if name not in (*REFERENCES, "hg-ms-tilted"):
@@ -220,7 +225,7 @@ def cleaning_weights() -> str:
 def imbalanced() -> str:
     rows = rows_of("imbalanced")
     values = values_of(rows, "imbalanced", "test_balanced_accuracy")
-    holm, table = compared(values), []
+    holm, table = compared(values, roles=roles_of(rows)), []
     for name in sorted(values, key=lambda name: (name in REFERENCES, *_best({"": values}, name))):
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
         away = [
@@ -365,9 +370,10 @@ def evidence(name: str) -> str:
 
 
 def judged() -> list[tuple[str, Study]]:
-    """All that claims are made of: campaigns with seeds enough, and the tables of 15 and 20 s, which have five."""
+    """All that claims are made of: the campaigns, the tables of 15 and 20 s, and the demo."""
     campaigns = [(title, study) for name, (title, metric, _) in CAMPAIGNS.items() for study in studies(name, metric)]
     short = [("MNIST cleaning, 15 s", study) for study in studies("cleaning", "test_accuracy")]
+    short += [("digits cleaning, the demo", study) for study in studies("demo", "test_accuracy")]
     return [*campaigns, *short, *(("imbalanced, 20 s", study) for study in studies("imbalanced", "test_balanced_accuracy"))]
 
 
