@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from attrs import evolve, field, frozen
+from click.testing import CliRunner
 from made_runs import write_run
 
 import hgms_report as report
 from hgms_branches import Branches
+from hgms_cli import main
 from hgms_core import Branch, Candidates, Cost, Estimate, Key, Method, Pipeline, Problem, Record, State, Tree, upper_gradients
 from hgms_diagnosis import Diagnosing, Diagnosis, spectrum, warnings
 from hgms_hypergradients import Implicit, Unrolled
@@ -376,6 +379,20 @@ def test_what_it_took_is_counted_beside_the_budget(finished: Path) -> None:
     assert all(row["seconds"] > 0 and row["oracle_calls"] > 0 and "crc32" not in row for row in rows)
     steps = [json.loads(line) for line in (finished / "steps.jsonl").read_text().splitlines()]
     assert not any("diagnosis_seconds" in row for row in steps)
+
+
+def test_the_command_says_the_warnings_and_what_they_took(finished: Path, tmp_path: Path) -> None:
+    runs, file = tmp_path / "runs", tmp_path / "run.toml"
+    file.write_text(CONFIG)
+    shutil.copytree(finished, runs / RunConfig.from_toml(CONFIG).path.relative_to("runs"))
+    said = RunFolder(finished).diagnoses()
+    shown = CliRunner().invoke(main, ["run", str(file), "--out", str(runs), "--resume"]).output
+    calls = sum(row["oracle_calls"] for row in said)
+    assert re.search(rf"  diagnosed 3 outer steps, beside the budget: [\d.]+ s, {calls} oracle calls", shown)
+    for warning in warnings(said):
+        assert f"  warning: {warning}" in shown
+    table = json.loads(CliRunner().invoke(main, ["run", str(file), "--out", str(runs), "--resume", "--json"]).output)
+    assert table["warnings"] == warnings(said) != []
 
 
 def test_the_rows_are_a_frame() -> None:
