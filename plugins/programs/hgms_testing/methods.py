@@ -21,8 +21,10 @@ STEPS = 60
 
 
 def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
-    """A mixture of sources for methods that need one, else the tracking of a point."""
-    return problems.mixture(dtype, variant) if "sources" in needs(method) else problems.tracking(dtype, variant)
+    """A mixture of sources, or weights of rows, for methods that need those, else the tracking of a point."""
+    wanted = needs(method)
+    make = problems.mixture if "sources" in wanted else problems.weighted if "row-weights" in wanted else problems.tracking
+    return make(dtype, variant)
 
 
 def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:

@@ -94,13 +94,15 @@ MARK = "of-stop"
 
 def watched(problem: Problem) -> tuple[Problem, Tally]:
     """The problem with the same numbers, and the tally of what is asked of it."""
-    tally, sources = Tally(), problem.sources
+    tally, sources, rows = Tally(), problem.sources, problem.rows
+
+    def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
+        counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
+        return lambda x, batch: counted({}, x, batch)
+
+    if rows is not None:
+        rows = evolve(rows, losses=of_x(rows.losses))
     if sources is not None:
-
-        def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
-            counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
-            return lambda x, batch: counted({}, x, batch)
-
         pooled = tally.loss("g", sources.pooled)
         sources = evolve(sources, losses=of_x(sources.losses), examples=of_x(sources.examples), pooled=pooled)
     return evolve(
@@ -109,6 +111,7 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
         g=tally.loss("g", problem.g),
         upper_data={role: _marked(data) if role == "stop" else data for role, data in problem.upper_data.items()},
         sources=sources,
+        rows=rows,
     ), tally
 
 

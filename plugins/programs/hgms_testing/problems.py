@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms_core import ROLES, Branch, ConfigError, Cost, Data, LastStep, Problem, Sources, Tree, detach, gradient
+from hgms_core import ROLES, Branch, ConfigError, Cost, Data, LastStep, Problem, Rows, Sources, Tree, detach, gradient
 from hgms_testing.kit import F64, normal, numbers, place
 
 
@@ -230,6 +230,34 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     assert problem.sources is not None
     weights = problem.sources.weights
     return evolve(problem, evaluate=lambda theta, x: {"far": float(weights(theta)[1])})
+
+
+def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
+    """Rows around two points, each with a weight σ(θ_i) of its own; validation rows around the first: the best weight of a row
+    around the second is 0."""
+    corners = torch.eye(2, dtype=F64, device=place())
+
+    def around(centre: Tensor, rows: int, number: int) -> Tensor:
+        noise = 0.05 * normal(rows, 2, seed=1000 * seed + 600 + number)
+        return (centre + noise - noise.mean(0)).to(dtype)
+
+    def losses(x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return (theta["logits"][batch["index"]].sigmoid() * losses(x, batch)).mean()
+
+    train = torch.cat([around(corners[i], 12, i) for i in range(2)])
+    return Problem(
+        theta0={"logits": torch.zeros_like(train[:, 0])},
+        x0={"x": numbers([0.5, 0.5], dtype)},
+        g=g,
+        f=lambda theta, x, batch: losses(x, batch).mean(),
+        lower_data=Data.of({"a": train}),
+        upper_data={role: Data.of({"a": around(corners[0], 8, 10 + number)}) for number, role in enumerate(ROLES)},
+        evaluate=lambda theta, x: {"far": float(theta["logits"][12:].double().sigmoid().mean())},
+        rows=Rows(losses=losses),
+    )
 
 
 def _of_sources(
