@@ -103,6 +103,10 @@ EXPECTED = {
         "pbgd-free",
         "v-pbgd-best-of-n",
         "scalebio-best-of-n",
+        "learning-to-reweight",
+        "mw-net",
+        "small-loss",
+        "agreement",
     },
 }
 

@@ -50,7 +50,7 @@ class LearningToReweight:
         steps: lower steps in one outer step.
         optimizer, lr, momentum: how x moves; ``schedule``: lr over the budget, to 0 as a cosine, or constant.
         batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate`` (None: all).
-        memory: what a running mean keeps of a row's earlier weights.
+        memory: what a running mean keeps of a row's earlier weights: 0.95 remembers some twenty batches that held it.
         keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
 
     Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop`` where they are needed.
@@ -63,7 +63,7 @@ class LearningToReweight:
     >>> problem = Problem(theta0={"logits": torch.zeros(2)}, x0={"x": torch.zeros(1)}, rows=rows, lower_data=data,
     ...                   upper_data={"a": torch.ones(2)}, f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
     ...                   g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean())
-    >>> method = LearningToReweight(steps=1, optimizer="sgd", lr=0.5)
+    >>> method = LearningToReweight(steps=1, optimizer="sgd", lr=0.5, memory=0.9)
     >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
     >>> state["x"]["x"], state["averages"]                         # only the first row's gradient points where f falls
     (tensor([0.5000]), tensor([1.1000, 0.9000]))
@@ -77,13 +77,13 @@ class LearningToReweight:
     name: ClassVar[str] = "learning-to-reweight"
 
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adam"] = field(default="sgd", validator=choice("sgd", "adam"))
-    lr: float = field(default=0.3, validator=positive)
+    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
-    memory: float = field(default=0.9, validator=decay_rate)
+    memory: float = field(default=0.95, validator=decay_rate)
     keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
 
     lighter = lowering(other=["batch_size", "upper_batch_size"])
@@ -94,7 +94,7 @@ class LearningToReweight:
 
     @classmethod
     def testing_instance(cls) -> LearningToReweight:
-        return cls(steps=4)  # for problems of size 1
+        return cls(steps=4, lr=0.03)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
         ones = torch.ones_like(problem.theta0[shared.rows_of(self, problem).leaf])
