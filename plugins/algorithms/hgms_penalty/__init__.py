@@ -21,9 +21,11 @@ SIZE_ONE = {"outer": {"lr": 0.1}}
 """A rate for the conformance kit's problems, whose losses are not means over thousands."""
 
 
-def _single_loop(name: str, summary: str, source: str, generator: Mapping[str, Any], lr: float, **more: Any) -> Composition:
-    """The generator whose pass also moves θ, by SGD."""
-    moves = {"selector": {"name": "first"}, "hypergradient": {"name": "carried"}, "outer": {"name": "sgd", "lr": lr}}
+def _single_loop(
+    name: str, summary: str, source: str, generator: Mapping[str, Any], lr: float, outer: str = "sgd", **more: Any
+) -> Composition:
+    """The generator whose pass also moves θ."""
+    moves = {"selector": {"name": "first"}, "hypergradient": {"name": "carried"}, "outer": {"name": outer, "lr": lr}}
     parts = {"generator": {**generator, **BATCHES}, **moves}
     return Composition(name=name, summary=summary, source=source, parts=parts, **{"testing": SIZE_ONE, **more})
 
@@ -84,8 +86,9 @@ MEHA = _single_loop(
     "meha",
     "Penalty on g minus its Moreau envelope: y, the proximal point z and θ move together, first order.",
     "Liu, Liu, Yao, Zeng and Zhang 2024, MEHA.",
-    {"name": "moreau-envelope", "lr": 0.3, "inner_lr": 0.3, "gamma": 10.0, "penalty": 1.0, "growth": 0.49},
-    lr=1e3,
+    {"name": "moreau-envelope", "lr": 0.1, "inner_lr": 0.1, "gamma": 10.0, "penalty": 1.0, "growth": 0.49},
+    lr=0.1,
+    outer="adam",  # h falls with 1/c_k, which Adam does not see
 )
 
 PBGD_FREE = _single_loop(
