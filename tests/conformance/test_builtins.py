@@ -91,6 +91,7 @@ EXPECTED = {
         "stocbio",
         "darts",
         "sama",
+        "mixflow",
         "search",
         "random-search",
         "tpe",
@@ -145,6 +146,7 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
         "selector first": {"permutation"},
         "hypergradient one-step": one_step,
         "hypergradient through-step": one_step,
+        "hypergradient sama": one_step,
         "hypergradient fixed": {*one_step, "closed-form-bowl", "closed-form-sphere"},
     }
 

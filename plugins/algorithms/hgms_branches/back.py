@@ -30,7 +30,7 @@ class Run:
     theta: Tree
     start: Tree
     states: list[list[Tree]]
-    steps: list[tuple[Any, Tensor]]
+    steps: list[tuple[Any, Any]]
     losses: list[Tensor]
     back: Callable[..., Any]
 

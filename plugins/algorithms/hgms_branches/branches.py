@@ -67,6 +67,9 @@ class Branches:
         mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked branches at a time.
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not run it again: saves K lower
             gradients an outer step. Of several branches the selected one is run again all the same, so memory is that of one.
+        way_back: of a replay: through the ``graph`` of all its steps; or ``mixed``, step by step from the end, each from the
+            state before it, its products by reverse over forward mode (MixFlow-MG). The same derivative, with K states in
+            memory instead of K graphs. For losses with forward-mode derivatives, and ``sgd`` and ``adamw``.
         cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms_graphs.Recording`): for
             losses so small that launching takes longer than computing.
 
@@ -117,6 +120,7 @@ class Branches:
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
+    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"})
     cuda_graphs: bool = False
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
@@ -203,6 +207,7 @@ class Branches:
             decay=self._decay * factors(self.decay_spread, self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
+            mixed=self.way_back == "mixed",
         )
 
     def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:

@@ -25,9 +25,16 @@ def differentiable_step(
 
     Operation for operation as in :func:`hgms_branches.steps.advance`, so that a branch that is run again rounds as it did the
     first time."""
-    names = list(state[0])
-    leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in state[0].values()]
-    x = dict(zip(names, leaves, strict=True))
+    x, slopes, value = gradient_of_step(g, theta, state[0], batches, graph)
+    with torch.set_grad_enabled(graph):
+        return rule.stepped(x, clipped(rule.clip, slopes, list(x)), state[1:], numbers), value
+
+
+def gradient_of_step(g: Loss, theta: Tree, x: Tree, batches: Batches, graph: bool) -> tuple[Tree, list[Tensor], Tensor]:
+    """x (as leaves where it has no graph), ∇_x g on all batches together, with a ``graph`` as a function of θ and x, and the
+    loss."""
+    leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in x.values()]
+    x = dict(zip(x, leaves, strict=True))
     with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
         value, slopes = None, []
         for share, batch in batches:
@@ -39,15 +46,15 @@ def differentiable_step(
                 value = value + share * part.detach()
                 slopes = [slope + share * grad for slope, grad in zip(slopes, grads, strict=True)]
     assert value is not None
-    with torch.set_grad_enabled(graph):
-        return rule.stepped(x, _clipped(rule.clip, slopes, names), state[1:], numbers), value
+    return x, slopes, value
 
 
 def _times(share: float, leaves: Sequence[Tensor]) -> list[Tensor]:
     return [*leaves] if share == 1 else [share * leaf for leaf in leaves]
 
 
-def _clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
+def clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
+    """The gradients by name, scaled down to norm ``bound``."""
     grads = dict(zip(names, slopes, strict=True))
     if bound is None:
         return grads

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from hgms_branches.back import Run, compiled_run
 from hgms_branches.differentiable import differentiable_step
+from hgms_branches.mixed import mixed_run
 from hgms_branches.rule import Rule
 from hgms_branches.steps import advance, pieces, slope_of
 from hgms_branches.torch_rule import TorchRule, advance_torch
@@ -24,7 +25,8 @@ Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 @frozen(eq=False)
 class Path:
     """A run of one step for each rate: where it starts, its moments, and the numbers of the rows of each step (None: all);
-    ``accumulate``: batches of a step. With an optimiser of torch, rates and decay are factors on its own."""
+    ``accumulate``: batches of a step; ``mixed``: gone back through by mixed-mode differentiation. With an optimiser of torch,
+    rates and decay are factors on its own."""
 
     rule: Rule | TorchRule
     problem: Problem
@@ -35,6 +37,7 @@ class Path:
     decay: float
     rows: int
     accumulate: int = 1
+    mixed: bool = False
 
     def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
         """After each step [x, and what the rule remembers], and the loss before it.
@@ -56,6 +59,16 @@ class Path:
         moments = self.rule.parts(self.moments, list(self.x))
         return compiled_run(self.problem, theta, self.rule, self.x, moments, self.index, self.rates, self.decay, self.rows)
 
+    def kept(self, theta: Tree, graphs: int) -> Run | None:
+        """The run with what it takes to go back through its last ``graphs`` steps one after the other; None where these have a
+        graph instead."""
+        steps = len(self.rates)
+        if not self.mixed or not graphs or isinstance(self.rule, TorchRule):
+            return self.compiled(theta) if graphs in (0, steps) else None
+        numbers = [self.rule.numbers(step, rate, self.decay) for step, rate in enumerate(self.rates)]
+        moments, first = self.rule.parts(self.moments, list(self.x)), steps - graphs
+        return mixed_run(self.problem, theta, self.rule, self.x, moments, self.index, numbers, self.accumulate, first)
+
     def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
         """The end of the run, and the cost of going there and back."""
         steps, graphs, end = len(self.rates), differentiated(theta, last, len(self.rates)), self.x
@@ -65,8 +78,8 @@ class Path:
         if not graphs and isinstance(self.rule, TorchRule):
             run_again = evolve(self, x=clone(self.x))
             calls, end = run_again._run(detach(theta), steps) * self.accumulate, run_again.x
-        elif graphs in (0, steps) and (run := self.compiled(theta)) is not None:
-            end = run.end(steps)
+        elif (run := self.kept(theta, graphs)) is not None:
+            end = run.end(len(run.steps))
         else:
             for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
                 pass
@@ -78,7 +91,7 @@ class Path:
         leaves, steps = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}, len(self.rates)
         if isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()
-        if (run := self.compiled(leaves)) is not None:
+        if (run := self.kept(leaves, steps)) is not None:
             end, kept, loss = run.end(steps), run.states[-1][1:], run.losses[-1]
         else:
             *_, ((end, *kept), loss) = self.states(leaves, steps)

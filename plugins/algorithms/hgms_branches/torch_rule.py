@@ -76,6 +76,11 @@ def check_settings(generator: Any, optimizer: object) -> None:
     """ConfigError where a generator has settings of its own rules beside a function that makes an ``optimizer``."""
     if generator is None or not callable(optimizer):
         return
+    if getattr(generator, "way_back", "graph") != "graph":
+        raise ConfigError(
+            "way_back = 'mixed' goes back through steps of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
+            "  take one of the two by name, or leave way_back = 'graph'"
+        )
     for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
         if getattr(generator, name) != getattr(fields(type(generator)), name).default:
             raise ConfigError(

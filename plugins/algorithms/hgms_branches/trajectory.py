@@ -51,6 +51,7 @@ class Trajectory:
             lower state (``restart``). Without effect on a learned start.
         keep_graph: build the run's graph while proposing, so that ``unrolled`` need not run it again: saves up to K lower
             gradients an outer step. Only for ``unrolled``, and for runs whose K graphs fit into memory.
+        way_back: as in ``branches``.
 
     Cost: K lower gradients. Memory: N + 1 lower states and moments for one; with ``keep_graph`` K graphs of a gradient.
 
@@ -81,6 +82,7 @@ class Trajectory:
         default="selected", validator=choice("selected", "last", "restart")
     )
     keep_graph: bool = False
+    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"})
 
     lighter = lowering(other=["batch_size"])
 
@@ -140,7 +142,7 @@ class Trajectory:
         """The same, with the graph that a replay then goes back through."""
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
-        if (compiled := path.compiled(leaves)) is not None:
+        if (compiled := path.kept(leaves, self.steps)) is not None:
             ends = [compiled.end(step) for step in self._kept]
             return *self._candidates(compiled), on_kept_graph(ends, self._kept, leaves, path.rows, run_again)
         run = enumerate(path.states(leaves, self.steps), start=1)
@@ -173,4 +175,5 @@ class Trajectory:
             rates=[self.lr if own else 1.0] * steps,
             decay=self.weight_decay if own else 1.0,
             rows=problem.lower_data.count(self.batch_size),
+            mixed=self.way_back == "mixed",
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgms_core import Composition
+from hgms_methods.hg_ms import HG_BASELINE
 from hgms_methods.learned_start import LearnedStart
 
 
@@ -84,6 +85,14 @@ SAMA = _one_run(
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5, "displacement": 0.01}},  # for losses of size 1
 )
 
+MIXFLOW = Composition(
+    name="mixflow",
+    summary="One branch of AdamW, unrolled by mixed-mode differentiation: `hg-baseline` in the memory of one graph.",
+    source="Kemaev et al., ICML 2025 (arXiv 2505.00793).",
+    parts={**HG_BASELINE.parts, "generator": {**HG_BASELINE.parts["generator"], "way_back": "mixed"}},
+    on=HG_BASELINE.on,
+)
+
 LANCBIO = Composition(
     name="lancbio",
     summary="Few warm-started SGD steps and one step of a Lanczos process, which goes on while the lower Hessian changes.",
@@ -96,4 +105,4 @@ LANCBIO = Composition(
     },
 )
 
-METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, LANCBIO)
+METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, MIXFLOW, LANCBIO)
