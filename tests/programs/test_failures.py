@@ -178,7 +178,8 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
     assert all(row["seconds"]["n"] == 2 for row in methods.values())
     assert methods["uniform"]["difference"] is None
     assert table["floor"] in floors
-    assert {Path(path).name for path in table["pictures"]} == {"accuracy.png", "accuracy.svg", "weights.png", "weights.svg"}
+    pictures = {f"{name}{suffix}" for name in ("accuracy", "differences", "weights") for suffix in (".png", ".svg")}
+    assert {Path(path).name for path in table["pictures"]} == pictures
     again = hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0")  # over what is there
     assert again.exit_code == 0, again.stderr
 

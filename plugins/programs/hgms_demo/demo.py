@@ -13,7 +13,7 @@ from attrs import frozen
 
 from hgms_compare import Comparison, compare
 from hgms_demo.pictures import FORMATS, draw_weights
-from hgms_report import build, draw_curves
+from hgms_report import build, draw_curves, save
 from hgms_results import Table
 
 
@@ -59,7 +59,8 @@ def run_demo(
         grid["task"], grid["method"], f"{budget:.4g}s", seeds, out / "runs", run=grid["run"], metric=grid["metric"],
         reference=grid["reference"], jobs=jobs, progress=progress,
     )  # fmt: skip
-    pictures = [draw_curves(build([out / "runs"]), out / f"accuracy{suffix}") for suffix in FORMATS]
+    pictures = [save(comparison.plot(), out / f"differences{suffix}") for suffix in FORMATS]
+    pictures += [draw_curves(build([out / "runs"]), out / f"accuracy{suffix}") for suffix in FORMATS]
     first = {row.method: comparison.result(row.method, comparison.grid.seeds[0]) for row in comparison.tables[0].rows}
     pictures += draw_weights({method: run.records for method, run in first.items()}, out / "weights")
     return Demo(comparison=comparison, pictures=pictures, folder=out, seconds=budget)
