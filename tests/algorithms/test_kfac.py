@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from helpers import F64, KEY, finite_differences, normal
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from hgms_core.registry import Registry
 from hgms_gauss_newton import Composite, gauss_newton
 from hgms_hypergradients import Implicit
 from hgms_methods.tilted import tilted
+from hgms_run import RunConfig
 from hgms_solvers import CG, KFAC
 from hgms_solvers.kfac import Factored
 
@@ -160,6 +162,48 @@ class TestImplicit:
             assert estimate.outcome is Outcome.CONVERGED
             values.append(estimate.value["delta_raw"])
         torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
+
+
+def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
+    """⊕ (B_l ⊗ A_l + (γ + 2ω)I)⁻¹ of the two layers of ``deep``: A_l the mean of [a, 1][a, 1]ᵀ of a layer's inputs, B_l the
+    sum of Jᵀ w_i (diag(p) − ppᵀ) J over rows, J the derivative of a row's outputs in those of the layer."""
+    hidden = F.linear(BATCH["a"], X["w1"], X["b1"])
+    chance = deep(X, BATCH).softmax(-1)
+    within = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
+    within = within * (theta["t"].sigmoid() / ROWS)[:, None, None]
+    jacobian = X["w2"][None] * (1 - torch.tanh(hidden).square())[:, None, :]  # [n, C, 4]
+    first = torch.einsum("nch,ncd,ndk->hk", jacobian, within, jacobian)
+    factors = {"1": (BATCH["a"], first), "2": (torch.tanh(hidden), within.sum(0))}
+    spec = Ravel.of(X)
+    inverses = torch.zeros(spec.size, spec.size, dtype=F64)
+    places = spec.unravel(torch.arange(spec.size, dtype=F64))
+    for layer, (inputs, outside) in factors.items():
+        inputs = torch.cat([inputs, torch.ones(ROWS, 1, dtype=F64)], dim=1)
+        joint = torch.kron(outside.contiguous(), inputs.T @ inputs / ROWS)
+        at = torch.cat([places[f"w{layer}"], places[f"b{layer}"][:, None]], dim=1).flatten().long()
+        inverses[at[:, None], at[None]] = torch.linalg.inv(joint + (ridge + 2 * OMEGA) * torch.eye(len(at), dtype=F64))
+    return inverses
+
+
+def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
+    pytest.importorskip("curvlinops")
+    validation = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return -deep(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
+
+    problem = Problem(theta0=THETA, x0=X, g=DEEP, f=f, lower_data=DATA, upper_data=validation)
+    table = {"task": "quadratic", "method": "kfac", "budget": "1 steps"}
+    method = evolve(RunConfig.from_dict(table).method.hypergradient, batch_size=None, upper_batch_size=None)
+    estimate, _ = method.estimate(problem, THETA, Branch(x=X), KEY, method.init(problem))
+
+    theta, x = ({name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, X))
+    spec = Ravel.of(X)
+    above = torch.autograd.grad(f(theta, x, validation["differentiate"].batch(None)), list(x.values()))
+    v = dense_inverse_of_two_layers(THETA, method.solver.ridge) @ spec.ravel_leaves(above)
+    grads = torch.autograd.grad(DEEP(theta, x, BATCH), list(x.values()), create_graph=True)
+    mixed = torch.autograd.grad(grads, [theta["t"]], spec.unravel_leaves(v))[0]
+    torch.testing.assert_close(estimate.value["t"], -mixed, rtol=1e-8, atol=1e-12)
 
 
 def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:

@@ -93,6 +93,18 @@ MIXFLOW = Composition(
     on=HG_BASELINE.on,
 )
 
+KFAC = _one_run(
+    "kfac",
+    "Few SGD steps with momentum, and K-FAC's inverse in the place of a linear solve; needs curvlinops.",
+    "Liao, Dangel, Yu, AISTATS 2026 (arXiv 2603.29108).",
+    {"steps": 10, "lr": 0.1, "momentum": 0.9},
+    {
+        "name": "implicit", "batch_size": 256, "upper_batch_size": 256,
+        "solver": {"name": "kfac", "max_steps": 0, "ridge": 1e-3},
+    },
+    testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 that are no network
+)  # fmt: skip
+
 LANCBIO = Composition(
     name="lancbio",
     summary="Few warm-started SGD steps and one step of a Lanczos process, which goes on while the lower Hessian changes.",
@@ -105,4 +117,4 @@ LANCBIO = Composition(
     },
 )
 
-METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, MIXFLOW, LANCBIO)
+METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, MIXFLOW, KFAC, LANCBIO)
