@@ -1,0 +1,42 @@
+"""Weights of lower rows as a function of three numbers and of scores that no branch gave to rows of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hgms_core import Tree
+
+SLOPE, THRESHOLD, TILT = "log_slope", "threshold", "log_tilt"
+LARGEST = 12.0
+"""Scores and logits lie within ± this."""
+BOUNDS = {SLOPE: (-2.0, 3.0), THRESHOLD: (-LARGEST, LARGEST), TILT: (-3.0, 3.0)}
+
+
+def score(losses: Tensor) -> Tensor:
+    """log p/(1 − p) of p = exp(−ℓ): for a cross-entropy the log-odds that a row's label is what the network says.
+
+    >>> score(torch.tensor([0.6931, 0.1054]))
+    tensor([1.9073e-04, 2.1970e+00])
+    """
+    return (-losses - torch.log(-torch.expm1(-losses.clamp_min(1e-6)))).clamp(-LARGEST, LARGEST)
+
+
+def logits(alpha: Tree, scores: Tensor) -> Tensor:
+    """θ_i = exp(log_slope)·(s_i − threshold).
+
+    >>> alpha = {SLOPE: torch.tensor(0.0), THRESHOLD: torch.tensor(1.0)}
+    >>> logits(alpha, torch.tensor([1.0, 3.0]))
+    tensor([0., 2.])
+    """
+    return (alpha[SLOPE].exp() * (scores - alpha[THRESHOLD])).clamp(-LARGEST, LARGEST)
+
+
+def begin(slope: float, like: Tensor) -> Tree:
+    """α before the first outer step: that slope, threshold 0, a validation row counts as a lower row does."""
+    return {SLOPE: like.new_tensor(slope).log(), THRESHOLD: like.new_zeros(()), TILT: like.new_zeros(())}
+
+
+def bounded(alpha: Tree) -> Tree:
+    """α with its three numbers within :data:`BOUNDS`; other leaves as they are."""
+    return {name: leaf.clamp(*BOUNDS[name]) if name in BOUNDS else leaf for name, leaf in alpha.items()}
