@@ -23,8 +23,8 @@ class ValidationOnly:
     tilted lower level g + εf as ε → ∞. The rows of the role ``stop`` stay apart, for ``keep = "best"``.
 
     Use beside every method whose lower level sees validation rows (a tilt, a penalty on the value function): what it does not
-    gain over this reference it did not learn from the training rows. Avoid where f has no minimum in x without g (``sphere``
-    and the two circles: x leaves their circle, and its figures mean nothing), and where the validation set is as large as the
+    gain over this reference it did not learn from the training rows. Where f has no minimum in x without g (``sphere``, the two
+    circles) it is refused. Avoid where the validation set is as large as the
     training set.
 
     Arguments:
@@ -46,6 +46,10 @@ class ValidationOnly:
     name: ClassVar[str] = "validation-only"
 
     method: Method
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"validation-rows"}) | frozenset(getattr(self.method, "needs", ()))
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(on_validation(problem), seed)

@@ -87,7 +87,7 @@ class SourceMixture:
     version: ClassVar[str] = "1"
     metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"sources", "per-example-losses", "few-upper", "smooth-lower", "stop-rows", "reference:reference"}
+        {"sources", "per-example-losses", "few-upper", "smooth-lower", "stop-rows", "validation-rows", "reference:reference"}
     )
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)

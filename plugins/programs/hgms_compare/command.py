@@ -63,6 +63,7 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
 @click.option("--metric", help="What to compare by; by default each task's first metric.")
 @click.option("--reference", metavar="LABEL", shell_complete=labels("method"),
               help="What differences are taken to. Default: uniform, if named, else the first.")  # fmt: skip
+@click.option("--references", is_flag=True, help="Add every reference that fits, at its best stopping and at the budget's end.")
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
@@ -76,8 +77,8 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
 @click.pass_context
 def compare(
     ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
-    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, jobs: int | None,
-    scale: str | None, fresh: bool,
+    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, references: bool,
+    jobs: int | None, scale: str | None, fresh: bool,
     retry_failed: bool, dry_run: bool, track: Sequence[str], registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
@@ -97,7 +98,7 @@ def compare(
         raise ConfigError(f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given")
     # the file, then its scale, then the flags, which have the last word
     table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
-    flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference}
+    flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference, "references": references or None}
     table |= {key: value for key, value in flags.items() if value is not None}
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
@@ -110,6 +111,8 @@ def compare(
             print_json(rows)
             return
         print_table(tuple(rows[0]), rows)
+        for line in loaded.left_out:
+            click.echo(printable(line))
         click.echo(work_left(loaded, rows))
         return
     comparison = run_grid(

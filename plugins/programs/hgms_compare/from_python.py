@@ -47,6 +47,7 @@ def compare(
     metric: str | None = None,
     higher_is_better: bool | Mapping[str, bool] | None = None,
     reference: str | None = None,
+    references: bool = False,
     sweep: SweepSettings | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     retry_failed: bool = False,
@@ -69,6 +70,8 @@ def compare(
             ``upper_loss``, f on the validation rows of the role `stop`.
         higher_is_better: where the metric's name does not tell (that of an accuracy or a loss does).
         reference: the label that differences are taken to (default: ``uniform``, if it is there, else the first).
+        references: whether every reference that fits is added, at its own best stopping and, as ``NAME-last``, at the end of
+            the budget. What does not fit a problem is said.
         sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once more.
         jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and objects of classes that are not
             registered, live in this process alone: then runs are carried out here, one by one, and another number is refused
@@ -104,6 +107,8 @@ def compare(
         | {"out": str(out) if scratch is None else scratch.path},
     }
     whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
+    if references:
+        whole["references"] = True
     if sweep is not None:
         whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
     grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)

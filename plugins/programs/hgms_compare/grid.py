@@ -55,7 +55,8 @@ class SweepSettings:
 @frozen(kw_only=True)
 class Entry:
     """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``); ``component`` is
-    the object itself where it has no table (its ``table`` then holds its name)."""
+    the object itself where it has no table (its ``table`` then holds its name); ``added`` says that no person named it
+    (:mod:`hgms_compare.references`), so it is left out where it does not fit."""
 
     kind: Literal["task", "method"]
     label: str
@@ -63,6 +64,7 @@ class Entry:
     stated: bool = False
     on: Mapping[str, Any] = field(factory=dict)
     component: Any = None
+    added: bool = False
 
     @property
     def name(self) -> str:
@@ -171,6 +173,8 @@ class Grid:
     pairs: Mapping[tuple[str, str], RunConfig]
     """The configuration of every (task, method), by labels, for the first seed."""
     registry: Registry = field(eq=False, repr=False)
+    left_out: Sequence[str] = ()
+    """Where a reference is not compared, which nobody named, and why."""
     own: bool = False
     """Whether it holds objects that no other process could build."""
 

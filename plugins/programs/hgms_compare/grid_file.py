@@ -23,6 +23,7 @@
     sampler = "random"
     space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
 
+``references = true`` at the top adds every reference that fits, in both forms (see hgms_compare.references).
 ``[[task]]`` and ``[[method]]`` tables hold the fields of the component, and ``name``, ``label`` and ``on`` beside them.
 """
 
@@ -39,6 +40,7 @@ from attrs import field, frozen, validators
 
 from hgms_compare import space
 from hgms_compare.grid import Entry, Grid, SweepSettings, copied, distinct_seeds
+from hgms_compare.references import lines_of, with_references
 from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
 from hgms_core.registry import Registry
@@ -58,12 +60,26 @@ from hgms_run import (
     structured,
     tables_of_others,
     traits_of,
+    wanted_traits,
 )
 
 FLAGS, PYTHON = "the command line", "compare"
 """The sources of a grid that has no file."""
 
-RESERVED = {"task", "method", "run", "scale", "sweep", "budget", "seeds", "sweeps", "schema", "metric", "reference"}
+RESERVED = {
+    "task",
+    "method",
+    "run",
+    "scale",
+    "sweep",
+    "budget",
+    "seeds",
+    "sweeps",
+    "schema",
+    "metric",
+    "reference",
+    "references",
+}
 
 
 Objects = dict[tuple[str, str], Any]
@@ -90,6 +106,7 @@ class GridFile:
     seeds: int | list[int] = field(default=5, validator=distinct_seeds)
     metric: str | None = None
     reference: str | None = None
+    references: bool = False
     run: RunSettings = RunSettings()
     task: Any
     method: Any
@@ -125,12 +142,17 @@ class _Loader:
     def __init__(self, where: str, registry: Registry, objects: Objects) -> None:
         self.where, self.registry, self.objects = where, registry, objects
         self.problems: list[str] = []
+        self.left_out: list[str] = []
         self.others = tables_of_others() - attrs.fields_dict(GridFile).keys()
 
     def load(self, grid: dict[str, Any], sets: Sequence[str], only_tasks: Sequence[str], only_methods: Sequence[str]) -> Grid:
         table = copied(grid)
         all_tasks, all_methods = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
+        if table.get("references") is True:
+            all_methods = with_references(all_methods, self.registry)
         self.lay(table, [*all_tasks, *all_methods], sets)
+        if table.get("references") is True:  # said by one of `sets`, perhaps; nothing is added twice
+            all_methods = with_references(all_methods, self.registry)
         tasks, methods = self.narrowed(all_tasks, only_tasks), self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
@@ -153,6 +175,8 @@ class _Loader:
         self.stop()
         pairs = {}
         for task, method in itertools.product(tasks, methods):
+            if method.added and (task.label, method.label) not in fitting:
+                continue
             labels = {"label": method.label if method.stated else None, "task_label": task.label if task.stated else None}
             pairs[task.label, method.label] = RunConfig(
                 task=built[task.label], method=fitting[task.label, method.label],
@@ -163,6 +187,7 @@ class _Loader:
         return Grid(
             tasks=tasks, methods=methods, seeds=seeds, budget=file.budget, run=file.run, metrics=metrics,
             reference=reference, sweep=file.sweep, pairs=pairs, registry=self.registry, own=bool(self.objects),
+            left_out=self.left_out,
         )  # fmt: skip
 
     def built(self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()) -> Any:
@@ -291,6 +316,7 @@ class _Loader:
         """Every method for every task, built, and checked to fit it."""
         fitting: dict[tuple[str, str], Method] = {}
         unfit: list[str] = []
+        left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
             place = f"{self.where}.method {entry.label}"
             general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
@@ -306,13 +332,17 @@ class _Loader:
                     method = general[traits]
                 if method is None or built[task.label] is None:
                     continue
-                fitting[task.label, entry.label] = method
                 lacking = missing_traits(method, built[task.label])
+                if lacking and entry.added:
+                    left_out.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(task.label)
+                    continue
+                fitting[task.label, entry.label] = method
                 if lacking:
                     unfit.append(misfit(entry.label, task.label, lacking) + (STOP if "stop-rows" in lacking else ""))
         if unfit:
             unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
         self.problems += unfit
+        self.left_out = lines_of(left_out)
         return fitting
 
     def traits(self, task: Entry) -> frozenset[str]:

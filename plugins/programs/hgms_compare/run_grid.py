@@ -50,10 +50,10 @@ def run_grid(
     _ensure_writable(grid.out)
     trial = grid.sweep.budget if grid.sweep else None
     timed = any(budget is not None and budget.seconds is not None for budget in (grid.budget, trial))
+    for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
+        say(line)
     if grid.own:
         jobs = 0
-        for line in changed(grid):
-            say(line)
     elif jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
     elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own

@@ -25,7 +25,7 @@ from hgms_run.provenance import environment
 from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, stoppable
 from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
-from hgms_run.traits import TRAITS, misfit, missing_traits, needs
+from hgms_run.traits import TRAITS, misfit, missing_traits, needs, wanted_traits
 from hgms_run.watching import Patience, StopRun, Watcher, pruned
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ __all__ = [
     "init_fields", "kinds_of", "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness",
     "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "pruned", "put", "read_file", "read_toml",
     "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object", "spell",
-    "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
+    "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack", "wanted_traits",
 ]  # fmt: skip
 
 

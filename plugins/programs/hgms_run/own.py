@@ -231,6 +231,8 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
         traits.add("few-upper")
     if "stop" in problem.upper_data:
         traits.add("stop-rows")
+    if any(problem.upper_data[role].size for role in ("differentiate", "select") if role in problem.upper_data):
+        traits.add("validation-rows")
     if problem.sources is not None:
         traits |= {"sources", "per-example-losses"}
     if problem.rows is not None:

@@ -21,6 +21,7 @@ TRAITS: Mapping[str, str] = {
     "row-weights": "one weight for each lower row (`Problem.rows`)",
     "sources": "named data sources with one weight each",
     "stop-rows": "validation data for the role `stop`",
+    "validation-rows": "validation rows, on which f alone has a minimiser in x",
     "reference:clean": "a named upper variable `clean` that knows the truth",
     "closed-form": "a known solution, value and hypergradient",
 }

@@ -83,7 +83,7 @@ class HyperCleaning:
     name: ClassVar[str] = "hyper-cleaning"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "per-example-losses", "row-weights", "stop-rows", "reference:clean"}
+        {"smooth-lower", "per-example-losses", "row-weights", "stop-rows", "validation-rows", "reference:clean"}
     )
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,

@@ -72,7 +72,7 @@ class ImbalancedLoss:
     name: ClassVar[str] = "imbalanced-loss"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "direct-upper", "few-upper", "per-example-losses", "stop-rows"}
+        {"smooth-lower", "direct-upper", "few-upper", "per-example-losses", "stop-rows", "validation-rows"}
     )
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_balanced_accuracy": True, "test_balanced_accuracy_adjusted": True, "test_accuracy": True,

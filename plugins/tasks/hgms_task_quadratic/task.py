@@ -87,7 +87,7 @@ class Quadratic:
     name: ClassVar[str] = "quadratic"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"}
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "closed-form"}
     )
     metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
         ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False

@@ -17,7 +17,7 @@ from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
 from hgms_fields import check_memory
 from hgms_gauss_newton import Composite
 
-TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "closed-form"})
+TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "closed-form"})
 METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)
 
 EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")

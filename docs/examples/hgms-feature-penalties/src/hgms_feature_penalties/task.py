@@ -110,7 +110,7 @@ class FeaturePenalties:
     version: ClassVar[str] = "1"
     metrics: ClassVar[Mapping[str, bool]] = {"test_loss": False, "test_score": True, "noise_auc": True}
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "reference:clean"}
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "reference:clean"}
     )
 
     dataset: Literal["breast-cancer", "wine", "digits", "diabetes"] = field(
