@@ -11,6 +11,7 @@ from helpers import F64, assert_same, network_problem, normal
 
 from hgms_core import ConfigError, Data, Method, Pipeline, Problem
 from hgms_methods import LearnedStart, StartingAt, Tilted, references
+from hgms_methods.random_theta import drawn
 from hgms_methods.validation_only import joined, on_validation
 from hgms_run import RunConfig
 from hgms_run.as_table import AT_REST
@@ -101,6 +102,30 @@ def test_each_reference_ends_at_its_own_minimiser_and_moves_no_theta(name: str) 
     theta, x = made.result(state)
     assert_same(x["x"], EXPECTED[name], atol=1e-12)
     assert_same(theta, PROBLEM.references["clean"] if name.startswith("oracle") else PROBLEM.theta0)
+
+
+def test_random_theta_is_drawn_once_by_the_seed_around_the_first_and_projected() -> None:
+    """Moments of 20,000 coordinates; one seed, one θ, whatever the steps; Θ is kept."""
+    wide = evolve(PROBLEM, theta0={"t": torch.full((20_000,), 2.0, dtype=F64)})
+    theta = drawn(wide, 3, 0.5)["t"]
+    assert abs(float(theta.mean()) - 2) < 4 * 0.5 / 20_000**0.5
+    assert abs(float(theta.std()) / 0.5 - 1) < 4 / (2 * 20_000) ** 0.5
+    assert_same(theta, drawn(wide, 3, 0.5)["t"])
+    assert not torch.equal(theta, drawn(wide, 4, 0.5)["t"])
+    positive = evolve(wide, project=lambda theta: {"t": theta["t"].clamp(min=0.0)})
+    assert float(drawn(positive, 3, 5.0)["t"].min()) == 0.0
+
+    made = method("random-theta", generator=EXACT, keep="last")
+    state, _ = made.step(PROBLEM, made.init(PROBLEM, 5), 0.0)
+    theta0, x = made.result(state)
+    assert_same(theta0, drawn(PROBLEM, 5, 1.0))
+    assert_same(x["x"], TRAIN.mean(0) + theta0["t"], atol=1e-12)
+
+
+def test_roles_of_all_references() -> None:
+    floors = {"uniform", "theta0", "random-theta", "uniform-tilted", "validation-only", "fixed"}
+    roles = dict.fromkeys(floors, "floor") | dict.fromkeys(("oracle-clean", "oracle-joint"), "ceiling")
+    assert {item.name: item.role for item in references.METHODS} == roles
 
 
 def test_theta0_is_uniform_by_another_name() -> None:

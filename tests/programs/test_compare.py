@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -135,6 +136,40 @@ def test_what_is_worse_than_uniform_is_told_so() -> None:
         ("u", ()),
     ]
     assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[0].notes == ("worse than t",)
+
+
+def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
+    draw = np.random.default_rng(0)
+
+    def around(mean: float, role: str = "", method: str = "") -> list[Point]:
+        values = (mean + 0.002 * draw.normal(size=10)).tolist()
+        return [attrs.evolve(point, role=role, method=method) for point in points(values)]
+
+    runs = {
+        "truth": around(0.95, "ceiling", "oracle-joint"), "floor": around(0.80, "floor", "uniform"), "best": around(0.90),
+        "floor-last": around(0.85, "floor", "validation-only"), "bad": around(0.70),
+    }  # fmt: skip
+    runs["same"] = points([point.metrics["acc"] for point in reversed(runs["floor-last"])])
+    results = table(runs, "acc", "floor")
+    assert [row.method for row in results.rows] == ["best", "bad", "same", "floor", "floor-last", "truth"]
+    assert results.groups == [3]
+    assert (results.winner, results.floor) == ("best", "floor-last")
+    rows = {row.method: row for row in results.rows}
+    assert rows["same"].notes == ("not ahead of floor-last",)
+    assert rows["bad"].notes == ("worse than floor-last",)
+    assert [row.ahead_of_floor for row in results.rows] == [True, False, False, None, None, None]
+    assert rows["best"].recovered is not None
+    assert rows["best"].recovered.value == pytest.approx(0.5, abs=0.02)
+    assert rows["floor-last"].recovered is None, "it is 0 by definition"
+    assert results.columns[0]["recovered share"].startswith("0.5")
+    assert [row["role"] for row in results.columns] == ["", "", "", "floor", "floor", "ceiling"]
+    assert results.remarks == []
+    assert table({label: runs[label] for label in ("same", "floor-last")}, "acc").remarks == [
+        "same is not ahead of floor-last, the best of the references that learn nothing about θ"
+    ]
+    assert table({label: group[:3] for label, group in runs.items()}, "acc").remarks == [
+        "3 seeds: no claim can be made from so few; a claim needs 10"
+    ]
 
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from hgms_report.figures import figures, source_colours, span, styles
 from hgms_report.formats import WRITERS
 from hgms_report.latex import latex
 from hgms_report.markdown import markdown
-from hgms_results import DARK, LIGHT, Look
+from hgms_results import DARK, LIGHT, Look, few_seeds
 from hgms_results.statistics import Interval
 
 
@@ -833,3 +834,41 @@ def test_real_runs(tmp_path: Path) -> None:
         for path in report.write(study, tmp_path / f"r{suffix}"):
             assert path.stat().st_size > 1000
     assert "hg-ms" in (tmp_path / "r.md").read_text()
+
+
+def test_references_stand_apart_in_every_format_and_ranks_say_when_they_say_nothing(tmp_path: Path) -> None:
+    """Four methods and two references; over one task with four seeds, then over three tasks."""
+    means = {"hg-ms": 0.1, "other": 0.2, "third": 0.25, "validation-only": 0.3, "uniform": 0.4, "oracle-joint": 0.05}
+    for rho, method, seed in itertools.product((0.4, 0.6, 0.8), means, range(4)):
+        noise = 0.001 * ((seed * (3 + len(method))) % 7)
+        write_run(tmp_path / str(rho), rho=rho, method=method, seed=seed, value=means[method] + noise)
+    few, enough = report.build([tmp_path / "0.4"]), report.build([tmp_path])
+    [section] = few.sections
+    assert [entry.label for entry in section.entries] == [*list(means)[:5], "oracle-joint"]
+    assert [entry.role for entry in section.entries] == ["", "", "", "floor", "floor", "ceiling"]
+    assert (section.floor, section.few_seeds) == ("validation-only", few_seeds(4))
+    results = by_title(section, "results")
+    assert (results.columns[1], results.groups) == ("role", [3])
+    assert "recovered share" in results.columns
+    assert results.rows[0][results.columns.index("recovered share")].text.startswith("0.8")
+    for suffix in (".html", ".md", ".tex"):
+        shown = WRITERS[suffix](few)
+        assert "floor" in shown
+        assert "ceiling" in shown
+        assert "no claim can be made from so few" in shown or suffix == ".tex"
+    assert few.ranks is not None
+    assert set(few.ranks.means) == set(means) - {"oracle-joint"}, "a ceiling is no rival"
+    assert "Too few to say anything" not in few.ranks.words
+    assert enough.ranks is not None
+    assert enough.ranks.blocks == 12
+    assert enough.ranks.means["hg-ms"] == 1.0
+    page = WRITERS[".html"](enough)
+    assert page.count('id="ranks"') == 1
+    assert "critical difference" in page
+    assert call("plot", tmp_path, "--ranks", "--out", tmp_path / "ranks.svg").exit_code == 0
+    picture = (tmp_path / "ranks.svg").read_text()
+    assert all(label in picture for label in means if label != "oracle-joint")
+    single = tmp_path / "0.4" / "one"
+    write_run(single, method="a")
+    write_run(single, method="b", value=0.3)
+    assert "three methods" in call("plot", single, "--ranks", "--out", tmp_path / "no.svg").output

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hgms_results.statistics import Interval, compared, paired, spell
+from hgms_results import Ranks, recovered
+from hgms_results.statistics import Interval, compared, few_seeds, paired, spell
 from hgms_results.tables import Point, table
 
 VALUES = [0.91, 0.88, 0.93, 0.90, 0.89]
@@ -62,6 +63,86 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
             stopped += (len(chances) - rank) * chance <= 0.05 < adjusted  # it passes its own level, an earlier one did not
     assert min(rejected, kept) > 50
     assert stopped > 0
+
+
+def test_pairs_of_which_nothing_is_claimed_are_no_part_of_the_rule() -> None:
+    """Two methods and a floor are three pairs, however many ceilings and floors stand beside them: the others are plain."""
+    random = np.random.default_rng(2)
+    roles = {"a": "", "b": "", "low": "floor", "lower": "floor", "truth": "ceiling"}
+    values = {label: dict(enumerate((random.normal(size=6) + 3 * number).tolist())) for number, label in enumerate(roles)}
+    result = compared(values, roles=roles)
+    claimed = {
+        pair for pair in itertools.combinations(roles, 2) if "" in (roles[pair[0]], roles[pair[1]]) and "truth" not in pair
+    }
+    assert len(claimed) == 5
+    for pair in itertools.combinations(roles, 2):
+        plain = paired(values[pair[0]], values[pair[1]])
+        assert (result[pair] == plain) if pair not in claimed else (result[pair].half_width >= plain.half_width)
+    levels = sorted(result[pair].half_width / paired(values[pair[0]], values[pair[1]]).half_width for pair in claimed)
+    widest = stats.t.ppf(1 - 0.025 / 5, 5) / stats.t.ppf(0.975, 5)  # the smallest p-value of five
+    assert levels[-1] == pytest.approx(widest)
+
+
+def test_the_recovered_share_has_the_interval_of_the_tests_that_do_not_reject() -> None:
+    """Fieller's interval by its definition: ρ is inside exactly where a t-test of mean(a − ρb) = 0 does not reject."""
+    random = np.random.default_rng(3)
+    for size in (3, 5, 10):
+        floor, ceiling, mine = (dict(enumerate(random.normal(mean, 0.01, size).tolist())) for mean in (0.85, 0.93, 0.89))
+        share = recovered(mine, floor, ceiling)
+        a, b = (np.array([other[seed] - floor[seed] for seed in range(size)]) for other in (mine, ceiling))
+        assert share.value == pytest.approx(a.mean() / b.mean())
+        assert share.count == size
+        for end in (share.low, share.high):
+            assert stats.ttest_1samp(a - end * b, 0).pvalue == pytest.approx(0.05, rel=1e-6)
+        assert share.low < share.value < share.high
+        assert stats.ttest_1samp(a - share.value * b, 0).pvalue == pytest.approx(1)
+
+
+def test_the_recovered_share_by_hand() -> None:
+    """Differences 1, 2, 3 to a ceiling that is 4 ahead in every seed: the t-interval of their mean 2, divided by 4."""
+    share = recovered({0: 1.0, 1: 2.0, 2: 3.0}, dict.fromkeys(range(3), 0.0), dict.fromkeys(range(4), 4.0))
+    half = stats.t.ppf(0.975, 2) / 3**0.5 / 4
+    assert (share.value, share.low, share.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    unsure = recovered({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0}, {0: 5.0, 1: -1.0})
+    assert (unsure.value, math.isnan(unsure.low)) == (0.75, True), "the ceiling may not be ahead at all: no interval"
+    assert math.isnan(recovered({0: 1.0}, {0: 0.5}, {1: 2.0}).value)
+    assert str(recovered({0: 1.0}, {0: 0.5}, {0: 1.5})) == "0.50"
+
+
+def test_few_seeds_claim_nothing() -> None:
+    assert [few_seeds(seeds).count("no claim") for seeds in (1, 4, 5, 9, 10)] == [1, 1, 0, 0, 0]
+    assert [few_seeds(seeds).count("a claim needs 10") for seeds in (1, 4, 5, 9, 10)] == [1, 1, 1, 1, 0]
+
+
+def test_mean_ranks_and_their_critical_difference_by_hand() -> None:
+    """Demšar (2006), table 5: q = 2.569 for four methods; his 14 data sets have a critical difference of 1.25."""
+    blocks = [({"a": 4.0, "b": 3.0, "c": 2.0, "d": 2.0}, True)] * 7 + [({"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}, False)] * 7
+    ranks = Ranks.of(blocks)
+    assert ranks is not None
+    assert ranks.means == {"a": 1.0, "b": 2.0, "d": 3.25, "c": 3.75}
+    assert ranks.critical == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3) == pytest.approx(1.25, abs=5e-3)
+    assert ranks.chance == pytest.approx(stats.friedmanchisquare(*zip(*_ranked(blocks), strict=True)).pvalue)
+    assert ranks.groups == [["a", "b"], ["b", "d"], ["d", "c"]], "b and c are 1.75 apart, b and d 1.25"
+    assert "Not told apart: a, b; b, d; d, c." in ranks.words
+
+
+def _ranked(blocks: list[tuple[dict[str, float], bool]]) -> list[list[float]]:
+    return [[-value if higher else value for value in values.values()] for values, higher in blocks]
+
+
+def test_few_blocks_are_said_to_say_nothing() -> None:
+    """Three methods: 2.343 · √(12 / 6N) is below the largest difference 2 from N = 3 on."""
+    block = ({"a": 3.0, "b": 2.0, "c": 1.0}, True)
+    few, enough = Ranks.of([block] * 2), Ranks.of([block] * 3)
+    assert few is not None
+    assert enough is not None
+    assert (few.says_something, enough.says_something) == (False, True)
+    assert "Too few to say anything" in few.words
+    assert "It takes 3 blocks at least" in few.words
+    assert Ranks.of([]) is None
+    assert Ranks.of([({"a": 1.0}, True)]) is None
+    lost = Ranks.of([block] * 3 + [({"a": math.nan, "b": 1.0, "c": 2.0}, True)])
+    assert lost == enough
 
 
 def test_equal_methods_are_told_apart_in_one_comparison_of_twenty_at_most() -> None:

@@ -94,16 +94,22 @@ def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[
 @click.command(short_help="Curves of finished runs, for a paper.")
 @_what
 @click.option("--mixture", is_flag=True, help="The learned weights of data sources over time instead, a panel a method.")
+@click.option("--ranks", is_flag=True, help="Mean ranks over tasks and seeds instead, with their critical difference.")
 @click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")
 @json_option
-def plot(runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: bool, out: Path, as_json: bool) -> None:
+def plot(
+    runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: bool, ranks: bool, out: Path, as_json: bool
+) -> None:
     """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95 % band."""
     import hgms_report as reports
     from hgms_report import paper
+    from hgms_report.ranks import draw_ranks
 
+    if mixture and ranks:
+        raise ConfigError("--mixture and --ranks are two pictures; choose one")
     reports.suffix(out, paper.SUFFIXES, "a picture")
     study = reports.build(runs, metrics=metrics, separate=separate)
-    (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
+    (draw_ranks if ranks else paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
         print_json(_as_dict(study, [out]))
         return

@@ -6,7 +6,7 @@ import re
 
 from hgms_cli import printable
 from hgms_report.study import Study
-from hgms_report.tables import MINUS, Cell, Table, ledgers, mixture, overview, pairs, passes, scores, summary, work
+from hgms_report.tables import MINUS, Cell, Table, ledgers, mixture, overview, pairs, passes, ranks, scores, summary, work
 
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -37,6 +37,7 @@ def latex(study: Study) -> str:
         lead = f"{section.title}, {section.budget} per run. "
         shown = (scores(section), mixture(section), work(section), passes(section), pairs(section))
         parts += [_tex_table(table, name, lead) for table in shown if table.rows]
+    parts += [_tex_table(table, "all", "") for table in (ranks(study),) if table.rows]
     parts += [_tex_table(table, "sources", "") for table in ledgers(study)]
     return "\n\n".join(parts) + "\n"
 

@@ -6,7 +6,7 @@ import re
 
 from hgms_cli import printable
 from hgms_report.study import Study
-from hgms_report.tables import Cell, Table, about, failures, ledgers, left_out, overview, summary, sweeps, tables
+from hgms_report.tables import Cell, Table, about, failures, ledgers, left_out, overview, ranks, summary, sweeps, tables
 from hgms_report.trust import Trust
 from hgms_report.trust import table as trust_table
 
@@ -23,7 +23,7 @@ def markdown(study: Study) -> str:
         if (measured := Trust.of(section)) is not None:
             lines = [f"{label}: {sentence}" if label else sentence for label, sentence in measured.sentences]
             parts += [_md_table(trust_table(measured), 3), "\n".join(f"- {_md(line)}" for line in lines)]
-    parts += [_md_table(table, 2) for table in (*ledgers(study), failures(study), left_out(study))]
+    parts += [_md_table(table, 2) for table in (ranks(study), *ledgers(study), failures(study), left_out(study))]
     if study.sweeps:
         parts += ["## Pilot sweeps", *(_md_table(table, 3) for table in sweeps(study))]
     return "\n\n".join(part for part in parts if part) + "\n"

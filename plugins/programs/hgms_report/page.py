@@ -40,6 +40,7 @@ def html(study: Study, *, watch: bool = False) -> str:
         tables=tables,
         sections=sections,
         environments=_environments(study),
+        ranks=study.ranks,
         style=style,
         light=LIGHT,
         dark=DARK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from attrs import field, frozen
 
 from hgms_report.curves import Curve
 from hgms_report.mixture import Mixture
-from hgms_results import Forest, Interval, Ratio, Skipped, StoredRun, StoredSweep, is_share, spell
+from hgms_results import Forest, Interval, Ranks, Ratio, Skipped, StoredRun, StoredSweep, is_share, spell
 
 
 @frozen(kw_only=True)
@@ -113,12 +114,22 @@ class Section:
         return [run for entry in self.entries for run in entry.runs + entry.failed]
 
     @property
+    def values(self) -> dict[str, dict[int, float]]:
+        """The main metric by seed of every method and floor that takes part in verdicts."""
+        return {
+            entry.label: {run.seed: run.metrics[self.metric] for run in entry.runs if self.metric in run.metrics}
+            for entry in self.entries
+            if entry.runs and entry.role != "ceiling" and not entry.untrained
+        }
+
+    @property
     def forest(self) -> Forest | None:
         """The paired differences as a picture; None where there is nothing to compare."""
         return Forest.of(
             self.pairs, [entry.label for entry in self.entries], self.reference, title=self.title,
             metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher, winner=self.winner,
             excluded={entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries},
+            references=[entry.label for entry in self.entries if entry.role],
         )  # fmt: skip
 
     @property
@@ -181,3 +192,15 @@ class Study:
     def labels(self) -> list[str]:
         """Every method once, in an order that does not depend on who won: it gives the colours."""
         return sorted({entry.label for section in self.sections for entry in section.entries})
+
+    @functools.cached_property
+    def ranks(self) -> Ranks | None:
+        """The mean ranks, over tasks × seeds, of the methods and floors that every task has; None for fewer than three."""
+        sections = [section for section in self.sections if section.higher is not None]
+        values = [section.values for section in sections]
+        labels = [label for label in (values[0] if values else ()) if all(label in known for known in values)]
+        blocks = []
+        for section, known in zip(sections, values, strict=True):
+            seeds = set.intersection(*(set(known[label]) for label in labels)) if labels else set()
+            blocks += [({label: known[label][seed] for label in labels}, section.higher is True) for seed in sorted(seeds)]
+        return Ranks.of(blocks) if len(labels) > 2 else None

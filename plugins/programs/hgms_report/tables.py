@@ -304,6 +304,14 @@ def overview(study: Study) -> Table:
     return Table(title="All tasks", columns=["method", "mean place", *columns], rows=rows, caption=caption, ident="overview")
 
 
+def ranks(study: Study) -> Table:
+    """Mean ranks over tasks and seeds, where there are methods enough."""
+    mean_ranks = study.ranks
+    rows = [] if mean_ranks is None else [[text(label), Cell(f"{rank:.2f}", rank)] for label, rank in mean_ranks.means.items()]
+    words = "" if mean_ranks is None else mean_ranks.words
+    return Table(title="Mean ranks", columns=["method", "mean rank"], rows=rows, caption=words, ident="ranks")
+
+
 def ranked(section: Section) -> list[Entry]:
     """Methods and references together, best mean first."""
 

@@ -6,6 +6,7 @@ from hgms_results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms_results.execution import execution_notes
 from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
 from hgms_results.forest import STYLE, Forest, notebook_html
+from hgms_results.ranks import Ranks
 from hgms_results.recovered import Ratio, recovered
 from hgms_results.statistics import Interval, few_seeds, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
@@ -23,6 +24,7 @@ __all__ = [
     "Interval",
     "Look",
     "Point",
+    "Ranks",
     "Ratio",
     "Row",
     "Skipped",

@@ -28,6 +28,7 @@ table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; w
 .hgms-forest th { font-weight: 500; width: 1%; white-space: nowrap; }
 .hgms-forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
 .hgms-forest .won > * { font-weight: 700; }
+.hgms-forest.hgms-forest tr.apart > * { border-top: 1px dotted; }
 .hgms-forest .track { position: relative; height: 1.5em; min-width: 7rem; }
 .hgms-forest .track > * { position: absolute; top: 50%; }
 .hgms-forest .zero { top: 0; bottom: 0; border-left: 1px dashed currentColor; opacity: .55; }
@@ -61,7 +62,8 @@ def notebook_html(body: str) -> str:
 class Forest:
     """The differences in one metric on one task, each method − ``reference``, in the order in which they are shown.
 
-    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None: nobody knows)."""
+    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None: nobody knows);
+    ``references`` are those that a line sets apart from the methods before them."""
 
     title: str
     metric: str
@@ -71,6 +73,7 @@ class Forest:
     differences: Mapping[str, Interval | None]
     winner: str | None
     excluded: Mapping[str, str]
+    references: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -85,6 +88,7 @@ class Forest:
         higher: bool | None,
         winner: str | None,
         excluded: Mapping[str, str] | None = None,
+        references: Sequence[str] = (),
     ) -> Forest | None:
         """The differences to the ``reference`` among ``pairs``, or to the first of ``labels`` that has some where there is
         none; None where there is nothing to compare."""
@@ -100,7 +104,7 @@ class Forest:
         excluded = {label: (excluded or {}).get(label, "no value") for label in labels if label not in known}
         return cls(
             title=title, metric=metric, share=share, higher=higher, reference=base, differences=differences, winner=winner,
-            excluded=excluded,
+            excluded=excluded, references=references,
         )  # fmt: skip
 
     @property
@@ -151,10 +155,13 @@ class Forest:
             return f"{100 * (value - low) / (high - low):.2f}%"
 
         zero = f'<i class="zero" style="left: {at(0)}"></i>'
-        rows = []
+        rows: list[str] = []
+        apart = next((label for label in self.differences if label in self.references), None)
         for label, pair in self.differences.items():
             mark = _mark(pair, low, high, at)
-            kind = ' class="base"' if pair is None else ' class="won"' if label == self.winner else ""
+            kinds = ["base"] if pair is None else ["won"] if label == self.winner else []
+            kinds += ["apart"] if label == apart and rows else []
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
             name = html.escape(label) + (" ★" if label == self.winner else "")
             rows.append(
                 f'<tr{kind} style="--c: var(--c{styles[label].colour})"><th scope="row"><i class="key"></i>{name}</th>'

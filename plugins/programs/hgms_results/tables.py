@@ -183,6 +183,7 @@ class Table:
             self.pairs, [row.method for row in ranked], self.reference,
             title=self.task, metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher_is_better,
             winner=self.winner, excluded={row.method: "; ".join(row.notes) or "no value" for row in ranked},
+            references=self.references,
         )  # fmt: skip
 
     @property

@@ -1,0 +1,50 @@
+"""References that a grid adds by itself: which, in which forms, where they fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from hgms_compare import load
+from hgms_core import ConfigError
+from hgms_methods.inner import innermost
+
+pytestmark = pytest.mark.plugins
+
+REFERENCES = ["oracle-clean", "oracle-joint", "random-theta", "uniform", "uniform-tilted", "validation-only"]
+
+
+def both(names: list[str]) -> list[str]:
+    return [f"{name}{form}" for name in names for form in ("", "-last")]
+
+
+def test_all_references_in_both_forms_where_they_fit() -> None:
+    """Those that a person configured keep that in their other form; what does not fit a task is left out there, and said."""
+    cleaning = {"name": "hyper-cleaning", "dataset": "digits"}
+    methods = [
+        "hg-ms", {"name": "uniform", "generator": {"steps": 7}}, {"name": "oracle-clean", "keep": "last", "label": "told"},
+    ]  # fmt: skip
+    table = {"budget": "1 step", "seeds": 1, "references": True, "task": [cleaning], "method": methods}
+    grid = load(table)
+    named = ["hg-ms", "uniform", "told"]
+    added = both([name for name in REFERENCES if name not in ("uniform", "oracle-clean")])
+    assert [method.label for method in grid.methods] == [*named, *added, "uniform-last"]
+    configs = {label: config for (_, label), config in grid.pairs.items()}
+    kept = {label: innermost(config.method).keep for label, config in configs.items() if label != "hg-ms"}
+    assert kept == {label: "last" if label.endswith("-last") or label == "told" else "best" for label in kept}
+    assert configs["uniform-last"].method.generator.steps == configs["uniform"].method.generator.steps == 7  # type: ignore[attr-defined]
+    assert {config.role for label, config in configs.items() if label != "hg-ms"} == {"floor", "ceiling"}
+    assert grid.left_out == []
+
+    two = load({**table, "task": [cleaning, "sphere"], "method": ["hg-ms"]}, sets=["uniform-last.generator.steps=9"])
+    on_sphere = {label for task, label in two.pairs if task == "sphere"}
+    assert on_sphere == {"hg-ms", *both(REFERENCES[2:5])}
+    assert two.pairs["sphere", "uniform-last"].method.generator.steps == 9  # type: ignore[attr-defined]
+    assert len(two.left_out) == 2
+    assert "references left out on sphere: validation-only, validation-only-last" in two.left_out[1]
+    assert load({**table, "references": False}).methods == load({**table, "references": False}, sets=["seeds=1"]).methods
+
+
+def test_a_task_without_rows_refuses_what_trains_on_them() -> None:
+    table = {"budget": "1 step", "seeds": 1, "task": ["sphere"], "method": ["validation-only"]}
+    with pytest.raises(ConfigError, match="needs validation rows, on which f alone has a minimiser in x"):
+        load(table)
