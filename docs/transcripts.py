@@ -75,8 +75,8 @@ def _mask_columns(lines: list[str]) -> None:
         names = list(re.finditer(r"\S+(?: \S+)*", lines[at - 1]))
         ends = [following.start() for following in names[1:]] + [None]
         for row in range(at + 1, len(lines)):
-            if not lines[row]:
-                break
+            if not lines[row] and not re.match(r" \S", "".join(lines[row + 1 : row + 2])):
+                break  # where rows follow, the empty line is the one between two groups of them
             for name, end in reversed(list(zip(names, ends, strict=True))):
                 cell = lines[row][name.start() : end]
                 if name[0] in VARYING_COLUMNS and cell.strip():

@@ -61,12 +61,13 @@ def test_a_changed_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.stale(tables.PAGE.read_text(encoding="utf-8")) == ["published"]
 
 
-RUNS = [{"task": "t", "method": "a", "metric.accuracy": value} for value in (0.89, 0.90, 0.91)]
+RUNS = [{"task": "t", "method": "a", "seed": seed, "metric.accuracy": 0.89 + 0.01 * seed} for seed in range(3)]
+CURVE = [{**row, "metric.accuracy": value} for row, value in zip(RUNS[:1] * 3, (0.5, 0.95, 0.9), strict=True)]
 PROTOCOL = {"metric": "accuracy (%)", "records": ["gone", "there"], "label": "t", "ours": "accuracy"}
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    return RUNS if name == "there" else []
+    return {"there": RUNS, "there.curves": CURVE}.get(name, [])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,11 @@ def test_the_mark_is_by_the_interval_of_the_difference(figure: dict[str, Any], m
     assert (name, mine.mean, mine.count) == ("`there`", pytest.approx(90.0), 3)
     assert mine.half_width == pytest.approx(4.302653 / math.sqrt(3))
     assert published.mark(published.published(figure), mine, PROTOCOL | more) == mark
+
+
+def test_the_best_over_a_run_is_that_of_its_curve() -> None:
+    _, mine = published.ours({"method": "a", "value": 95.0}, PROTOCOL | {"best": True}, records)
+    assert (mine.mean, mine.count) == (95.0, 1)
 
 
 def test_what_has_no_record_is_not_run() -> None:

@@ -49,6 +49,19 @@ def test_another_run_of_the_same_is_no_difference() -> None:
     assert transcripts.differences(SHOWN, transcripts.renewed(SHOWN, again, "/somewhere/else")) == []
 
 
+def test_what_varies_is_masked_below_the_line_between_two_groups_of_rows_too() -> None:
+    rows = [
+        " method    seconds   steps",
+        " ───────────────────────────",
+        " hg-ms     2.103     3",
+        "",
+        " uniform   0.1972    3",
+        "",
+    ]
+    shown = transcripts.masked("\n".join([*rows, "  /a/path/as/long/as/the/table"]))
+    assert shown[2:] == [" hg-ms     ...       3", "", " uniform   ...       3", "", "  /a/path/as/long/as/the/table"]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
