@@ -121,6 +121,15 @@ def test_where_no_task_makes_the_problem_in_float64_that_is_left_out() -> None:
     assert row["lower_gradient"] > 0  # in the type that it has
 
 
+def test_a_loss_that_computes_in_float32_by_itself_is_no_double_precision() -> None:
+    def g(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
+        return (x["x"].float() - theta["t"].float()).square().sum()
+
+    problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)}, g=g, f=lambda t, x, _: x["x"].square().sum())
+    row, _, _ = diagnosed(method(generator=Branches(count=1, steps=1, lr=0.1)), problem)
+    assert "g computes in float32 whatever it is given" in row["left_out"]["double"]
+
+
 # --- a manifold of lower minimisers -------------------------------------------------------------------------------------
 
 
@@ -293,7 +302,7 @@ class Halve:
         return {"t": torch.ones(1)}, state["x"]
 
 
-def test_of_another_method_theta_and_x_are_looked_at_and_a_line_says_so() -> None:
+def test_of_another_method_theta_and_x_are_looked_at_and_a_line_says_so(tmp_path: Path) -> None:
     problem = Problem(
         theta0={"t": torch.ones(1)}, x0={"x": torch.full((1,), 8.0)}, g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
         f=lambda t, x, _: x["x"].square().sum(),
@@ -304,6 +313,7 @@ def test_of_another_method_theta_and_x_are_looked_at_and_a_line_says_so() -> Non
     assert rows[0]["newton_step"] == pytest.approx(1 / (1 + 1e-3), rel=1e-6)  # x = 2, θ = 1; the ridge is 0.001 of H = 2
     assert any("no pipeline" in warning for warning in result.diagnosis.warnings)
     assert "no pipeline" in repr(result)
+    assert "no pipeline" in result.report(tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(("good", "left_out"), [(0, {"step"}), (7, {"double", "gain"})])

@@ -15,6 +15,9 @@ from hgms_core import Batch, ConfigError, Problem, Tree
 AGREE = 1e-3
 """By how much of their size the losses of the two problems may differ at one point."""
 
+FORMS = ("outputs", "criterion", "stacked")
+"""Further forms that a loss may have."""
+
 
 def doubled(value: Any) -> Any:
     """A tree or a state with every floating-point tensor in float64; all else as it is.
@@ -28,7 +31,7 @@ def doubled(value: Any) -> Any:
 
 
 class Double:
-    """A loss of float64 arguments; its rows are cast as well. It has ``outputs`` and ``criterion`` where the loss has them."""
+    """A loss of float64 arguments; its rows are cast as well. What the loss has besides (FORMS), it has too."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -38,10 +41,10 @@ class Double:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("outputs", "criterion"):
+        if name not in FORMS:
             raise AttributeError(name)
         function = getattr(self._loss, name)
-        return lambda *arguments: function(*(doubled(argument) for argument in arguments))
+        return None if function is None else lambda *arguments: function(*(doubled(argument) for argument in arguments))
 
 
 def in_double(problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None) -> tuple[Problem, str]:
@@ -74,6 +77,9 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
                 data = one.lower_data if name == "g" else next(iter(one.upper_data.values()))
                 rows = torch.arange(min(data.size, 64), device=data.device) if data.size else None
                 point = (doubled(theta), doubled(x)) if cast else (theta, x)
-                values.append(float(getattr(one, name)(*point, data.batch(rows))))
+                value = getattr(one, name)(*point, data.batch(rows))
+                if cast and value.dtype != torch.float64:
+                    raise ConfigError(f"{name} computes in {value.dtype} whatever it is given".replace("torch.", ""))
+                values.append(float(value))
             if not math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE):
                 raise ConfigError(f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: another problem")

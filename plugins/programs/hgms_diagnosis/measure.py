@@ -145,9 +145,8 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
     measured.add("double", lambda: _double(measured, seen, h, build))
     measured.add("gain", lambda: _gain(measured, seen, key))
     if seen.candidates.count > 1:
-        scores = _upper(seen.problem, "select", key)
-        measured.add("choice", lambda: _choice(measured, seen, *scores))
-        if kept:
+        measured.add("choice", lambda: _choice(measured, seen, *_upper(seen.problem, "select", key)))
+        if kept and "score_mean" in measured.row:
             measured.add("bound", lambda: _bound(measured, kept["count"], seen.candidates.count))
 
 

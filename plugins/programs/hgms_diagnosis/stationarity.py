@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,14 @@ def flat(tree: Tree) -> Tensor:
 
 
 def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
-    """(cosine, ‖a‖/‖b‖) of two vectors; None where one is zero, and there is no angle.
+    """(cosine, ‖a‖/‖b‖) of two vectors; None where one is zero or not finite, and there is no angle.
 
     >>> compared(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     (1.0, 2.0)
     """
     a, b = a.double(), b.double()
     sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
-    if not all(sizes):
+    if not all(0 < size < math.inf for size in sizes):
         return None, None
     cosine = float((a / sizes[0]) @ (b / sizes[1]))
     return max(-1.0, min(1.0, cosine)), sizes[0] / sizes[1]

@@ -80,7 +80,7 @@ class RunResult:
 
         .. versionadded:: 0.5"""
         with tempfile.TemporaryDirectory() as place:
-            folder = self.info.folder or write_run(Path(place), self.info, self.summary, self.records)
+            folder = self.info.folder or write_run(Path(place), self.info, self.summary, self.records, self.diagnosis)
             return Path(reporter().report([folder], path))
 
 

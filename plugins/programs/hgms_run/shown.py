@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,10 @@ def reporter() -> Any:
     raise PluginError("no program `report` is installed; install hgms again")
 
 
-def write_run(folder: Path, info: RunInfo, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Path:
+def write_run(
+    folder: Path, info: RunInfo, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]],
+    diagnosis: Iterable[Mapping[str, Any]] = (),
+) -> Path:  # fmt: skip
     """A run that was kept in memory, as a folder that `hgms report` reads.
 
     .. versionadded:: 0.5
@@ -58,5 +61,7 @@ def write_run(folder: Path, info: RunInfo, summary: Mapping[str, Any], records: 
     for record in records:
         row = dict(record)
         place.append(row, {"step": row["step"], "seconds": row.pop("seconds")})
+    for measured in diagnosis:
+        place.append_diagnosis(measured)
     place.write_summary(summary)
     return folder
