@@ -18,8 +18,6 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 import hgms_report as report
 from hgms_results.statistics import Interval
 
@@ -68,8 +66,9 @@ def rows(folders: Sequence[Path]) -> list[str]:
         for entry in section.entries:
             label, method = entry.runs[0].task_label, entry.runs[0].label
             kept = {name: [run.metrics[name] for run in entry.runs] for name in (ACCURACY, F1)}
-            curves = [run.columns([f"metric.{ACCURACY}", f"metric.{F1}"]).values() for run in entry.runs]
-            best = [best_by_test(*(np.asarray(column, dtype=float).tolist() for column in curve)) for curve in curves]
+            names = [f"metric.{ACCURACY}", f"metric.{F1}"]
+            curves = [run.columns(names) for run in entry.runs]
+            best = [best_by_test(*(curve[name].tolist() for name in names)) for curve in curves]
             accuracy, f1 = ([pair[index] for pair in best] for index in (0, 1))
             own = f"{spelled(kept[ACCURACY])} / {spelled(kept[F1])}"
             theirs = f"{spelled(accuracy)} / {spelled(f1)}"
