@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, repeat, stack
+from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, stack
 from hgms_crossfit.lower import advanced, branch, numbers, part
 from hgms_fields import decay_rate, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
 from hgms_graphs import Numbers, launch, programs_of
@@ -29,6 +29,7 @@ class FlatBranches:
         count: N, each with batches of its own. ``steps``: K. ``lr``: Adam's; its moments have β = 0.9, 0.99.
         sharpness: ρ, relative to ‖x‖; 0 is Adam's own step, at twice its cost. ``averaging``: d, less in the first steps.
         batch_size: lower rows of a step (None: all).
+        noise: standard deviation of what is added to the start of each branch but the first, once.
         restart_every: draw new lower states after so many outer steps (None: never); else each branch goes on from its end.
 
     Cost: 2NK lower gradients. Memory: 4N lower states.
@@ -54,12 +55,14 @@ class FlatBranches:
     sharpness: float = field(default=0.04, validator=not_negative)
     averaging: float = field(default=0.98, validator=decay_rate)
     batch_size: int | None = field(default=256, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
     restart_every: int | None = field(default=None, validator=optional_positive)
 
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return {"branches": repeat(branch(problem.x0), self.count), "lower_steps": 0, "outer_steps": 0}
+        starts = [self._noisy(problem.x0, key.fold(number)) if number else problem.x0 for number in range(self.count)]
+        return {"branches": stack([branch(x) for x in starts]), "lower_steps": 0, "outer_steps": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         data, function, settings = problem.lower_data, partial(advanced, partial(_only, problem.g)), (self.name, problem.g)
@@ -89,6 +92,11 @@ class FlatBranches:
             "lower_steps": start["lower_steps"] + self.steps,
             "outer_steps": done,
         }
+
+    def _noisy(self, x: Tree, key: Key) -> Tree:
+        draw = key.generator()
+        noise = {name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf) for name, leaf in x.items()}
+        return {name: leaf + self.noise * noise[name] for name, leaf in x.items()}
 
 
 def _only(g: Loss, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch) -> Tensor:
