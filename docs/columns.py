@@ -22,6 +22,7 @@ MEANING = {
     "task_name": "what the task is registered as",
     "method": "what the report calls the method: its label, or its name",
     "method_name": "what the method is registered as",
+    "role": "of a reference: `floor` or `ceiling`; else empty",
     "hash": "of the configuration, as in the folder's name; runs with equal ones may be averaged",
     "status": "`done` or `failed`",
     "error": "why a run failed",
