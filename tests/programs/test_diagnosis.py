@@ -339,7 +339,7 @@ def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> No
 
 CONFIG = """
 budget = "7 steps"
-task = { name = "quadratic", features = 4, rows = 20, validation_rows = 10 }
+task = { name = "quadratic", features = 4, rows = 20, validation_rows = 1 }
 method = { name = "hg-ms", generator.steps = 3, keep = "best" }
 run = { diagnose = 2, checkpoint_seconds = 0 }
 """
@@ -401,6 +401,7 @@ def test_the_command_says_the_warnings_and_what_they_took(finished: Path, tmp_pa
     assert re.search(rf"  diagnosed 3 outer steps, beside the budget: [\d.]+ s, {calls} oracle calls", shown)
     for warning in warnings(said):
         assert f"  warning: {warning}" in shown
+    assert "  not measured: the noise of the choice, in 3 of 3 diagnosed steps: the upper loss has no rows" in shown
     table = json.loads(CliRunner().invoke(main, ["run", str(file), "--out", str(runs), "--resume", "--json"]).output)
     assert table["warnings"] == warnings(said) != []
 
@@ -440,7 +441,8 @@ def study(tmp_path: Path) -> Any:
         {"step": 2, "bias": 0.8, "size": 50, "flat_dimension": 3.0, "gain_selection": 0.1, "gain_differentiation": 0.3,
          "log10_candidates_to_halve": 1.2, "residual": 0.5, "longer_cosine": 0.95, "oracle_calls": 70},
         {"step": 4, "bias": 0.2, "size": 50, "flat_dimension": 5.0, "gain_selection": 0.3, "gain_differentiation": 0.1,
-         "log10_candidates_to_halve": 1.2, "residual": 2.0, "longer_cosine": 0.85, "oracle_calls": 30},
+         "log10_candidates_to_halve": 1.2, "residual": 2.0, "longer_cosine": 0.85, "oracle_calls": 30,
+         "left_out": {"choice": "the upper loss has no rows"}},
     ]  # fmt: skip
     zero = {"step": 2, "hypergradient_norm": 0.0, "bias": 9.0, "gain_selection": 0.0, "gain_differentiation": 0.0}
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -475,6 +477,7 @@ def test_its_table_and_warnings_are_in_markdown_as_well(study: Any) -> None:
     assert "| hg-ms | 2 | 50 | 0.9 | – | 50 | – | 4 of 50 | – | 16 | – | – | 100 |" in text
     assert re.search(r"- hg-ms: the lower level is not solved in 1 of 2 diagnosed steps: .* 80 %", text)
     assert "- uniform: the hypergradient is zero in every diagnosed step" in text
+    assert "- hg-ms: not measured: the noise of the choice, in 1 of 2 diagnosed steps: the upper loss has no rows" in text
     assert re.search(r"- torn, seed 0: damaged run file .*line 1 is not valid JSON", text)
 
 

@@ -6,9 +6,9 @@ from hgms_diagnosis.capture import pipeline_of
 from hgms_diagnosis.double import in_double
 from hgms_diagnosis.measure import Diagnosing
 from hgms_diagnosis.spectrum import Spectrum, spectrum
-from hgms_diagnosis.words import ALIKE, BIASED, SIGMAS, Diagnosis, number, power, warnings
+from hgms_diagnosis.words import ALIKE, BIASED, SIGMAS, Diagnosis, number, power, unmeasured, warnings
 
 __all__ = [
     "ALIKE", "BIASED", "SIGMAS", "Diagnosing", "Diagnosis", "Spectrum", "in_double", "number", "pipeline_of", "power",
-    "spectrum", "warnings",
+    "spectrum", "unmeasured", "warnings",
 ]  # fmt: skip

@@ -30,7 +30,8 @@ Row = Mapping[str, Any]
 
 @frozen(eq=False, repr=False)
 class Diagnosis:
-    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step, and ``warnings``, sentences on all of them together.
+    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step; ``warnings``, sentences on all of them together;
+    ``unmeasured``, which measures could not be made, and why.
 
     >>> Diagnosis([{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}])
     Diagnosis of 2 outer steps
@@ -43,6 +44,10 @@ class Diagnosis:
     @property
     def warnings(self) -> list[str]:
         return warnings(self.rows)
+
+    @property
+    def unmeasured(self) -> list[str]:
+        return unmeasured(self.rows)
 
     def to_frame(self) -> pandas.DataFrame:
         """The rows as a pandas data frame, a row a diagnosed step. Errors: MissingExtra without pandas."""
@@ -137,6 +142,27 @@ def warnings(rows: Sequence[Row]) -> list[str]:
             "this method is no pipeline: its hypergradient, candidates and gain cannot be looked at, only (θ, x) of its result"
         )
     return sentences
+
+
+MEASURES = {
+    "step": "the step", "lower_gradient": "∇ₓg", "spectrum": "flat directions", "bias": "the bias",
+    "longer": "a longer lower run", "double": "double precision", "gain": "gain by selection and differentiation",
+    "choice": "the noise of the choice", "bound": "the paper's bound",
+}  # fmt: skip
+"""What the keys of ``left_out`` stand for."""
+
+
+def unmeasured(rows: Sequence[Row]) -> list[str]:
+    """A phrase for each measure that some row lacks, with the last reason.
+
+    >>> unmeasured([{"step": 1, "left_out": {"double": "no task makes the problem in it"}}, {"step": 2, "left_out": {}}])
+    ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
+    """
+    phrases = []
+    for key in dict.fromkeys(key for row in rows for key in row.get("left_out") or {}):
+        reasons = [row["left_out"][key] for row in rows if key in (row.get("left_out") or {})]
+        phrases.append(f"{MEASURES.get(key, key)}, in {len(reasons)} of {len(rows)} diagnosed steps: {reasons[-1]}")
+    return phrases
 
 
 def power(exponent: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import field, frozen
 
 from hgms_core import CheckpointError
-from hgms_diagnosis import ALIKE, BIASED, SIGMAS, number, power, warnings
+from hgms_diagnosis import ALIKE, BIASED, SIGMAS, number, power, unmeasured, warnings
 from hgms_report.curves import Curve, binned
 from hgms_report.figures import AXES, Style, numbers, traces
 from hgms_report.study import Entry, Section
@@ -41,9 +41,10 @@ class Trust:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """(method, warning)."""
+        """(method, warning), then what was not measured."""
         known = [(label, sentence) for label in self.rows for sentence in warnings(self.together(label))]
-        return [*known, *(("", line) for line in self.damaged)]
+        lacking = [(label, f"not measured: {phrase}") for label in self.rows for phrase in unmeasured(self.together(label))]
+        return [*known, *lacking, *(("", line) for line in self.damaged)]
 
     def together(self, label: str) -> Rows:
         """All rows of a method."""

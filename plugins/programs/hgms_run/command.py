@@ -94,6 +94,8 @@ def run(
         click.echo(f"  note: {remark}")
     for warning in result.diagnosis.warnings:
         click.echo(f"  warning: {warning}")
+    for phrase in result.diagnosis.unmeasured:
+        click.echo(f"  not measured: {phrase}")
     calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
     click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
     if result.diagnosis.rows:
