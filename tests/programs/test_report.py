@@ -491,7 +491,7 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
     text = markdown(study)
     assert text.startswith("# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out.")
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(blocks) == 1 + 2 * 5 + 3  # all tasks; each task's own; failed, left out, sweep
+    assert len(blocks) == 1 + 2 * 5 + 1 + 3  # all tasks; each task's own; mean ranks; failed, left out, sweep
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     assert "| **0.10000 ± 0.00099** | **" not in text  # the difference to uniform is no mark of a winner
