@@ -154,7 +154,7 @@ REFUSED = [
     ("Adam(schedule=Schedule)", "expected an object of Schedule or a dictionary of its arguments (kind, final, decay_steps,…"),
     ("Projection(kind='box', low=1.0, high=0.0)", "'high' must be >= 'low' (1.0): 0.0 @ Projection"),
     # wrappers and methods
-    ("Tilted(method='hg-ms', tilt=1.0)", f"expected {METHOD}, got 'hg-ms' @ Tilted.method\n  available: LearnedStart, Less,…"),
+    ("Tilted(method='hg-ms', tilt=1.0)", f"expected {METHOD}, got 'hg-ms' @ Tilted.method\n  available: Agreement,…"),
     ("Tilted(method=pipeline)", "missing: a number @ Tilted.tilt"),
     ("Tilted(method=pipeline, tilt=-1)", "'tilt' must be >= 0: -1.0 @ Tilted.tilt"),
     ("Tilted(method=Branches(), tilt=1)", f"expected {METHOD}, got a Branches, which is a candidate generator @…"),
@@ -196,12 +196,12 @@ REFUSED = [
     ("RunSettings(track='wandb')", "expected a list (a string each), got 'wandb'; write ('wandb',) @ RunSettings.track"),
     ("RunConfig(task=Quadratic, method='hg-ms', budget='3 stps', seed=-1)", "4 errors in RunConfig:\n  expected a task (an…"),
     # runs
-    ("run('hg-mss', problem, '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ method\n  available: amigo,…"),
+    ("run('hg-mss', problem, '2 steps')", "unknown method 'hg-mss'; did you mean 'hg-ms'? @ method\n  available: agreement,…"),
     ("run(Pipeline, problem, '2 steps')", "expected a method, got the class Pipeline; write Pipeline(…)"),
     ("run(CG(), problem, '2 steps')", "expected a method (an object with init, step and result), got an object of the class…"),
     ("run(problem, pipeline, '2 steps')", "expected a Problem, got an object of the class Pipeline\n  of a registered task…"),
     ("run(pipeline, 'quadratic', '2 steps')", "expected a Problem, got 'quadratic'\n  of a registered task or a function…"),
-    ("run({'nam': 'hg-ms'}, problem, '2 steps')", "the name of the method is missing @ method.name\n  available: amigo,…"),
+    ("run({'nam': 'hg-ms'}, problem, '2 steps')", "the name of the method is missing @ method.name\n  available: agreement,…"),
     ("run({'name': 'hg-ms', 'outer': {'lrr': 1}}, problem, '2 steps')", "unknown key 'lrr'; did you mean 'lr'? (known: lr,…"),
     ("run('hg-ms', problem, '2 stps')", "cannot read the budget '2 stps'; did you mean '2 steps'?"),
     ("run('hg-ms', problem, 2)", "expected a budget like '60s', '25 steps' or '1e5 calls' or a string, got 2 @ run.budget"),
@@ -339,6 +339,7 @@ FITS = {"None": "None|Optional", "True": "bool", "string": "str", "dictionary": 
 SIGNED = {
     "CircleKink.low", "CircleDegenerate.low", "Projection.low", "Projection.high", "Search.low", "Search.high",
     "NystromCG.seed", "Roulette.seed", "Less.projection_seed", "Source.shuffle_seed", "BaseModel.seed",
+    "HyperCleaning.theta0", "LogisticCv.theta0",
 }  # fmt: skip
 """Numbers that may be negative; `test_negative_numbers_work` uses them."""
 

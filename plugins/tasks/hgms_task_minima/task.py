@@ -76,7 +76,9 @@ class ManyMinima:
 
     name: ClassVar[str] = "many-minima"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "few-upper", "stop-rows", "reference:clean"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "reference:clean"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True, "validation_loss": False, "train_accuracy": True, "true_share": True,
     }  # fmt: skip
