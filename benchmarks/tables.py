@@ -287,10 +287,11 @@ CLAIM = 10
 
 @frozen(kw_only=True)
 class Study:
-    """The runs of one task: values of the metric by method and seed, roles, and all pairs by Holm's rule. Of the two forms of a
-    reference (at its best stopping, and ``-last`` at the end of the budget) both are floors."""
+    """The runs of one task: values of the metric by label and seed, methods and roles by label, and all pairs by Holm's rule.
+    Each form of a reference is a floor: at its best stopping, ``-last`` at the end of the budget, ``-flat`` by another step."""
 
     task: str
+    methods: Mapping[str, str]
     values: Values
     roles: Mapping[str, str]
     steps: Mapping[str, str]
@@ -301,7 +302,8 @@ class Study:
         values, roles = values_of(rows, task, metric), roles_of(rows)
         steps = {name: [row["outer_steps"] for row in rows if (row["task"], row["method"]) == (task, name)] for name in values}
         spans = {name: f"{min(own)}–{max(own)}" for name, own in steps.items()}
-        return cls(task=task, values=values, roles=roles, steps=spans, holm=compared(values, roles=roles))
+        methods = {row["method"]: row["method_name"] for row in rows}
+        return cls(task=task, methods=methods, values=values, roles=roles, steps=spans, holm=compared(values, roles=roles))
 
     def mean(self, name: str) -> float:
         return sum(self.values[name].values()) / len(self.values[name])
@@ -315,10 +317,11 @@ class Study:
         return min(len(by_seed) for by_seed in self.values.values())
 
     def share(self, name: str) -> str:
-        """The recovered share, where both its ends are there."""
-        return (
-            str(recovered(self.values[name], *(self.values[end] for end in SCALE))) if set(SCALE) <= set(self.values) else "–"
-        )
+        """The recovered share, between the forms of its two ends that have the best means; nothing where one is not there."""
+        forms = [[label for label in self.values if self.methods[label] == end] for end in SCALE]
+        if not all(forms) or self.methods[name] in SCALE:
+            return "–"
+        return str(recovered(self.values[name], *(self.values[max(labels, key=self.mean)] for labels in forms)))
 
     def ahead(self, name: str) -> bool:
         """Whether a method is ahead of every trivial reference by Holm's rule."""
@@ -350,7 +353,7 @@ def evidence(name: str) -> str:
         for method in [*study.named(""), *floors, *study.named("ceiling")]:
             learns = not study.roles[method] and floors
             away = difference(study.values, method, floors[0], study.holm) if learns else "–"
-            share = study.share(method) if method not in SCALE else "–"
+            share = study.share(method)
             verdict = (
                 study.verdict(method)
                 if learns
@@ -432,7 +435,7 @@ def demo() -> str:
                 difference(study.values, method, floor, study.holm) if not study.roles[method] else "–"
                 for floor in ("uniform", "validation-only", "uniform-tilted")
             ]
-            share = study.share(method) if method not in SCALE else "–"
+            share = study.share(method)
             what = {"": "learns θ", "floor": "learns nothing", "ceiling": "knows the truth"}[study.roles[method]]
             table.append([f"`{method}`", what, mean(study.values[method]), *away, share, study.steps[method]])
     floors = [f"− `{floor}`" for floor in ("uniform", "validation-only", "uniform-tilted")]
