@@ -76,7 +76,9 @@ def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
         )  # fmt: skip
     for key, values in facts.items():
         table = table.append_column(key, pyarrow.array(values))
-    curves = pyarrow.Table.from_pylist([point for skipped_run in points for point in skipped_run])
+    every = [point for own in points for point in own]
+    names = dict.fromkeys(name for point in every for name in point)  # tasks of one study may have different metrics
+    curves = pyarrow.Table.from_pylist([{name: point.get(name) for name in names} for point in every])
     return [_written(name, table), _written(f"{name}.curves", curves)]
 
 
