@@ -87,10 +87,13 @@ def values(task: str, equal: str) -> Values:
     else:
         along = "step" if equal == "updates" else "oracle_calls"
         points = curves(name, task)
-        limit = min(own[-1][along] for own in points.values()) if points else 0
+        found = {label: {} for label in dict.fromkeys(row["method"] for row in rows)}
+        for row in rows:  # of runs that failed there is no value
+            found[row["method"]][row["seed"]] = math.nan
+        most = limit(task, along) if points else 0
         for (method, seed), own in points.items():
-            within = [point for point in own if point["step"] == 0 or point[along] <= limit]  # step 0 has spent nothing
-            found.setdefault(method, {})[seed] = within[-1][metric]
+            within = [point for point in own if point["step"] == 0 or point[along] <= most]  # step 0 has spent nothing
+            found[method][seed] = within[-1][metric]
     return _with_failures(found, higher=HIGHER[METRICS[task]])
 
 
@@ -102,6 +105,11 @@ def curves(name: str, task: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
         if point["task"] == task and (point["method"], point["seed"]) in done:
             points.setdefault((point["method"], point["seed"]), []).append(point)
     return {run: sorted(own, key=lambda point: point["step"]) for run, own in points.items()}
+
+
+def limit(task: str, along: str) -> float:
+    """U or C: what every run that ended has reached."""
+    return min(float(own[-1][along]) for own in curves(file_of(task, "time"), task).values())
 
 
 def _with_failures(found: Values, *, higher: bool) -> Values:
@@ -249,8 +257,9 @@ def cost_table() -> str:
                 own = [row for row in rows if row["method"] == label]
                 steps, calls = (statistics.median(row[key] for row in own) for key in ("outer_steps", "oracle_calls"))
                 cells.append(f"{steps:g} ({calls:,.0f})")
-            table.append([f"`{task}`", *cells, str(len({row["seed"] for row in rows}))])
-    return markdown(["task", "N = 1", *(f"diverse {count}" for count in COUNTS), "seeds"], table)
+            limits = ["–", "–"] if task in IMAGES else [f"{limit(task, along):,.0f}" for along in ("step", "oracle_calls")]
+            table.append([f"`{task}`", *cells, *limits, str(len({row["seed"] for row in rows}))])
+    return markdown(["task", "N = 1", *(f"diverse {count}" for count in COUNTS), "U", "C", "seeds"], table)
 
 
 def figures(case: str) -> dict[str, float]:
