@@ -109,6 +109,7 @@ def test_our_runs_and_theirs_become_records_of_one_form(compared: Any, tmp_path:
 
 def test_the_tables_of_the_page_are_what_the_records_make(compared: Any) -> None:
     text = compared.PAGE.read_text(encoding="utf-8")
+    assert compared.MARKED.findall(text)
     assert compared.page(text) == text
 
 

@@ -106,6 +106,7 @@ def ours(runs: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             lines = [
                 dict(zip(("step", "seconds", *metrics), line, strict=True)) for line in zip(*columns.values(), strict=True)
             ]
+            lines = [line for line in lines if any(math.isfinite(line[name]) for name in metrics)]  # rows between evaluations
             points += [about | line | {"step": int(line["step"])} for line in lines]
             versions = {f"environment.{name}": run.environment["versions"].get(name) for name in ("hgms", "torch", "numpy")}
             rows.append(about | {"steps": int(lines[-1]["step"]), "budget": run.budget} | versions | lines[-1])
@@ -136,7 +137,8 @@ def lowest(task: Any, seed: int, points: Sequence[Mapping[str, Any]]) -> float:
 
     def both(theta: np.ndarray) -> tuple[float, np.ndarray]:
         tree = {"log_penalty": torch.from_numpy(theta).reshape(theta0.shape)}
-        return float(exact.value(tree)), exact.hypergradient(tree)["log_penalty"].flatten().numpy()
+        _, value, slope = exact.exactly(tree)
+        return float(value), slope["log_penalty"].flatten().numpy()
 
     bounds, options = [(-task.bound, task.bound)] * theta0.numel(), {"ftol": 1e-14, "gtol": 1e-10, "maxiter": 100}
     values = [point["metric.value_function"] for point in points if math.isfinite(point.get("metric.value_function", math.nan))]
@@ -187,7 +189,8 @@ def curves(name: str) -> dict[str, dict[tuple[str, str], list[Curve]]]:
     lines: dict[tuple[str, str, str, int], list[tuple[float, float]]] = {}
     for point in read(f"{name}.curves"):
         least = minimum[point["task"], point["seed"]]
-        value = 1 - (point["metric.test_accuracy"] or math.nan) if least is None else point["metric.value_function"] - least
+        measure = point["metric.test_accuracy" if least is None else "metric.value_function"]
+        value = math.nan if measure is None else 1 - measure if least is None else measure - least  # None: it had diverged
         lines.setdefault((point["task"], point["method"], point["of"], point["seed"]), []).append((point["seconds"], value))
     by_task: dict[str, dict[tuple[str, str], list[Curve]]] = {}
     for (task, method, of, _), line in lines.items():
@@ -208,7 +211,8 @@ def table_of(name: str) -> str:
     for methods in curves(name).values():
         end = max(seconds[-1] for lines in methods.values() for seconds, _ in lines)
         times = [round(end * share, 1) for share in (0.1, 1 / 3, 1)]
-        rows = sorted(methods.items(), key=lambda item: np.nanmedian([at(line, times[-1]) for line in item[1]]))
+        last = {name: np.median([at(line, times[-1]) for line in lines]) for name, lines in methods.items()}
+        rows = sorted(methods.items(), key=lambda item: np.nan_to_num(last[item[0]], nan=math.inf))
         steps = {(row["method"], row["of"]): row["steps"] for row in read(name)}
         text += [f"| {' | '.join(['solver', 'of', *(f'{time:g} s' for time in times), 'rounds', 'seeds'])} |", "|" + "---|" * 7]
         for (method, of), lines in rows:

@@ -115,8 +115,8 @@ class LogisticCv:
             solved, tested = [nothing] * 3, [nothing] * 2
             if self.exact:
                 try:
-                    solution, value, stationarity = exact.exactly({"log_penalty": theta["log_penalty"].double()})
-                    solved = [value, stationarity, torch.linalg.vector_norm(x["x"] - solution["x"])]
+                    solution, value, slope = exact.exactly({"log_penalty": theta["log_penalty"].double()})
+                    solved = [value, *map(torch.linalg.vector_norm, (slope["log_penalty"], x["x"] - solution["x"]))]
                 except NumericalError:
                     pass
             for rows in test:

@@ -92,16 +92,15 @@ class LogisticClosedForm:
 
     def hypergradient(self, theta: Tree) -> Tree:
         """∂F/∂θ_k = −e^{θ_k} Σ x*_{cj} v_{cj} over the coefficients that θ_k penalises, with ∇²_xx g v = ∇f(x*)."""
-        return {"log_penalty": self._slope(theta, self.solution(theta))}
+        return self.exactly(theta)[2]
 
-    def _slope(self, theta: Tree, x: Tree) -> Tensor:
+    def exactly(self, theta: Tree) -> tuple[Tree, Tensor, Tree]:
+        """(x*(θ), F(θ), ∇F(θ)) with the lower level solved once."""
+        x = self.solution(theta)
         leaf = x["x"].clone().requires_grad_()
         with torch.enable_grad():
-            slope = torch.autograd.grad(fit({"x": leaf}, self.validation), leaf)[0]
+            value = fit({"x": leaf}, self.validation)
+            slope = torch.autograd.grad(value, leaf)[0]
         v = torch.linalg.solve(self._derivatives(theta, x)[1], slope.flatten()).reshape(slope.shape)
-        return -theta["log_penalty"].exp() * (x["x"] * v).sum_to_size(theta["log_penalty"].shape)
-
-    def exactly(self, theta: Tree) -> tuple[Tree, Tensor, Tensor]:
-        """(x*(θ), F(θ), ‖∇F(θ)‖) with the lower level solved once."""
-        x = self.solution(theta)
-        return x, fit(x, self.validation), torch.linalg.vector_norm(self._slope(theta, x))
+        above = -theta["log_penalty"].exp() * (x["x"] * v).sum_to_size(theta["log_penalty"].shape)
+        return x, value.detach(), {"log_penalty": above}
