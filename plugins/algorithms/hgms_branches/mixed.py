@@ -73,7 +73,7 @@ def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple
     """(∇²_θx g · v, ∇²_xx g · v): the gradient, by reverse mode, of g's derivative along v, by forward mode.
 
     The other order, forward over reverse, gives the same. In torch its reverse pass keeps a graph of itself while it has
-    tangents, which takes up to twice the memory (`benchmarks/bench_unrolled.py`).
+    tangents, which takes up to twice the memory (README).
 
     >>> one = torch.ones(1)
     >>> second_products(lambda t, x, _: (t["t"] * x["x"] ** 2).sum(), {"t": 3 * one}, {"x": 2 * one}, {}, {"x": one})
