@@ -44,7 +44,7 @@ class LearningToReweight:
         σ(θ_i) = a_i / (1 + a_i),      θ_i = log a_i within ±10      (0: as much as on average, or not seen yet)
 
     Use as the reference of methods that learn a weight for each row, on ``Problem.rows``. Avoid with few validation rows: each
-    weight is as noisy as the gradient of a batch of them.
+    weight is as noisy as the gradient of those that a step sees.
 
     Arguments:
         steps: lower steps in one outer step.
@@ -82,7 +82,7 @@ class LearningToReweight:
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
     batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
     memory: float = field(default=0.95, validator=decay_rate)
     keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
 
@@ -113,7 +113,7 @@ class LearningToReweight:
             x, moments, weights, lower, upper = launch(programs_of(problem), settings, function, numbers, *trees)
             index = below["index"]
             mean = self.memory * averages[index] + (1 - self.memory) * len(index) * weights
-            averages = averages.index_copy(0, index, mean)
+            averages = averages.index_copy(0, index, mean.to(averages))
             cost += Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=2 * size + upper_size)
         changes = {
             "x": x, "moments": moments, "averages": averages, "lower_steps": state["lower_steps"] + self.steps,

@@ -57,12 +57,12 @@ class MwNet:
     name: ClassVar[str] = "mw-net"
 
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adam"] = field(default="sgd", validator=choice("sgd", "adam"))
-    lr: float = field(default=0.3, validator=positive)
+    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
-    look_ahead: float = field(default=0.3, validator=positive)
-    meta_lr: float = field(default=1e-3, validator=positive)
+    look_ahead: float = field(default=1.0, validator=positive)
+    meta_lr: float = field(default=1e-2, validator=positive)
     hidden: int = field(default=100, validator=whole)
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
@@ -76,7 +76,7 @@ class MwNet:
 
     @classmethod
     def testing_instance(cls) -> MwNet:
-        return cls(steps=4, meta_lr=0.05)  # for problems of size 1
+        return cls(steps=4, lr=0.05, meta_lr=0.05)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
         like = problem.theta0[shared.rows_of(self, problem).leaf]
