@@ -32,15 +32,16 @@ PAGE = study.PAGE.read_text(encoding="utf-8")
 
 
 def test_every_table_on_the_page_is_what_the_records_make() -> None:
-    assert study.stale(PAGE) == []
     assert study.page(PAGE) == PAGE
     assert sorted(match[1] for match in study.MARKED.finditer(PAGE)) == sorted(study.TABLES)
 
 
 def test_a_changed_figure_is_noticed() -> None:
     table = next(match for match in study.MARKED.finditer(PAGE) if match[1] == "tube")
-    at = max(i for i in range(table.end()) if PAGE[i].isdigit())
-    assert study.stale(PAGE[:at] + str((int(PAGE[at]) + 1) % 10) + PAGE[at + 1 :]) == ["tube"]
+    at = max(i for i in range(table.start(), table.end()) if PAGE[i].isdigit())
+    made = {match[1]: lambda text=match[3]: text for match in study.MARKED.finditer(PAGE)} | {"tube": study.TABLES["tube"]}
+    assert study.stale(PAGE, made) == []
+    assert study.stale(PAGE[:at] + str((int(PAGE[at]) + 1) % 10) + PAGE[at + 1 :], made) == ["tube"]
 
 
 def test_records_have_all_labels_and_seeds_and_name_no_folder() -> None:
