@@ -123,7 +123,7 @@ def test_the_lower_step_is_adam_at_a_point_up_the_slope() -> None:
 def test_the_objective_of_a_step_is_that_of_the_branch_on_average() -> None:
     """Rows drawn by weight and scaled by W/n have the gradient of the weighted mean: here by all rows, each by its chance."""
     p = problem()
-    folds, alpha = Folds.drawn(p, 3, Key(4)), weights.begin(2.0, p.x0["w"])
+    folds, alpha = Folds.drawn(p, 3, Key(4)), weights.begin(2.0, 1.0, p.x0["w"])
     scores = weights.score(losses(p.x0, p.lower_data.batch(None)))
     weight = weights.logits(alpha, scores).sigmoid() * (folds.lower != 1)
     own, fitted = fold_problem.of_branch(p, folds, alpha, p.x0, scores, 1), fold_problem.losses_of(p, folds)
@@ -150,7 +150,7 @@ def solved(p: Problem, alpha: Tree) -> Tree:
 
 def test_the_hypergradient_of_a_branch_against_finite_differences_of_its_solution() -> None:
     p = problem()
-    folds, alpha = Folds.drawn(p, 3, Key(4)), weights.begin(1.5, p.x0["w"])
+    folds, alpha = Folds.drawn(p, 3, Key(4)), weights.begin(1.5, 1.0, p.x0["w"])
     scores = weights.score(losses({"w": normal(3, seed=5)}, p.lower_data.batch(None)))
     own = fold_problem.of_branch(p, folds, alpha, p.x0, scores, 0)
     exact = CallableSolver(lambda matvec, b: torch.linalg.solve(torch.stack([matvec(e) for e in torch.eye(3, dtype=F64)]), b))
@@ -244,7 +244,7 @@ def test_without_weights_of_rows_theta_itself_is_learned() -> None:
 def test_a_fixed_alpha_stays() -> None:
     p, m = problem(), method(hypergradient=Fixed())
     state, _ = m.step(p, m.init(p, 0), 0.0)
-    assert_same(state["alpha"], weights.begin(2.0, p.x0["w"]))
+    assert_same(state["alpha"], weights.begin(2.0, 1.0, p.x0["w"]))
 
 
 @pytest.mark.extended  # compiles

@@ -63,7 +63,7 @@ class CrossFit:
         count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first one.
         lr: of a lower step. ``sharpness``: ρ. ``averaging``: the decay of the average.
         batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights, and validation rows.
-        slope: b at the start. ``finish``: see above; 1 never finishes.
+        slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
 
     Errors: ConfigError with fewer validation rows than branches, and without rows for the role ``stop``.
 
@@ -96,6 +96,7 @@ class CrossFit:
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=64, validator=optional_whole)
     slope: float = field(default=2.0, validator=positive)
+    tilt: float = field(default=1.0, validator=positive)
     finish: float = field(default=0.8, validator=share)
 
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "stop-rows"})
@@ -111,7 +112,9 @@ class CrossFit:
                 f"roles `differentiate` and `select` have {size}\n  lower count, or give more validation rows"
             )
         like = next(iter(problem.x0.values()))
-        alpha = weights.begin(self.slope, like) if problem.rows else {**problem.theta0, weights.TILT: like.new_zeros(())}
+        alpha = weights.begin(self.slope, self.tilt, like)
+        if problem.rows is None:
+            alpha = {**problem.theta0, weights.TILT: alpha[weights.TILT]}
         starts = [problem.initial(Key(seed).fold("start", number)) for number in range(self.count)]
         return {
             "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "alpha": alpha,

@@ -32,9 +32,9 @@ def logits(alpha: Tree, scores: Tensor) -> Tensor:
     return (alpha[SLOPE].exp() * (scores - alpha[THRESHOLD])).clamp(-LARGEST, LARGEST)
 
 
-def begin(slope: float, like: Tensor) -> Tree:
-    """α before the first outer step: that slope, threshold 0, a validation row counts as a lower row does."""
-    return {SLOPE: like.new_tensor(slope).log(), THRESHOLD: like.new_zeros(()), TILT: like.new_zeros(())}
+def begin(slope: float, tilt: float, like: Tensor) -> Tree:
+    """α before the first outer step: that slope and tilt, and threshold 0."""
+    return {SLOPE: like.new_tensor(slope).log(), THRESHOLD: like.new_zeros(()), TILT: like.new_tensor(tilt).log()}
 
 
 def bounded(alpha: Tree) -> Tree:
