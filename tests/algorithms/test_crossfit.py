@@ -244,7 +244,7 @@ def test_without_weights_of_rows_theta_itself_is_learned() -> None:
 def test_a_fixed_alpha_stays() -> None:
     p, m = problem(), method(hypergradient=Fixed())
     state, _ = m.step(p, m.init(p, 0), 0.0)
-    assert_same(state["alpha"], weights.begin(2.0, 1.0, p.x0["w"]))
+    assert_same(state["alpha"], weights.begin(2.0, 3.0, p.x0["w"]))
 
 
 @pytest.mark.extended  # compiles

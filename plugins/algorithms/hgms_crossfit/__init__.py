@@ -15,7 +15,7 @@ HG_MS_CROSSFIT = Composition(
         "hypergradient": {
             "name": "implicit", "strategy": "jvp", "batch_size": 1000, "solver": {"name": "cg", "ridge": 1e-2, "max_steps": 6},
         },
-        "outer": {"name": "adam", "lr": 0.15, "betas": [0.8, 0.95]},
+        "outer": {"name": "adam", "lr": 0.05, "betas": [0.8, 0.95]},
         "selector": {"name": "best-of-n"},
     },
 )  # fmt: skip

@@ -52,7 +52,7 @@ class FlatBranches:
     count: int = field(default=1, validator=whole)
     steps: int = field(default=25, validator=whole)
     lr: float = field(default=0.01, validator=positive)
-    sharpness: float = field(default=0.04, validator=not_negative)
+    sharpness: float = field(default=0.05, validator=not_negative)
     averaging: float = field(default=0.98, validator=decay_rate)
     batch_size: int | None = field(default=256, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
