@@ -25,12 +25,12 @@ from hgms_solvers import CG
 SCRIPTS = sorted((Path(__file__).resolve().parents[1] / "docs" / "examples" / "newcomers").glob("*.py"))
 LINES = 25
 METHODS = {
-    "cnn_with_batchnorm": ["even", "hg-ms"],
-    "compiled_model": ["uniform", "hg-implicit", "hg-baseline"],
-    "frozen_backbone": ["as-it-is", "implicit"],
-    "mlp_with_dropout": ["uniform", "hg-ms"],
-    "sklearn_pipeline": ["uniform", "hg-implicit"],
-    "tied_transformer": ["uniform", "hg-implicit"],
+    "cnn_with_batchnorm": ["hg-ms", "even"],
+    "compiled_model": ["hg-implicit", "hg-baseline", "uniform"],
+    "frozen_backbone": ["implicit", "as-it-is"],
+    "mlp_with_dropout": ["hg-ms", "uniform"],
+    "sklearn_pipeline": ["hg-implicit", "uniform"],
+    "tied_transformer": ["hg-implicit", "uniform"],
 }
 
 

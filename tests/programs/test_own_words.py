@@ -29,12 +29,18 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
-    "hgms_core": {"last": "a value of keep"},
-    "hgms_compare": {"tpe": "a sampler of sweeps"},
-    "hgms_report": {"power": "a scale of an axis", "skip": "plotly's word"},
-    "hgms_results": {"uniform": "the default reference"},
+    "hgms_core": {"last": "a value of keep", "floor": "a role of methods"},
+    "hgms_compare": {"tpe": "a sampler of sweeps", "uniform": "the reference that theta0 is another name of"},
+    "hgms_report": {"k": "a symbol on an axis", "skip": "plotly's word"},
+    "hgms_results": {
+        "uniform": "the default reference",
+        **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
+        **dict.fromkeys(("uniform-tilted", "fixed", "oracle-clean"), "roles of runs that are older than their record"),
+        "exact": "a route of matrix products",
+    },
     "hgms_run": {
         **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
+        "exact": "a route of matrix products",
         "runs": "the default folder",
         "scipy": "a library, whose version is recorded",
     },

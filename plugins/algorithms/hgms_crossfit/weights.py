@@ -16,8 +16,8 @@ BOUNDS = {SLOPE: (-2.0, 3.0), THRESHOLD: (-LARGEST, LARGEST), TILT: (-3.0, 3.0)}
 def score(losses: Tensor) -> Tensor:
     """log p/(1 − p) of p = exp(−ℓ): for a cross-entropy the log-odds that a row's label is what the network says.
 
-    >>> score(torch.tensor([0.6931, 0.1054]))
-    tensor([1.9073e-04, 2.1970e+00])
+    >>> score(-torch.tensor([0.75, 0.9]).log())
+    tensor([1.0986, 2.1972])
     """
     return (-losses - torch.log(-torch.expm1(-losses.clamp_min(1e-6)))).clamp(-LARGEST, LARGEST)
 

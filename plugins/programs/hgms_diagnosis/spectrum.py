@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
 import torch
 from attrs import frozen
 
@@ -98,5 +97,7 @@ def _quadrature(matvec: MatVec, start: torch.Tensor) -> tuple[np.ndarray, np.nda
             break
         beside.append(length)
         vectors.append(product / length)
-    values, rows = scipy.linalg.eigh_tridiagonal(np.array(diagonal), np.array(beside))
+    from scipy.linalg import eigh_tridiagonal  # not before a run asks for a diagnosis
+
+    values, rows = eigh_tridiagonal(np.array(diagonal), np.array(beside))
     return values, rows[0] ** 2

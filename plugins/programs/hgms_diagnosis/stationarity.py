@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import frozen
-from scipy.sparse.linalg import LinearOperator, minres
 from torch import Tensor
 
 from hgms_core import Batch, MatVec, Problem, Ravel, Strategy, Tree, cross_product, curvature, upper_gradients
@@ -34,6 +33,8 @@ def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]
     size = float(np.linalg.norm(right))
     if size == 0:
         return torch.zeros_like(b), 0.0, 0
+    from scipy.sparse.linalg import LinearOperator, minres  # not before a run asks for a diagnosis
+
     operator = LinearOperator((len(right), len(right)), matvec=product, dtype=np.float64)
     value, _ = minres(operator, right, rtol=EXACT, maxiter=SOLVE)
     residual = float(np.linalg.norm(right - product(value))) / size
