@@ -37,7 +37,8 @@ class SmallLoss:
 
     Arguments:
         steps: lower steps of both networks in one outer step.
-        noise_rate: τ; None estimates it, by ``estimate_steps`` steps of Adam at rate 0.01.
+        noise_rate: τ; None estimates it from validation rows.
+        estimate_steps: steps of Adam at rate 0.01 that the estimate takes.
         forget_epochs: T_k. ``tilt``: ε.
         optimizer, lr, momentum: how both move; ``schedule``: lr over the budget, to 0 as a cosine or constant.
         batch_size, upper_batch_size: lower and validation rows of a step (None: all).

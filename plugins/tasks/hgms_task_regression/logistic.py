@@ -40,6 +40,7 @@ class LogisticCv:
             are left to test, and the test metrics are NaN.
         shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
         standardise, intercept: whether features are scaled and a constant one is added.
+        penalties: one for each of the ``features``, or of the ``classes``. ``theta0``: every entry of θ0.
         start: ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` + log U(0, 1).
         exact: False leaves value_function, stationarity and lower_distance NaN, where solving for them takes too long.
 
