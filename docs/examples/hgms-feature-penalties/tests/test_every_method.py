@@ -16,6 +16,8 @@ import torch
 from hgms_feature_penalties import FeaturePenalties
 
 NO_SOURCES = "it needs named data sources with one weight each"
+NO_WEIGHTS = "it needs one weight for each lower row (`Problem.rows`)"
+NOT_DIRECT = "it needs an upper loss that depends on θ directly (∂_θ f ≠ 0)"
 
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -33,13 +35,18 @@ def verdicts() -> dict[str, tuple[bool | None, str]]:
     return {row["method"]: (row["fits"], row["why"]) for row in rows if row["task"] == "feature-penalties"}
 
 
-def test_only_methods_that_weigh_data_sources_are_refused(verdicts):
+def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
     assert len(verdicts) > 20
     refused = {name: why for name, (fits, why) in verdicts.items() if fits is False}
     assert set(refused) >= {"fixed", "less", "regmix", "rho-loss"}
-    assert {why.partition(" (its part")[0] for why in refused.values()} == {NO_SOURCES}
-    # and it is true: all training rows are of one kind
-    assert FeaturePenalties().problem(0, torch.device("cpu"), torch.float64).sources is None
+    assert {why.partition(" (its part")[0] for why in refused.values()} == {NO_SOURCES, NO_WEIGHTS, NOT_DIRECT}
+    # and it is true: all training rows are of one kind, none has a weight of its own, and f does not see θ
+    problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
+    assert problem.sources is None
+    assert problem.rows is None
+    twice = {name: 2 * leaf + 1 for name, leaf in problem.theta0.items()}
+    batch = problem.upper_data["differentiate"].batch(None)
+    assert problem.f(twice, problem.x0, batch) == problem.f(problem.theta0, problem.x0, batch)
 
 
 def test_a_refused_method_does_not_begin(tmp_path):
@@ -50,18 +57,26 @@ def test_a_refused_method_does_not_begin(tmp_path):
 
 def test_every_other_method_runs(verdicts, tmp_path):
     names = [name for name, (fits, _) in verdicts.items() if fits]
-    if importlib.util.find_spec("optuna") is None:
-        names.remove("tpe")  # it is listed without its extra, and asks for it when it runs
+    for name, package in {"tpe": "optuna", "kfac": "curvlinops"}.items():
+        if importlib.util.find_spec(package) is None:
+            names.remove(name)  # it is listed without its extra, and asks for it when it runs
     parts = 'generator = { name = "branches", steps = 5 }\nselector = { name = "best-of-n" }\n'
     blocks = [f'[[method]]\nname = "{name}"\n' for name in names]
-    # these two have no parts of their own
+    # these have no parts of their own
     blocks.append(f'[[method]]\nname = "search"\n{parts}')
     blocks.append(
         f'[[method]]\nname = "pipeline"\n{parts}'
         'hypergradient = { name = "implicit", solver = { name = "cg" } }\nouter = { name = "adam" }\n'
     )
     unknown = {name for name, (fits, _) in verdicts.items() if fits is None}
-    assert unknown == {"search", "pipeline", "learned-start", "starting-at", "tilted"}  # the last three stand around a pipeline
+    assert unknown == {
+        "search",
+        "pipeline",
+        "crossfit",
+        "learned-start",
+        "starting-at",
+        "tilted",
+    }  # the last three stand around a pipeline
     grid = tmp_path / "grid.toml"
     task = '[[task]]\nname = "feature-penalties"\ndataset = "wine"\nnoise_features = 7\n'
     grid.write_text(f'budget = "2 steps"\nseeds = 1\n[run]\nout = "runs"\n{task}{"".join(blocks)}')
