@@ -330,10 +330,10 @@ CHECKED = [
     row(
         "generator whose moments are not in its state", "generator", "state", "after its state was saved and loaded",
         (CLASS, "\nMOMENTS = {}\n\n" + CLASS),
-        ("            for _ in", "            m = MOMENTS.get(id(start['x'].get('w')), 0.0)\n"
+        ("            for _ in", "            m, _kept = MOMENTS.get(id(start['x'].get('w')), (0.0, None))\n"
          "            x = {name: leaf - m for name, leaf in x.items()}\n            for _ in"),
         ('        return {"x": candidates.at(index)}', '        kept = candidates.at(index)\n'
-         '        MOMENTS[id(kept.get("w"))] = 0.3\n        return {"x": kept}'),
+         '        MOMENTS[id(kept.get("w"))] = 0.3, kept  # alive, so that no other tensor gets its id\n        return {"x": kept}'),
     ),
     row(
         "outer optimiser that mixes up the names", "outer", "structure", "it raised RuntimeError",
