@@ -333,7 +333,7 @@ CHECKED = [
         ("            for _ in", "            m, _kept = MOMENTS.get(id(start['x'].get('w')), (0.0, None))\n"
          "            x = {name: leaf - m for name, leaf in x.items()}\n            for _ in"),
         ('        return {"x": candidates.at(index)}', '        kept = candidates.at(index)\n'
-         '        MOMENTS[id(kept.get("w"))] = 0.3, kept  # alive, so that no other tensor gets its id\n        return {"x": kept}'),
+         '        MOMENTS[id(kept.get("w"))] = 0.3, kept  # alive: no other gets its id\n        return {"x": kept}'),
     ),
     row(
         "outer optimiser that mixes up the names", "outer", "structure", "it raised RuntimeError",
