@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +25,17 @@ F64 = torch.float64
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """A float64 Gaussian tensor from a seed of its own."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def load_script(name: str, path: Path) -> ModuleType:
+    """A script that belongs to no package, as a module of that name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def spd(size: int, seed: int = 0, low: float = 0.5) -> Tensor:

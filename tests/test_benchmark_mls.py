@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from helpers import load_script
 from made_runs import write_run
 
 pytestmark = pytest.mark.plugins
@@ -18,11 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "mls" / "table.py"
 def test_the_table_has_both_choices_of_the_step_and_the_published_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("mls_table", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = load_script("mls_table", SCRIPT)
     assert doctest.testmod(table) == (0, 2)
     figures = table.published()
     assert {(task, method) for task in ("mls-linear", "mls-mlp") for method in ("v-pbgd", "g-pbgd")} <= set(figures)

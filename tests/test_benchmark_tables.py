@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow
 import pytest
+from helpers import load_script
 from pyarrow import parquet
 
 from hgms_results.statistics import Interval
@@ -20,17 +18,7 @@ pytestmark = pytest.mark.plugins
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tables = load()
+tables = load_script("hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py")
 PAGE = tables.PAGE.read_text(encoding="utf-8")
 
 

@@ -3,28 +3,16 @@ script says, which takes minutes."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import attrs
 import pytest
+from helpers import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hgms_benchmark_mutations", ROOT / "benchmarks" / "mutations.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load()
+script = load_script("hgms_benchmark_mutations", ROOT / "benchmarks" / "mutations.py")
 TREE = script.Tree(ROOT)
 MUTATIONS = script.mutations()
 

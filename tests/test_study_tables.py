@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers import load_script
 from scipy import stats
 
 pytestmark = pytest.mark.plugins
@@ -17,17 +15,7 @@ pytestmark = pytest.mark.plugins
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hgms_study_tables", ROOT / "benchmarks" / "study" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-study = load()
+study = load_script("hgms_study_tables", ROOT / "benchmarks" / "study" / "tables.py")
 PAGE = study.PAGE.read_text(encoding="utf-8")
 
 

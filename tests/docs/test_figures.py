@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from helpers import load_script
 
 pytestmark = pytest.mark.plugins
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hgms_docs_figures", DOCS / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-figures = load()
+figures = load_script("hgms_docs_figures", DOCS / "figures.py")
 
 
 @pytest.mark.docs

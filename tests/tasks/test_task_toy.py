@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from attrs import evolve
+from helpers import load_script
 
 from hgms_task_toy import ToyPenalty
 
@@ -19,12 +19,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "toy.py"
 
 @pytest.fixture(scope="module")
 def toy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mls_toy", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("mls_toy", SCRIPT)
 
 
 def test_the_closed_form_is_the_least_of_g_and_its_derivative_the_slope_of_the_value() -> None:
