@@ -22,7 +22,16 @@ def packages(folder: str) -> list[str]:
     return sorted(path.parent.name for path in (PLUGINS / folder).glob("*/__init__.py"))
 
 
-LIBRARIES = ["hgms_adam", "hgms_fields", "hgms_gauss_newton", "hgms_graphs", "hgms_images", "hgms_llm", "hgms_optim"]
+LIBRARIES = [
+    "hgms_adam",
+    "hgms_fields",
+    "hgms_gauss_newton",
+    "hgms_graphs",
+    "hgms_images",
+    "hgms_llm",
+    "hgms_optim",
+    "hgms_rows",
+]
 """What several components share; hgms_adam and hgms_fields also serve the other libraries."""
 
 PROGRAMS = [

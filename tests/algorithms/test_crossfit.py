@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hgms_core import Branch, CallableSolver, Candidates, ConfigError, Data, Key, Problem, Rows, Tree
 from hgms_crossfit import CrossFit, FlatBranches, fold_problem, weights
-from hgms_crossfit.folds import Folds, trained_on
+from hgms_crossfit.folds import Folds
 from hgms_crossfit.lower import advanced, branch, numbers, part
 from hgms_graphs import Programs
 from hgms_hypergradients import Fixed, Implicit
 from hgms_outer import Sgd
+from hgms_rows import trained_on
 from hgms_selectors import BestOfN
 from hgms_solvers import CG
 
@@ -128,11 +129,11 @@ def test_the_objective_of_a_step_is_that_of_the_branch_on_average() -> None:
     weight = weights.logits(alpha, scores).sigmoid() * (folds.lower != 1)
     own, fitted = fold_problem.of_branch(p, folds, alpha, p.x0, scores, 1), fold_problem.losses_of(p, folds)
     above = trained_on(p).rows(folds.kept[1])
-    one_each = [
+    by_row = [
         fitted.objective((float(weight.sum()) / SIZE, 9 / SIZE), p.theta0, p.x0, p.lower_data.rows(torch.tensor([i])), above)
         for i in range(SIZE)
     ]
-    expected = (torch.stack(one_each) * weight).sum() / weight.sum()
+    expected = (torch.stack(by_row) * weight).sum() / weight.sum()
     assert_same(own.g(alpha, p.x0, own.lower_data.batch(None)), expected, **CLOSE)
 
 

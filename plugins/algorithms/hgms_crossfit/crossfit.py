@@ -26,10 +26,11 @@ from hgms_core import (
     stack,
 )  # fmt: skip
 from hgms_crossfit import fold_problem, weights
-from hgms_crossfit.folds import Folds, trained_on
+from hgms_crossfit.folds import Folds
 from hgms_crossfit.lower import advanced, branch, numbers, part
 from hgms_fields import decay_rate, frozen, lowering, not_negative, optional_whole, positive, share, whole
 from hgms_graphs import launch, programs_of
+from hgms_rows import trained_on
 
 
 @final
@@ -43,11 +44,11 @@ class CrossFit:
         h   = 1/N Σ_j d/dα f(x_j(α)) on the validation rows of part j,        s held fixed
         α ← outer step along h;     x = the branch of least f on the rows of the role ``stop``, of all steps
 
-    N branches split lower and validation rows (of the roles ``differentiate`` and ``select``) into N parts, once in a run.
-    Branch j is trained on all but part j and goes on from step to step. So no row's weight depends on a network that has
-    learned its label, and no hypergradient on validation rows that the lower level has fitted. A hypergradient for each row
-    has more noise than sign: m validation rows cannot tell n > m weights apart. The three derivatives are sums of it over all
-    rows, dα = Σ_i h_i ∂θ_i/∂α, so their noise is √n times less.
+    The first outer step trains at the problem's θ0, and gives the first scores. N branches split lower and validation rows (of
+    the roles ``differentiate`` and ``select``) into N parts, once in a run. Branch j is trained on all but part j and goes on
+    from step to step. So no row's weight depends on a network that has learned its label, and no hypergradient on validation
+    rows that the lower level has fitted. m validation rows cannot tell n > m weights apart; three numbers they can. Their
+    derivatives are sums over all rows, dα = Σ_i h_i ∂θ_i/∂α.
 
     A lower step is Adam at a point a little up the slope (sharpness-aware; ρ relative to ‖x‖), which of many lower minimisers
     looks for flat ones, and x_j is the average of the last iterates. From the share ``finish`` of the budget on, α and θ stay,
@@ -118,7 +119,7 @@ class CrossFit:
         starts = [problem.initial(Key(seed).fold("start", number)) for number in range(self.count)]
         return {
             "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "alpha": alpha,
-            "branches": stack([branch(x) for x in starts]), "scores": self._first_scores(problem, starts[0]),
+            "branches": stack([branch(x) for x in starts]), "scores": like.new_zeros(problem.lower_data.size),
             "hypergradient": {str(number): self.hypergradient.init(problem) for number in range(self.count)},
             "outer": self.outer.init(alpha), "best": {"loss": like.new_tensor(torch.inf), "theta": dict(problem.theta0),
             "x": dict(problem.x0)}, "cost": Cost().numbers(),
@@ -165,7 +166,7 @@ class CrossFit:
         """The branches after this step's lower steps, the mean of their last objectives, and the cost."""
         alpha, theta, upper = state["alpha"], state["theta"], trained_on(problem)
         losses = fold_problem.losses_of(problem, folds)
-        seen = losses.split(alpha)
+        seen = losses.own_theta(alpha)
         tilt = float(alpha[weights.TILT].exp()) * (upper.size if finishing else folds.kept.shape[1])
         left = (1 - progress) / (1 - self.finish) if finishing and self.finish < 1 else 1.0
         rate, steps, size = self.lr * max(0.05, left), self._steps(state), max(1, problem.lower_data.size)
@@ -225,7 +226,7 @@ class CrossFit:
         moved, outer = self.outer.step(alpha, h, state["outer"], progress)
         alpha = weights.bounded(moved)
         if problem.rows is None:
-            theta = problem.project(fold_problem.losses_of(problem, folds).split(alpha))
+            theta = problem.project(fold_problem.losses_of(problem, folds).own_theta(alpha))
             alpha = {**alpha, **theta}
         else:
             leaf = problem.theta0[problem.rows.leaf]
@@ -250,15 +251,6 @@ class CrossFit:
             for some in rows.split(CHUNK):
                 scores[some] = weights.score(problem.rows.losses(x, problem.lower_data.batch(some)))
         return scores, Cost(upper_values=self.count, rows=problem.lower_data.size)
-
-    @torch.no_grad()
-    def _first_scores(self, problem: Problem, x: Tree) -> Tensor:
-        """The scores before the first step, by an untrained network: all rows weigh little, and about the same."""
-        data = problem.lower_data
-        if problem.rows is None:
-            return torch.zeros(data.size, device=data.device)
-        parts = torch.arange(data.size, device=data.device).split(CHUNK)
-        return torch.cat([weights.score(problem.rows.losses(x, data.batch(some))) for some in parts])
 
 
 def _at(trees: Tree, number: int) -> Tree:

@@ -10,12 +10,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms_core import Batch, Data, Problem, Tree
+from hgms_core import ROLES, Batch, Data, Problem, Tree
 from hgms_crossfit import weights
-from hgms_crossfit.folds import Folds, trained_on
+from hgms_crossfit.folds import Folds
 from hgms_graphs import Numbers
+from hgms_rows import trained_on
 
-ROLES = ("differentiate", "select", "stop")
 UPPER, KEPT, SCORE = "crossfit.upper.", "crossfit.kept", "crossfit.score"
 
 
@@ -26,7 +26,7 @@ class Losses:
     problem: Problem
     ratio: float
 
-    def split(self, alpha: Tree) -> Tree:
+    def own_theta(self, alpha: Tree) -> Tree:
         """The θ that the problem's own losses see."""
         if self.problem.rows is not None:
             return self.problem.theta0
@@ -36,7 +36,7 @@ class Losses:
         """g_j(α, x) = mean_i k_i σ(θ_i(α)) ℓ_i(x) + r(x) + ε(α) (m_j/n) f(x), with k_i = 0 on the rows of part j."""
         above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
         below = {name: leaf for name, leaf in batch.items() if not name.startswith("crossfit.")}
-        rows, theta = self.problem.rows, self.split(alpha)
+        rows, theta = self.problem.rows, self.own_theta(alpha)
         if rows is None:
             fit = self.problem.g(theta, x, below)
         else:
@@ -46,7 +46,7 @@ class Losses:
 
     def upper(self, alpha: Tree, x: Tree, batch: Batch) -> Tensor:
         """f on the rows that the branch has not seen."""
-        return self.problem.f(self.split(alpha), x, batch)
+        return self.problem.f(self.own_theta(alpha), x, batch)
 
     def objective(self, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch) -> Tensor:
         """The same g_j for one lower step. Where θ weighs rows they are drawn in proportion to their weights, so that their

@@ -5,7 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Batch, Data, Key, Problem
+from hgms_core import Key, Problem
+from hgms_rows import trained_on
 
 
 @frozen(kw_only=True)
@@ -34,17 +35,3 @@ class Folds:
         for branch in range(count):
             kept[branch] = rows[(rows.unsqueeze(1) != held[branch]).all(1)]
         return cls(lower=part.to(lower.device), kept=kept.to(upper.device), held=held.to(upper.device))
-
-
-def trained_on(problem: Problem) -> Data:
-    """The validation rows of the roles ``differentiate`` and ``select``, as one table."""
-    first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
-    if first is second:
-        return first
-
-    def rows(index: Tensor) -> Batch:
-        above, below = first.rows(index.clamp(max=first.size - 1)), second.rows((index - first.size).clamp(min=0))
-        own = index < first.size
-        return {name: leaf.where(own.reshape(own.shape + (1,) * (leaf.dim() - 1)), below[name]) for name, leaf in above.items()}
-
-    return Data(first.size + second.size, {}, rows, first.device)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-import torch
 from attrs import evolve
-from torch import Tensor
 
-from hgms_core import Batch, Data, Method, Problem, Record, State, Tree
+from hgms_core import Method, Problem, Record, State, Tree
 from hgms_fields import frozen
+from hgms_rows import trained_on
 
 
 @final
@@ -32,7 +31,8 @@ class ValidationOnly:
 
     Errors: those of the method. Cost: its own; a lower gradient of the records is a gradient of f.
 
-    >>> from hgms_core import Key
+    >>> import torch
+    >>> from hgms_core import Data
     >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, b: x["x"].sum(),
     ...                   f=lambda t, x, b: ((x["x"] - b["a"]) ** 2).mean(), lower_data=Data.of({"a": torch.zeros(9)}),
     ...                   upper_data={"differentiate": Data.of({"a": torch.ones(3)}), "select": Data.of({"a": torch.ones(2)})})
@@ -63,29 +63,4 @@ class ValidationOnly:
 
 def on_validation(problem: Problem) -> Problem:
     """The same problem with g = f, on the rows of the roles ``differentiate`` and ``select``."""
-    first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
-    return evolve(problem, g=problem.f, lower_data=first if first is second else joined(first, second), rows=None)
-
-
-def joined(first: Data, second: Data) -> Data:
-    """The rows of two data sets with the same columns, as one."""
-    if not first.size or not second.size:
-        return first if first.size else second
-
-    def rows(index: Tensor) -> Batch:
-        above, below = first.rows(index.clamp(max=first.size - 1)), second.rows((index - first.size).clamp(min=0))
-        return {name: _chosen(index < first.size, leaf, below[name]) for name, leaf in above.items()}
-
-    return Data(first.size + second.size, {}, rows, first.device)
-
-
-def _chosen(own: Tensor, above: Tensor, below: Tensor) -> Tensor:
-    """Where ``own`` rows of ``above``, elsewhere of ``below``; texts of two lengths are filled up with zeros at their ends."""
-    sizes = [max(pair) for pair in zip(above.shape, below.shape, strict=True)]
-    above, below = (_padded(leaf, sizes) for leaf in (above, below))
-    return torch.where(own.reshape(own.shape + (1,) * (above.ndim - own.ndim)).to(above.device), above, below)
-
-
-def _padded(leaf: Tensor, sizes: list[int]) -> Tensor:
-    missing = [size - own for own, size in zip(leaf.shape, sizes, strict=True)]
-    return torch.nn.functional.pad(leaf, [n for more in reversed(missing) for n in (0, more)]) if any(missing) else leaf
+    return evolve(problem, g=problem.f, lower_data=trained_on(problem), rows=None)
