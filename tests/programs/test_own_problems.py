@@ -183,6 +183,16 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(tmp
     assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
 
 
+def test_a_difference_of_zero_in_every_seed_is_explained_where_it_is_printed() -> None:
+    methods = {"a": "uniform", "b": "uniform", "other": "hg-implicit"}
+    first = compare("quadratic", methods, "2 steps", seeds=2, reference="a")
+    assert "b       floor" in str(first)
+    assert "± 0: the same in every seed" in str(first)
+    other = compare("quadratic", methods, "2 steps", seeds=2, reference="other")
+    assert other.tables[0].pairs["a", "b"].half_width == 0  # not in the table, which has differences to `other` alone
+    assert "± 0: the same in every seed" not in str(other)
+
+
 def test_one_problem_for_all_seeds_is_remarked() -> None:
     line = "problem: the same problem for every seed, so intervals are over the methods' own chance alone"
     assert line in str(compare(bowl(), Follow(), "1 steps", seeds=2))

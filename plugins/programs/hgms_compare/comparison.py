@@ -230,7 +230,8 @@ class Comparison:
                 of_tasks.setdefault(line, []).append(results.task)
         everywhere = len(self.tables)
         lines += [line if len(tasks) == everywhere else f"{', '.join(tasks)}: {line}" for line, tasks in of_tasks.items()]
-        if any(pair.half_width == 0 for pair in pairs):
+        printed = [pair for table in self.tables for names, pair in table.pairs.items() if table.reference in names]
+        if any(pair.half_width == 0 for pair in printed if pair.count > 1):
             lines.append("± 0: the same in every seed, which says nothing about chance")
         return lines
 
