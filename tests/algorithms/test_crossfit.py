@@ -49,7 +49,7 @@ def table(rows: int, seed: int, wrong: int = 0) -> Tree:
     return {"a": a, "y": torch.where(torch.arange(rows) < wrong, -y, y)}
 
 
-def problem(weighs: bool = True) -> Problem:
+def problem() -> Problem:
     return Problem(
         theta0={"logits": torch.zeros(SIZE, dtype=F64)},
         x0={"w": 0.1 * normal(3, seed=1)},
@@ -58,7 +58,7 @@ def problem(weighs: bool = True) -> Problem:
         lower_data=table(SIZE, 10, wrong=8),
         upper_data={"differentiate": Data.of(table(9, 20)), "select": Data.of(table(4, 30)), "stop": Data.of(table(30, 40))},
         fresh=lambda key: {"w": 0.1 * normal(3, seed=key.derive() % 1000)},
-        rows=Rows(losses=losses, regulariser=decay) if weighs else None,
+        rows=Rows(losses=losses, regulariser=decay),
     )
 
 
@@ -233,15 +233,6 @@ def test_the_answer_is_the_best_branch_of_all_steps_on_rows_that_none_saw() -> N
         assert float(upper({}, m.result(state)[1], stop)) == pytest.approx(min(best), rel=1e-12)
 
 
-def test_without_weights_of_rows_theta_itself_is_learned() -> None:
-    p, m = problem(weighs=False), method()
-    state = m.init(p, 0)
-    assert set(state["alpha"]) == {"logits", weights.TILT}
-    following, _ = m.step(p, state, 0.0)
-    assert_same(following["theta"]["logits"], following["alpha"]["logits"])
-    assert float((following["theta"]["logits"] - state["theta"]["logits"]).norm()) > 0
-
-
 def test_a_fixed_alpha_stays() -> None:
     p, m = problem(), method(hypergradient=Fixed())
     state, _ = m.step(p, m.init(p, 0), 0.0)
@@ -265,6 +256,7 @@ def test_compiled_steps_are_the_same() -> None:
         ({"upper_data": {"differentiate": table(9, 20), "select": table(4, 30)}}, "sets none apart"),
         ({"upper_data": {role: table(5, 20) for role in ("differentiate", "select", "stop")}}, None),
         ({"upper_data": table(5, 20)}, "lower count, or give more"),
+        ({"rows": None}, "and this problem has none"),
     ],
 )
 def test_too_few_rows_are_refused(change: Any, message: str | None) -> None:

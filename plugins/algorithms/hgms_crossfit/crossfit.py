@@ -54,10 +54,9 @@ class CrossFit:
     looks for flat ones, and x_j is the average of the last iterates. From the share ``finish`` of the budget on, α and θ stay,
     the branches see all rows, and the rate falls to a twentieth.
 
-    Where θ does not weigh lower rows, α is θ itself with log ε, and g_j is g + ε (m_j/n) f.
-
     Use for hyper-cleaning: wrong labels, and a few validation rows that can be trusted. Avoid where a row's loss does not tell
-    whether it helps, and where validation rows are so few that a part of them says nothing.
+    whether it helps, and where validation rows are so few that a part of them says nothing. ``lr`` is that of small dense
+    networks: convolutions want less.
 
     Arguments:
         hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α. ``selector``: what picks x.
@@ -66,7 +65,8 @@ class CrossFit:
         batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights, and validation rows.
         slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
 
-    Errors: ConfigError with fewer validation rows than branches, and without rows for the role ``stop``.
+    Errors: ConfigError where θ does not weigh lower rows, with fewer than two validation rows a branch, and without rows for
+    the role ``stop``.
 
     Cost of an outer step: 2 N K lower and 2 N K upper gradients, a pass over all lower rows, N times that of ``hypergradient``,
     and N upper values. Memory: 4N lower states.
@@ -100,10 +100,14 @@ class CrossFit:
     tilt: float = field(default=3.0, validator=positive)
     finish: float = field(default=0.8, validator=share)
 
-    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "stop-rows"})
+    needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "row-weights", "stop-rows"})
     lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, seed: int) -> State:
+        if problem.rows is None:
+            raise ConfigError(
+                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), and this problem has none"
+            )
         if "stop" not in problem.upper_data:
             raise ConfigError(f"method {self.name!r} needs validation rows for the role `stop`, and this task sets none apart")
         size = trained_on(problem).size
@@ -114,8 +118,6 @@ class CrossFit:
             )
         like = next(iter(problem.x0.values()))
         alpha = weights.begin(self.slope, self.tilt, like)
-        if problem.rows is None:
-            alpha = {**problem.theta0, weights.TILT: alpha[weights.TILT]}
         starts = [problem.initial(Key(seed).fold("start", number)) for number in range(self.count)]
         return {
             "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "alpha": alpha,
@@ -164,9 +166,9 @@ class CrossFit:
         self, problem: Problem, folds: Folds, state: State, key: Key, progress: float, finishing: bool
     ) -> tuple[Tree, Tensor, Cost]:
         """The branches after this step's lower steps, the mean of their last objectives, and the cost."""
+        assert problem.rows is not None
         alpha, theta, upper = state["alpha"], state["theta"], trained_on(problem)
         losses = fold_problem.losses_of(problem, folds)
-        seen = losses.own_theta(alpha)
         tilt = float(alpha[weights.TILT].exp()) * (upper.size if finishing else folds.kept.shape[1])
         left = (1 - progress) / (1 - self.finish) if finishing and self.finish < 1 else 1.0
         rate, steps, size = self.lr * max(0.05, left), self._steps(state), max(1, problem.lower_data.size)
@@ -175,29 +177,23 @@ class CrossFit:
         for number in range(self.count):
             tree, own = _at(state["branches"], number), key.fold("branch", number)
             kept = torch.arange(upper.size, device=upper.device) if finishing else folds.kept[number]
-            weight = None
-            if problem.rows is not None:
-                weight = theta[problem.rows.leaf].sigmoid()
-                weight = weight if finishing else weight * (folds.lower != number)
-            below, above = self._numbers(problem, weight, own, steps), self._above(kept, own, steps)
-            scales = (1.0 if weight is None else float(weight.sum()) / size, tilt / size)
+            weight = theta[problem.rows.leaf].sigmoid()
+            weight = weight if finishing else weight * (folds.lower != number)
+            below, above = self._below(problem, weight, own, steps), self._above(kept, own, steps)
+            scales = (float(weight.sum()) / size, tilt / size)
             for lower_step in range(steps):
                 batches = problem.lower_data.batch(below[lower_step]), upper.batch(above[lower_step])
                 setting = numbers(rate, state["lower_steps"] + lower_step + 1, self.sharpness, self.averaging, scales)
-                tree, loss = launch(programs_of(problem), settings, function, setting, tree, seen, *batches)
+                tree, loss = launch(programs_of(problem), settings, function, setting, tree, problem.theta0, *batches)
             ends.append(tree)
             values.append(loss)
         calls = 2 * self.count * steps
         rows = problem.lower_data.count(self.batch_size) + upper.count(self.upper_batch_size)
         return stack(ends), torch.stack(values).mean(), Cost(lower_gradients=calls, upper_gradients=calls, rows=calls * rows)
 
-    def _numbers(self, problem: Problem, weight: Tensor | None, key: Key, steps: int) -> list[Tensor | None]:
-        """The lower rows of each step: drawn by their weights, where θ weighs them."""
-        data = problem.lower_data
-        if weight is None:
-            drawn = data.draw(key.fold("lower"), self.batch_size, steps)
-            return [None] * steps if drawn is None else list(drawn)
-        size = data.count(self.batch_size)
+    def _below(self, problem: Problem, weight: Tensor, key: Key, steps: int) -> list[Tensor]:
+        """The lower rows of each step, drawn in proportion to their weights."""
+        size = problem.lower_data.count(self.batch_size)
         return list(fold_problem.drawn(weight, steps * size, key.fold("lower").generator()).reshape(steps, size))
 
     def _above(self, kept: Tensor, key: Key, steps: int) -> list[Tensor]:
@@ -210,9 +206,9 @@ class CrossFit:
         self, problem: Problem, folds: Folds, state: State, averages: Tree, key: Key, progress: float
     ) -> tuple[State, Record, Cost]:
         """New scores, the hypergradient averaged over the branches, the outer step, and the weights that follow."""
-        alpha, scores, cost = state["alpha"], state["scores"], Cost()
-        if problem.rows is not None:
-            scores, cost = self._scores(problem, folds, averages)
+        assert problem.rows is not None
+        alpha = state["alpha"]
+        scores, cost = self._scores(problem, folds, averages)
         estimates, remembered = [], {}
         for number in range(self.count):
             x = _at(averages, number)
@@ -225,19 +221,14 @@ class CrossFit:
         h = {name: torch.stack([estimate.value[name] for estimate in estimates]).mean(0) for name in alpha}
         moved, outer = self.outer.step(alpha, h, state["outer"], progress)
         alpha = weights.bounded(moved)
-        if problem.rows is None:
-            theta = problem.project(fold_problem.losses_of(problem, folds).own_theta(alpha))
-            alpha = {**alpha, **theta}
-        else:
-            leaf = problem.theta0[problem.rows.leaf]
-            theta = problem.project({**problem.theta0, problem.rows.leaf: weights.logits(alpha, scores).to(leaf)})
+        leaf = problem.theta0[problem.rows.leaf]
+        theta = problem.project({**problem.theta0, problem.rows.leaf: weights.logits(alpha, scores).to(leaf)})
         losses = torch.stack([estimate.upper_loss for estimate in estimates])
         measured: Record = {
-            "upper_loss": losses.mean(), "hypergradient_norm": norm(h), "tilt": alpha[weights.TILT].exp(),
+            "upper_loss": losses.mean(), "hypergradient_norm": norm(h), "slope": alpha[weights.SLOPE].exp(),
+            "threshold": alpha[weights.THRESHOLD], "tilt": alpha[weights.TILT].exp(),
             "outcome": max((estimate.outcome for estimate in estimates), key=lambda outcome: outcome.code).label,
         }  # fmt: skip
-        if problem.rows is not None:
-            measured |= {"slope": alpha[weights.SLOPE].exp(), "threshold": alpha[weights.THRESHOLD]}
         cost = sum((estimate.cost for estimate in estimates), cost)
         return {"alpha": alpha, "theta": theta, "scores": scores, "outer": outer, "hypergradient": remembered}, measured, cost
 

@@ -1,7 +1,7 @@
 """The bilevel problem of one branch: an upper variable α, the rows it is trained on, and the rows it is judged by.
 
-Where θ weighs lower rows (``Problem.rows``) α is three numbers; elsewhere it is θ itself and the tilt. The same two functions
-stand for all branches, so that a compiled run compiles them once; which rows a branch sees comes in its batches.
+α is three numbers (:mod:`hgms_crossfit.weights`). The same two functions stand for all branches, so that a compiled run
+compiles them once; which rows a branch sees comes in its batches.
 """
 
 from __future__ import annotations
@@ -26,36 +26,26 @@ class Losses:
     problem: Problem
     ratio: float
 
-    def own_theta(self, alpha: Tree) -> Tree:
-        """The θ that the problem's own losses see."""
-        if self.problem.rows is not None:
-            return self.problem.theta0
-        return {name: leaf for name, leaf in alpha.items() if name != weights.TILT}
-
     def lower(self, alpha: Tree, x: Tree, batch: Batch) -> Tensor:
         """g_j(α, x) = mean_i k_i σ(θ_i(α)) ℓ_i(x) + r(x) + ε(α) (m_j/n) f(x), with k_i = 0 on the rows of part j."""
         above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
         below = {name: leaf for name, leaf in batch.items() if not name.startswith("crossfit.")}
-        rows, theta = self.problem.rows, self.own_theta(alpha)
-        if rows is None:
-            fit = self.problem.g(theta, x, below)
-        else:
-            weight = batch[KEPT] * weights.logits(alpha, batch[SCORE]).sigmoid()
-            fit = (weight * rows.losses(x, below)).mean() + rows.regulariser(theta, x, below)
+        rows, theta = self.problem.rows, self.problem.theta0
+        assert rows is not None
+        weight = batch[KEPT] * weights.logits(alpha, batch[SCORE]).sigmoid()
+        fit = (weight * rows.losses(x, below)).mean() + rows.regulariser(theta, x, below)
         return fit + alpha[weights.TILT].exp() * self.ratio * self.problem.f(theta, x, above)
 
     def upper(self, alpha: Tree, x: Tree, batch: Batch) -> Tensor:
         """f on the rows that the branch has not seen."""
-        return self.problem.f(self.own_theta(alpha), x, batch)
+        return self.problem.f(self.problem.theta0, x, batch)
 
     def objective(self, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch) -> Tensor:
-        """The same g_j for one lower step. Where θ weighs rows they are drawn in proportion to their weights, so that their
-        mean loss times W/n (``scales[0]``) is unbiased and no step is spent on rows that do not count."""
+        """The same g_j for one lower step, with rows drawn in proportion to their weights: their mean loss times W/n
+        (``scales[0]``) is unbiased, and no step is spent on rows that do not count."""
         rows = self.problem.rows
-        if rows is None:
-            fit = self.problem.g(theta, x, below)
-        else:
-            fit = scales[0] * rows.losses(x, below).mean() + rows.regulariser(theta, x, below)
+        assert rows is not None
+        fit = scales[0] * rows.losses(x, below).mean() + rows.regulariser(theta, x, below)
         return fit + scales[1] * self.problem.f(theta, x, above)
 
 
@@ -79,7 +69,7 @@ def of_branch(problem: Problem, folds: Folds, alpha: Tree, x: Tree, scores: Tens
     def rows(index: Tensor) -> Batch:
         return {**lower.rows(index), KEPT: seen[index], SCORE: scores[index], **kept}
 
-    data = Data(lower.size, {}, rows, lower.device, lower.strata) if lower.size else Data(0, {**lower.whole, **kept})
+    data = Data(lower.size, {}, rows, lower.device, lower.strata)
     held = upper.rows(folds.held[branch])
     judging = Data(folds.held.shape[1], held, lambda index: {name: leaf[index] for name, leaf in held.items()})
     return evolve(
