@@ -177,7 +177,6 @@ def test_one_outer_step_is_the_mean_over_the_branches() -> None:
         seen = {"w": averages["w"][number]}
         all_scores = weights.score(losses(seen, p.lower_data.batch(None)))
         scores[folds.lower == number] = all_scores[folds.lower == number]
-    assert_same(following["scores"], scores, **CLOSE)
     values = []
     for number in range(3):
         own = fold_problem.of_branch(p, folds, state["alpha"], {"w": averages["w"][number]}, scores, number)

@@ -121,7 +121,7 @@ class CrossFit:
         starts = [problem.initial(Key(seed).fold("start", number)) for number in range(self.count)]
         return {
             "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "alpha": alpha,
-            "branches": stack([branch(x) for x in starts]), "scores": like.new_zeros(problem.lower_data.size),
+            "branches": stack([branch(x) for x in starts]),
             "hypergradient": {str(number): self.hypergradient.init(problem) for number in range(self.count)},
             "outer": self.outer.init(alpha), "best": {"loss": like.new_tensor(torch.inf), "theta": dict(problem.theta0),
             "x": dict(problem.x0)}, "cost": Cost().numbers(),
@@ -171,7 +171,7 @@ class CrossFit:
         losses = fold_problem.losses_of(problem, folds)
         tilt = float(alpha[weights.TILT].exp()) * (upper.size if finishing else folds.kept.shape[1])
         left = (1 - progress) / (1 - self.finish) if finishing and self.finish < 1 else 1.0
-        rate, steps, size = self.lr * max(0.05, left), self._steps(state), max(1, problem.lower_data.size)
+        rate, steps, size = self.lr * max(0.05, left), self._steps(state), problem.lower_data.size
         function, settings = partial(advanced, losses.objective), (self.name, losses)
         ends, values = [], []
         for number in range(self.count):
@@ -230,7 +230,7 @@ class CrossFit:
             "outcome": max((estimate.outcome for estimate in estimates), key=lambda outcome: outcome.code).label,
         }  # fmt: skip
         cost = sum((estimate.cost for estimate in estimates), cost)
-        return {"alpha": alpha, "theta": theta, "scores": scores, "outer": outer, "hypergradient": remembered}, measured, cost
+        return {"alpha": alpha, "theta": theta, "outer": outer, "hypergradient": remembered}, measured, cost
 
     @torch.no_grad()
     def _scores(self, problem: Problem, folds: Folds, averages: Tree) -> tuple[Tensor, Cost]:

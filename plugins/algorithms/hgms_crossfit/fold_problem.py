@@ -54,7 +54,7 @@ def losses_of(problem: Problem, folds: Folds) -> Losses:
     key = ("crossfit", problem.g, problem.f, folds.kept.shape[1])
     if key not in problem.kept:
         # of a copy without `kept`, or the two would hold each other
-        problem.kept[key] = Losses(evolve(problem), folds.kept.shape[1] / max(1, problem.lower_data.size))
+        problem.kept[key] = Losses(evolve(problem), folds.kept.shape[1] / problem.lower_data.size)
     losses: Losses = problem.kept[key]
     return losses
 

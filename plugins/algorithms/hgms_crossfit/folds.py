@@ -26,7 +26,7 @@ class Folds:
     def drawn(cls, problem: Problem, count: int, key: Key) -> Folds:
         """The folds of a run, by its key alone."""
         lower, upper = problem.lower_data, trained_on(problem)
-        order = key.fold("lower").indices(max(1, lower.size), max(1, lower.size), 1)[0]
+        order = key.fold("lower").indices(lower.size, lower.size, 1)[0]
         part = order.argsort() % count
         rows = key.fold("upper").indices(upper.size, upper.size, 1)[0]
         size = upper.size // count
