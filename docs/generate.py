@@ -52,8 +52,9 @@ def commands() -> str:
         command = cli.get_command(parent, name)
         assert command is not None
         context = _context(command, name, parent)
-        inside = command.commands if isinstance(command, click.Group) else {}
-        contexts = [_context(inside[part], part, context) for part in sorted(inside)] or [context]
+        names = sorted(command.list_commands(context)) if isinstance(command, click.Group) else []
+        inside = {part: command.get_command(context, part) for part in names} if isinstance(command, click.Group) else {}
+        contexts = [_context(below, part, context) for part, below in inside.items() if below is not None] or [context]
         shown += [
             f"## {command_context.command_path}\n\n```text\n{command_context.get_help()}\n```\n" for command_context in contexts
         ]

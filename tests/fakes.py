@@ -39,9 +39,9 @@ def hgms_register_linear_solvers():
 '''
 
 
-PROGRAMS, TABLES = (
+PROGRAMS, TABLES, MIX = (
     {entry.name: entry.value for entry in importlib.metadata.entry_points(group=group)}
-    for group in ("hgms.programs", "hgms.tables")
+    for group in ("hgms.programs", "hgms.tables", "hgms.mix")
 )
 """Our commands, and the tables that they read of a file: they stay while a test hides every plugin."""
 
@@ -71,6 +71,7 @@ class Site:
         requires: Sequence[str] = (),
         extras: Sequence[str] = (),
         programs: Mapping[str, str] | None = None,
+        mix: Mapping[str, str] | None = None,
     ) -> None:
         folder = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(exist_ok=True)
@@ -86,6 +87,7 @@ class Site:
                     "hgms": entry_points,
                     "hgms.programs": PROGRAMS if name == "hgms" else programs or {},
                     "hgms.tables": TABLES if name == "hgms" else {},
+                    "hgms.mix": MIX if name == "hgms" else mix or {},
                 }.items()
             )
         )

@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_core_and_every_wing() -> None:
 def test_every_package_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]
     programs = set(entries["hgms.programs"].values())
+    programs |= {value.partition(".")[0] for value in entries.get("hgms.mix", {}).values()}
     plugins = set(PACKAGES) - programs - NO_HOOKS
     assert entries["hgms"] == {name.removeprefix("hgms_").replace("_", "-"): name for name in plugins}
     assert programs == {name for name, path in PACKAGES.items() if path.parent.name == "programs"} - NO_HOOKS

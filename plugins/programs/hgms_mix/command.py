@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -11,9 +13,11 @@ from typing import Any
 import click
 
 from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
-from hgms_core import closest
+from hgms_core import PluginError, closest
 
 FILE = click.Path(path_type=Path)
+GROUP = "hgms.mix"
+"""The entry-point group of further commands below `hgms mix`: NAME = "package.module:command", a click command."""
 
 
 def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
@@ -25,25 +29,50 @@ class _Mix(click.Group):
     """A group whose first word may also be a configuration: ``hgms mix FILE`` is ``hgms mix all FILE``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+        if args and args[0] not in self.list_commands(ctx) and args[0] not in ctx.help_option_names:
             word = args[0]
             if "--demo" in args:
                 args = ["demo", *(word for word in args if word != "--demo")]
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
-                near = closest(word, self.commands)
+                near = closest(word, self.list_commands(ctx))
                 hint = f"; did you mean {near!r}?" if near else ""
-                raise click.UsageError(
-                    f"there is no stage {word!r}{hint} (stages: reweight, sample, finetune, evaluate; or a mix file)", ctx
-                )
+                also = "".join(f", {name}" for name in self.others)
+                stages = f"stages: reweight, sample, finetune, evaluate{also and f'; commands: {also[2:]}'}; or a mix file"
+                raise click.UsageError(f"there is no stage {word!r}{hint} ({stages})", ctx)
             else:
                 args = ["all", *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of the stages
+        return [*self.commands, *self.others]  # in the order of the stages
+
+    @functools.cached_property
+    def others(self) -> dict[str, importlib.metadata.EntryPoint]:
+        """What other plugins add, by its name; none of ours is replaced."""
+        points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+        return {point.name: point for point in points if point.name not in self.commands}
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.others:
+            return super().get_command(ctx, name)
+        try:
+            command = self.others[name].load()
+        except Exception as error:
+            return _broken(name, f"{type(error).__name__}: {error}")
+        return command if isinstance(command, click.Command) else _broken(name, f"{command!r} is no click command")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
+
+
+def _broken(name: str, why: str) -> click.Command:
+    """In place of a command that cannot be loaded, so that the others and `hgms mix --help` work."""
+
+    def callback() -> None:
+        raise PluginError(f"the command {name!r} of hgms mix cannot be loaded: {why}\n  reinstall the plugin that brings it")
+
+    takes_all = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=callback, context_settings=takes_all, short_help="(cannot be loaded)")
 
 
 @click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")
