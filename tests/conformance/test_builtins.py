@@ -148,7 +148,9 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
         "hypergradient one-step": one_step,
         "hypergradient through-step": one_step,
         "hypergradient sama": one_step,
-        "hypergradient fixed": {*one_step, "closed-form-bowl", "closed-form-sphere"},
+        "hypergradient fixed": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
+        "hypergradient aligned": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
+        "outer dual-averaging": {"quadratic", "simplex"},
     }
 
 

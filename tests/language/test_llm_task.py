@@ -252,6 +252,29 @@ def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
         sources.theta({"words": 0})
 
 
+PRIORS: list[tuple[Any, Any]] = [
+    ("uniform", lambda sizes: [1.0] * len(sizes)),
+    ("size", list),
+    ({"sums": 3.0, "words": 1.0}, lambda sizes: [3.0, 0.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("prior", "shares"), PRIORS)
+def test_a_prior_is_where_the_weights_begin(files: dict[str, Source], prior: Any, shares: Any) -> None:
+    strata = task(files).problem(0, CPU, F64).lower_data.strata
+    problem = task(files, prior=prior, cache=4).problem(0, CPU, F64)
+    assert problem.sources is not None
+    assert strata is not None
+    expected = torch.tensor(shares([size for _, size in strata]), dtype=F64)
+    omega = problem.sources.weights(problem.theta0)
+    assert omega.tolist() == pytest.approx((expected / expected.sum()).tolist(), abs=1e-12)
+
+
+def test_a_prior_of_another_source_is_refused(files: dict[str, Source]) -> None:
+    with pytest.raises(ConfigError, match="prior: unknown source 'sum'; did you mean 'sums'"):
+        task(files, prior={"sum": 1.0})
+
+
 def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> None:
     """h_s = α ω_s [(ℓ_s(w) − ℓ_s(u)) − Σ_j ω_j (ℓ_j(w) − ℓ_j(u))] at the losses before the step."""
     problem = problem_of(files, adapter=Lora(rank=2))

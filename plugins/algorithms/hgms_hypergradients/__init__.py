@@ -1,8 +1,9 @@
-"""Hypergradient estimators `implicit`, `unrolled`, `one-step`, `through-step`, `sama`, `averaged`, `carried` and `fixed`."""
+"""Hypergradients `implicit`, `unrolled`, `one-step`, `through-step`, `aligned`, `sama`, `averaged`, `carried` and `fixed`."""
 
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_hypergradients.aligned import Aligned as Aligned
 from hgms_hypergradients.averaged import Averaged as Averaged
 from hgms_hypergradients.carried import Carried as Carried
 from hgms_hypergradients.fixed import Fixed as Fixed
@@ -15,4 +16,4 @@ from hgms_hypergradients.unrolled import Unrolled as Unrolled
 
 @hookimpl
 def hgms_register_hypergradients() -> list[type]:
-    return [Implicit, Unrolled, OneStep, ThroughStep, Sama, Averaged, Carried, Fixed]
+    return [Implicit, Unrolled, OneStep, ThroughStep, Aligned, Sama, Averaged, Carried, Fixed]

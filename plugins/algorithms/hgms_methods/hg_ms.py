@@ -44,6 +44,24 @@ ONE_BRANCH: dict[str, Any] = {
     "selector": {"name": "first"},
 }
 
+# Weights of data sources: what each source's direction is worth, averaged, from the task's own weights as a prior.
+HG_MS_MIXTURE = Composition(
+    name="hg-ms-mixture",
+    summary="HG-MS for weights of data sources: AdamW branches, aligned hypergradients, dual averaging from a prior.",
+    source="HG-MS paper, section on language models; the cosines of LESS (Xia et al. 2024); Xiao 2010.",
+    parts={
+        "generator": {
+            "name": "branches", "count": 1, "steps": 4, "optimizer": "adamw", "lr": 2e-4, "batch_size": 16,
+            "schedule": "constant", "restart_every": None,
+        },
+        "selector": {"name": "best-of-n", "batch_size": 16},
+        "hypergradient": {"name": "aligned", "batch_size": 16, "upper_batch_size": 16},
+        "outer": {"name": "dual-averaging", "strength": 20.0, "prior_steps": 10.0},
+        "keep": "last",
+    },
+    testing={"generator": {"lr": 0.05}},
+)  # fmt: skip
+
 HG_MS = Composition(
     name="hg-ms",
     summary="HG-MS as practised: best of N optimiser branches, truncated ridge CG, Adam on a cosine schedule.",
@@ -107,4 +125,4 @@ HG_MS_TRAJECTORY = Composition(
     },
 )  # fmt: skip
 
-METHODS = (HG_MS, HG_MS_ULA, HG_MS_TILTED, HG_IMPLICIT, HG_BASELINE, HG_MS_TRAJECTORY)
+METHODS = (HG_MS, HG_MS_MIXTURE, HG_MS_ULA, HG_MS_TILTED, HG_IMPLICIT, HG_BASELINE, HG_MS_TRAJECTORY)

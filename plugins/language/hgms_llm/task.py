@@ -66,6 +66,8 @@ class SourceMixture:
         cache: rows of each source that are used for learning the mixture, chosen by the seed (None: all).
         average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``.
         validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
+        prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``; ``size``, in proportion to
+            the rows of each source; or shares by name.
         reference: a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
         micro_batch: rows of one candidate in one pass through the model (None: the whole batch). Bounds memory.
         checkpointing: keep only each layer's input for the backward pass. Saves most activations for a third more time.
@@ -101,6 +103,7 @@ class SourceMixture:
     cache: int | None = field(default=None, validator=optional_whole)
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(default=(0.5, 0.3, 0.2), validator=validation_shares)
+    prior: Mapping[str, float] | Literal["uniform", "size"] = field(default="uniform", hash=False, metadata={"since": "0.7"})
     reference: Mapping[str, float] | None = field(default=None, hash=False)
     micro_batch: int | None = field(default=None, validator=optional_whole)
     checkpointing: bool = False
@@ -110,6 +113,8 @@ class SourceMixture:
             raise ValueError("a mixture has at least two sources")
         if self.reference is not None:
             mixture_shares(self.reference, self.sources, "reference")
+        if not isinstance(self.prior, str):
+            mixture_shares(self.prior, self.sources, "prior")
 
     def lighter(self) -> list[str]:
         """What would take less memory; none of it changes a result."""
@@ -195,6 +200,9 @@ class SourceMixture:
             share = torch.tensor(mixture_shares(mixture, self.sources, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
+        sizes = {name: float(table.size) for name, table in everything["sources"].items()}
+        prior = {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior] if isinstance(self.prior, str) else self.prior
+
         best = None if self.reference is None else torch.tensor(mixture_shares(self.reference, self.sources, "reference"))
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
@@ -206,7 +214,7 @@ class SourceMixture:
             return metrics
 
         return Problem(
-            theta0={"logits": torch.zeros(len(names), device=device, dtype=dtype)},
+            theta0=theta(prior),
             x0=model.start(Key(seed).fold("start"), dtype),
             g=g,
             f=f,

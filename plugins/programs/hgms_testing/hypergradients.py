@@ -10,15 +10,16 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms_core import Estimate, Key, Ravel, detach, upper_gradients
+from hgms_run import needs
 from hgms_testing import oracle, problems
-from hgms_testing.kit import demand, demand_saved, differences, fail, place, shapes, shown, unsound
+from hgms_testing.kit import F64, demand, demand_saved, differences, fail, place, shapes, shown, unsound
 
 KEY = Key(5)
 TOLERANCE = 1e-3
 
 
 def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
-    known = problems.ridge(dtype, variant)
+    known = _usual(estimator, dtype, variant)
     branch = known.branch(steps=20)
     state = estimator.init(known.problem)
     data = [known.problem.lower_data.whole, known.problem.upper_data["differentiate"].whole]
@@ -29,6 +30,12 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
         return {"value": estimate.value, "upper_loss": estimate.upper_loss, "cost": estimate.cost, "state": memory}
 
     return inputs, call
+
+
+def _usual(estimator: Any, dtype: torch.dtype = F64, variant: int = 0) -> problems.Known:
+    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of them."""
+    make = problems.blend if "sources" in needs(estimator) else problems.ridge
+    return make(dtype, variant)
 
 
 def estimated(estimator: Any, known: problems.Known) -> Estimate:
@@ -66,7 +73,7 @@ def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
 
 def check_structure(estimator: Any) -> None:
     """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f at the state it was taken at."""
-    known = problems.ridge()
+    known = _usual(estimator)
     estimate = estimated(estimator, known)
     wanted, came = shapes(known.theta), shapes(estimate.value)
     demand(wanted == came, f"θ has {wanted}, h has {came}")
@@ -84,6 +91,11 @@ def check_closed_form_bowl(estimator: Any) -> None:
 def check_closed_form_ridge(estimator: Any) -> None:
     """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge and mixed term."""
     _close(estimator, problems.ridge())
+
+
+def check_closed_form_sources(estimator: Any) -> None:
+    """At the solution of a mixture of three named sources with round losses (H = I), h is ∇F."""
+    _close(estimator, problems.blend())
 
 
 def check_closed_form_sphere(estimator: Any) -> None:
@@ -108,7 +120,7 @@ def check_central_difference(estimator: Any) -> None:
 
 def check_oracle_counts(estimator: Any) -> None:
     """Its cost is what it did: a call of f or g is declared, and nothing is declared that was not called."""
-    known = problems.ridge()
+    known = _usual(estimator)
     problem, tally = oracle.watched(known.problem)
     branch = evolve(known, problem=problem).branch(steps=7)
     tally.clear()
@@ -128,7 +140,7 @@ def check_oracle_counts(estimator: Any) -> None:
 
 def check_state(estimator: Any) -> None:
     """What it remembers can be saved, and the next estimate is bit for bit the same as without."""
-    known = problems.ridge()
+    known = _usual(estimator)
     branch = known.branch(steps=7)
     _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}

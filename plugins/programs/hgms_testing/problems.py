@@ -135,6 +135,23 @@ def bowl(dtype: torch.dtype = F64) -> Known:
     )
 
 
+def blend(dtype: torch.dtype = F64, seed: int = 0) -> Known:
+    """Rows of three named sources around three points, with round losses (H = I): x*(θ) = Σ_s ω_s(θ) · mean of source s."""
+    centres = numbers([[1.0, 0.0], [-0.5, 0.8], [0.2, -1.0]])
+
+    def around(number: int, rows: int) -> Tree:
+        return {"a": (centres[number % 3] + 0.3 * normal(rows, 2, seed=1000 * seed + 700 + number)).to(dtype)}
+
+    def examples(x: Tree, batch: Tree) -> Tensor:
+        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+
+    tables = {name: around(number, 4 + number) for number, name in enumerate(("east", "west", "south"))}
+    upper, x0 = [around(3, 8)] * len(ROLES), {"x": numbers([0.5, 0.5], dtype)}
+    problem = _of_sources(tables, upper, examples, x0, {"east": 0.5, "west": 0.3, "south": 0.2})
+    means = torch.stack([table["a"].mean(0) for table in tables.values()])
+    return Known(problem, problem.theta0, lambda theta: {"x": theta["logits"].softmax(0) @ means})
+
+
 def sphere(dtype: torch.dtype = F64) -> Known:
     """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
     target = numbers([2.0, 0.5, -1.0], dtype)
