@@ -365,6 +365,7 @@ def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> 
     [
         ("hg-ms", True),
         ("hg-baseline", True),
+        ("hg-ms-mixture", True),
         ("scalebio", True),
         ("scalebio-best-of-n", True),
         ("uniform", False),
@@ -394,7 +395,7 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     own = config.method
     while not hasattr(own, "generator"):
         own = own.method  # what a wrapper is around
-    assert own.generator.lr == 1e-4  # the defaults are those for weighted sources
+    assert own.generator.lr == (2e-4 if method == "hg-ms-mixture" else 1e-4)  # the defaults are those for weighted sources
     problem = config.task.problem(0, CPU, torch.float32)
     rows = run(config.method, problem, Budget(outer_steps=2)).records
     first, last = ({name: value for name, value in row.items() if name.startswith("weight.")} for row in (rows[0], rows[-1]))
