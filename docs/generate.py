@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import itertools
 import json
@@ -346,6 +347,9 @@ def plugins() -> str:
         brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
     for command, entries in sorted(Host().programs.items()):
         brought.setdefault(entries[-1].module, []).append(f"`hgms {command}`")
+    for entry in importlib.metadata.entry_points(group="hgms.models"):
+        if entry.module.startswith("hgms_"):
+            brought.setdefault(entry.module, []).append(f"model `{entry.name}`")
     shown, pages = [], []
     for wing in ("algorithms", "tasks", "language", "programs"):
         shown.append(f"### {wing.capitalize()}\n\n| package | brings |\n|---|---|")

@@ -40,7 +40,8 @@ def test_every_package_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]
     programs = set(entries["hgms.programs"].values())
     programs |= {value.partition(".")[0] for value in entries.get("hgms.mix", {}).values()}
-    plugins = set(PACKAGES) - programs - NO_HOOKS
+    models = {value.partition(":")[0] for value in entries["hgms.models"].values()}
+    plugins = set(PACKAGES) - programs - models - NO_HOOKS
     assert entries["hgms"] == {name.removeprefix("hgms_").replace("_", "-"): name for name in plugins}
     assert programs == {name for name, path in PACKAGES.items() if path.parent.name == "programs"} - NO_HOOKS
 
@@ -72,7 +73,7 @@ def _pinned(file: str) -> set[str]:
 def test_every_dependency_is_pinned() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = _names(PROJECT["project"]["dependencies"])
-    for extra in ("demo", "sklearn", "plot", "test", "docs", "lint"):
+    for extra in ("demo", "sklearn", "plot", "test", "docs", "lint", "smollm2"):
         wanted |= _names(extras[extra])
     assert wanted <= _pinned("constraints.txt")
     assert _names(extras["peers"]) <= _pinned("constraints.txt") | _pinned("constraints-peers.txt")

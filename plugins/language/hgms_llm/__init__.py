@@ -13,6 +13,7 @@ from hgms_llm.lora import Lora
 from hgms_llm.losses import Batches, token_loss
 from hgms_llm.memory import StepMemory, predicted_memory, step_memory
 from hgms_llm.models import BaseModel
+from hgms_llm.named import model_folder, named_models
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.ranking import (
     Phase,
@@ -30,17 +31,17 @@ from hgms_llm.ranking import (
     sources_of,
 )
 from hgms_llm.sources import Example, Source, content, read_examples
-from hgms_llm.table import TokenTable, check_fits
+from hgms_llm.table import TokenTable, cache_folder, check_fits, warn
 from hgms_llm.task import SourceMixture
 from hgms_llm.templates import template_for
 from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
-    "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
-    "TokenTable", "adamw", "adamw_part", "adamw_start", "check_fits", "check_size", "content", "epoch_rows", "first_state",
-    "highest", "in_phases", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens",
-    "read_examples", "some_share", "source_counts", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
-    "token_table",
+    "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture",
+    "StepMemory", "TokenTable", "adamw", "adamw_part", "adamw_start", "cache_folder", "check_fits", "check_size",
+    "content", "epoch_rows", "first_state", "highest", "in_phases", "model_folder", "named_models", "optional_count",
+    "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples", "some_share", "source_counts",
+    "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss", "token_table", "warn",
 ]  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError, MissingExtra
-from hgms_llm.files import expand
+from hgms_llm.named import model_folder, named_models
 
 
 def located(spec: str, what: str, place: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """The folder that ``spec`` names, or ``spec`` itself where it is a name on the Hub that is in its cache or can be reached.
+    """The folder that ``spec`` names (or that an installed package has for the name), or ``spec`` itself where it is a name on
+    the Hub that is in its cache or can be reached.
 
     ``what`` (a model, a tokenizer) and ``place`` (its key in the configuration) are for messages. Transformers alone would try
     for most of a minute, and say of a misspelt folder that the Hub has no repository of that name.
@@ -21,7 +22,7 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
     Errors: ConfigError for a folder that is not there (with the nearest spelling), one that brings Python code of its own
     without leave, and a name that the Hub does not know or cannot be asked about.
     """
-    folder = expand(spec, place)
+    folder = model_folder(spec, place)
     if folder.is_dir():
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as known
 
@@ -37,15 +38,18 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
         others = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         others = []
-    near = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
-    hint = f"; did you mean {str(Path(spec).with_name(near[0]))!r}?" if near else ""
+    installed = sorted(named_models())
+    alike = difflib.get_close_matches(spec.casefold(), installed, n=1, cutoff=0.6)
+    here = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
+    near = alike or [str(Path(spec).with_name(name)) for name in here]
+    hint = f"; did you mean {near[0]!r}?" if near else ""
     if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
         there = ", ".join(others[:20]) or "(no folder)"
         raise ConfigError(
             f"there is no {what} at {spec!r}: no such folder{hint} @ {place}\n"
             f"  available in {Path(spec).parent}: {there}; or give a name on the Hub, OWNER/NAME"
         )
-    _ask(spec, what, place, revision, hint)
+    _ask(spec, what, place, revision, hint, installed)
     return spec
 
 
@@ -70,7 +74,7 @@ def consented(in_file: bool, spec: str | None) -> bool:
     return in_file
 
 
-def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> None:
+def _ask(spec: str, what: str, place: str, revision: str | None, hint: str, installed: list[str]) -> None:
     """Refuses what the Hub has not; it is asked once, since downloads retry for long."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -92,7 +96,8 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str) -> N
     except Exception as error:  # httpx' and the Hub's own errors: it cannot be asked
         why = f"no such folder here, it is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})"
         advice = "give a folder that exists, or fetch it where there is a network: `hf download`"
-    raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}") from None
+    names = f"; or the name of an installed model: {', '.join(installed)}" if installed else ""
+    raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}{names}") from None
 
 
 def transformers_quietly() -> Any:

@@ -17,8 +17,9 @@ from torch import nn
 
 from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
 from hgms_fields import frozen
-from hgms_llm.files import as_written, expand
+from hgms_llm.files import as_written
 from hgms_llm.hub import consented, located, own_code, transformers_quietly
+from hgms_llm.named import model_folder
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
@@ -32,7 +33,8 @@ class BaseModel:
     """A causal language model of transformers: its weights are loaded once, frozen, and shared by all candidates.
 
     Arguments:
-        path: a folder, or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded.
+        path: a folder, the name of a model that an installed package brings (``smollm2-135m``; a folder of that name goes
+            first), or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded.
         config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
             of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
             The vocabulary is the tokenizer's. Weights are drawn on the CPU, the same for every device; those of more than
@@ -91,7 +93,8 @@ class BaseModel:
         Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
         """
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
-        folders = [folder for place, name in places.items() if name is not None and (folder := expand(name, place)).is_dir()]
+        named = [model_folder(name, place) for place, name in places.items() if name is not None]
+        folders = [folder for folder in named if folder.is_dir()]
         files = {path.name: _content(path) for folder in folders for path in sorted(folder.iterdir()) if path.is_file()}
         return hashlib.sha256(json.dumps(files, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if files else None
 

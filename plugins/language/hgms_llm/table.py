@@ -156,11 +156,11 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
         )
 
 
-def cache_folder() -> Path:
-    """The default place of tables: ``tokens`` in ``$HGMS_CACHE``, or in ``hgms`` of the user's cache."""
+def cache_folder(kind: str = "tokens") -> Path:
+    """Where things of a kind are kept that need not be made twice: in ``$HGMS_CACHE``, or in ``hgms`` of the user's cache."""
     own = os.environ.get("HGMS_CACHE")
     root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
-    return root.expanduser() / "tokens"
+    return root.expanduser() / kind
 
 
 def cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenTable:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hgms_core import ConfigError, DataError
 from hgms_llm.files import as_written, expand
 from hgms_llm.hub import located, own_code, transformers_quietly
+from hgms_llm.named import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -90,8 +91,9 @@ def load_tokenizer(
     """The tokenizer that ``spec`` names, always with a padding token.
 
     ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and ``vocab.bpe`` (:func:`gpt2_tokenizer`),
-    any other folder or a name on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token gets its end token
-    as one: padding is kept out of every loss by the table's own mask, so the two are never mixed up.
+    any other folder, the name of an installed model or one on the Hub (transformers' AutoTokenizer). A tokenizer without a
+    padding token gets its end token as one: padding is kept out of every loss by the table's own mask, so the two are never
+    mixed up.
 
     Errors: ConfigError for a path that is not there, code of its own that is not allowed, or neither padding nor end token;
     MissingExtra without transformers.
@@ -99,7 +101,7 @@ def load_tokenizer(
     if spec == BYTES:
         return byte_tokenizer()
     transformers = transformers_quietly()
-    folder = expand(spec, place)
+    folder = model_folder(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec)
     where = located(spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code)

@@ -1,0 +1,110 @@
+"""Models that installed packages bring, by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from fakes import Site
+
+from hgms_core import ConfigError, MissingExtra
+
+pytest.importorskip("transformers")
+
+from hgms_llm import BaseModel, model_folder, named_models
+from hgms_llm.table import warn
+
+PLACE = "task.model.path"
+MODULE = """
+from pathlib import Path
+from hgms_core import MissingExtra
+def folder(): return Path({folder!r})
+def broken(): raise ValueError("no such tensor\\nsecond line")
+def missing(): raise MissingExtra("it needs more\\n  pip install more")
+"""
+
+
+def bring(site: Site, folder: Path, name: str = "their_models", **entries: str) -> None:
+    """An installed distribution with a module and entries of the group."""
+    (site.root / f"{name}.py").write_text(MODULE.format(folder=str(folder)))
+    site.modules.add(name)
+    info = site.root / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"{model} = {name}:{function}" for model, function in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[hgms.models]", *lines]) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    warn.cache_clear()
+
+
+def test_a_name_is_the_folder_that_a_package_has_for_it(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    bring(site, tmp_path / "weights", theirs="folder")
+    assert "theirs" in named_models()
+    assert model_folder("theirs", PLACE) == tmp_path / "weights"
+    assert model_folder("Owner/Other", PLACE) == Path("Owner/Other")
+
+
+def test_a_folder_here_goes_first_and_that_is_said(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring(site, tmp_path / "weights", theirs="folder")
+    (tmp_path / "here" / "theirs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with caplog.at_level(logging.WARNING, logger="hgms"):
+        assert model_folder("./theirs", PLACE) == Path("theirs")
+        assert caplog.messages == []
+        assert model_folder("theirs", PLACE) == Path("theirs")
+    (message,) = caplog.messages
+    assert message.startswith("'theirs' is the folder of that name here, not the model that their_models")
+    assert "write './theirs'" in message
+
+
+def test_the_model_is_loaded_from_it_and_its_contents_are_in_the_digest(site: Site, tmp_path: Path) -> None:
+    import torch
+
+    from hgms_llm.tokenizers import byte_tokenizer
+
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16}
+    built = BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes")
+    weights = built.load(torch.device("cpu"), vocabulary=259)
+    weights.save_pretrained(tmp_path / "weights")  # type: ignore[operator]
+    byte_tokenizer().save_pretrained(tmp_path / "weights")
+    bring(site, tmp_path / "weights", theirs="folder")
+    named = BaseModel(path="theirs")
+    for name, leaf in named.load(torch.device("cpu")).named_parameters():
+        assert torch.equal(leaf, weights.get_parameter(name)), name
+    assert len(named.load_tokenizer()) == 259
+    assert named.digest() == BaseModel(path=str(tmp_path / "weights")).digest()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    assert named.digest() != built.digest()
+
+
+def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path, theirs="broken", other="missing", gone="nothing")
+    with pytest.raises(ConfigError, match=r"'theirs', which their_models .* had \(ValueError: no such tensor\) @ task"):
+        model_folder("theirs", PLACE)
+    with pytest.raises(ConfigError, match=r"'gone', which their_models .* cannot be had \(AttributeError: "):
+        model_folder("gone", PLACE)
+    with pytest.raises(MissingExtra, match=r"it needs more\n  pip install more"):
+        model_folder("other", PLACE)
+
+
+def test_two_packages_with_one_name_are_refused(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path, theirs="folder")
+    bring(site, tmp_path, name="more_models", theirs="folder")
+    with pytest.raises(ConfigError, match="two installed packages bring a model called 'theirs'"):
+        named_models()
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(site, tmp_path, **{"tiny-llm": "folder"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError) as raised:
+        BaseModel(path="Tiny-LM").load_tokenizer()
+    assert "did you mean 'tiny-llm'?" in str(raised.value)
+    assert "or the name of an installed model: " in str(raised.value)
