@@ -9,7 +9,7 @@ from __future__ import annotations
 from hgms_core import hookimpl
 from hgms_llm.formats import Message
 from hgms_llm.language import LanguageModel
-from hgms_llm.lora import Lora
+from hgms_llm.lora import Lora, interpolated
 from hgms_llm.losses import Batches, token_loss
 from hgms_llm.memory import StepMemory, predicted_memory, step_memory
 from hgms_llm.models import BaseModel
@@ -18,6 +18,7 @@ from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.ranking import (
     Phase,
     adamw,
+    adamw_on_mixture,
     adamw_part,
     adamw_start,
     check_size,
@@ -28,6 +29,7 @@ from hgms_llm.ranking import (
     optional_count,
     some_share,
     source_counts,
+    source_sizes,
     sources_of,
 )
 from hgms_llm.sources import Example, Source, content, read_examples
@@ -37,11 +39,12 @@ from hgms_llm.templates import template_for
 from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
-    "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture",
-    "StepMemory", "TokenTable", "adamw", "adamw_part", "adamw_start", "cache_folder", "check_fits", "check_size",
-    "content", "epoch_rows", "first_state", "highest", "in_phases", "model_folder", "named_models", "optional_count",
-    "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples", "some_share", "source_counts",
-    "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss", "token_table", "warn",
+    "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
+    "TokenTable", "adamw", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits", "check_size",
+    "content", "epoch_rows", "first_state", "highest", "in_phases", "interpolated", "model_folder", "named_models",
+    "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples", "some_share",
+    "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss", "token_table",
+    "warn",
 ]  # fmt: skip
 
 

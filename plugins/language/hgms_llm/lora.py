@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, final
 
 import attrs
@@ -91,6 +91,29 @@ class Lora:
             r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=modules,
             fan_in_fan_out=convolution, task_type="CAUSAL_LM",
         )  # fmt: skip
+
+
+def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
+    """Σ_s λ_s x_s of lower states. Of adapters this is the one that adds Σ_s λ_s B_s A_s to its weight: its rank is the sum of
+    theirs.
+
+    >>> two = [{"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)} for sign in (1, -1)]
+    >>> mean = interpolated(two, [0.75, 0.25])
+    >>> mean["q.lora_B.weight"] @ mean["q.lora_A.weight"]
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+    pairs = list(zip(states, weights, strict=True))
+    mean = {}
+    for name in states[0]:
+        if name.endswith(".lora_A.weight"):
+            mean[name] = torch.cat([x[name] for x in states], dim=-2)
+        elif name.endswith(".lora_B.weight"):
+            mean[name] = torch.cat([weight * x[name] for x, weight in pairs], dim=-1)
+        else:
+            mean[name] = torch.stack([weight * x[name] for x, weight in pairs]).sum(0)
+    return mean
 
 
 def width_of(module: nn.Module) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -47,6 +48,19 @@ class Rows:
                 '  set task.adapter.dropout = 0, or the generator\'s mode = "loop"'
             )
         return tuple(int(seed) for seed in batch["seed"].reshape(-1))
+
+
+@frozen(eq=False)
+class Examples:
+    """``problem.sources.examples`` of language models: the loss of each row, its mean over completion tokens.
+
+    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer."""
+
+    rows: Rows
+    sizes: Mapping[str, int]
+
+    def __call__(self, x: Tree, batch: Batch) -> Tensor:
+        return self.rows(x, batch)
 
 
 @frozen(eq=False)

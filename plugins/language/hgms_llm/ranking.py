@@ -90,6 +90,17 @@ def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
     return {name: number for (name, _), number in zip(strata, counts.tolist(), strict=True)}
 
 
+def source_sizes(problem: Problem) -> dict[str, int]:
+    """How many rows each source has: in its file where the task keeps fewer of them, else in the pool.
+
+    >>> from hgms_testing.problems import mixture
+    >>> source_sizes(mixture())
+    {'near': 12, 'far': 12}
+    """
+    own = None if problem.sources is None else getattr(problem.sources.examples, "sizes", None)
+    return dict(own or problem.lower_data.strata or ())
+
+
 class Moments(Protocol):
     """What AdamW is besides its learning rate; a method that has these fields is one."""
 
@@ -125,6 +136,21 @@ def adamw(
     scale, correction = corrections(lr, count, moments.betas)
     adam_(moved, grads, first, second, scale=scale, correction=correction, betas=moments.betas, eps=moments.eps)
     return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), value
+
+
+def adamw_on_mixture(
+    problem: Problem, theta: Tree, state: Tree, moments: Moments, *,
+    lr: float, batch_size: int | None, key: Key, at: int, count: int, step: int,
+) -> tuple[Tree, Tensor, Cost]:  # fmt: skip
+    """``count`` updates of :func:`adamw` on g(θ, ·), after ``at`` of them, on batches that ``key`` and ``at`` draw.
+
+    The state, the last loss and the cost."""
+    data, loss = problem.lower_data, torch.empty(())
+    index = data.draw(key.fold(at), batch_size, count)
+    for number in range(count):
+        batch = data.batch(None if index is None else index[number])
+        state, loss = adamw(problem.g, theta, batch, state, moments, lr=lr, count=at + number + 1, step=step)
+    return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
 
 
 def adamw_start(x: Tree) -> Tree:

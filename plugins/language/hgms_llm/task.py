@@ -19,7 +19,18 @@ from hgms_core import DataError, Key, Problem, Sources, Tree, roles
 from hgms_fields import frozen, lowering, optional_whole, validation_shares
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora
-from hgms_llm.losses import Average, Batches, MixtureLoss, Rows, UpperLoss, mean_lengths, shuffled, token_loss, weights
+from hgms_llm.losses import (
+    Average,
+    Batches,
+    Examples,
+    MixtureLoss,
+    Rows,
+    UpperLoss,
+    mean_lengths,
+    shuffled,
+    token_loss,
+    weights,
+)
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.sources import Source, check_names, content, mixture_shares
@@ -230,7 +241,9 @@ class SourceMixture:
                 weights=weights,
                 theta=theta,
                 losses=g.sources,
-                examples=Rows(model, "example", torch.ones(0)),
+                examples=Examples(
+                    Rows(model, "example", torch.ones(0)), {name: table.size for name, table in everything["sources"].items()}
+                ),
                 pooled=UpperLoss(training),
             ),
             counters=lambda: model.tokens,

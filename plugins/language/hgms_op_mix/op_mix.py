@@ -1,0 +1,196 @@
+"""OP-Mix: one short run a source; mixtures of these runs' ends stand for runs on mixtures."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field, validators
+from torch import Tensor
+
+import hgms_llm
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms_op_mix.law import fit, propose
+
+
+@final
+@frozen(kw_only=True)
+class OpMix:
+    """A law of the validation losses of mixtures that are simulated, not trained::
+
+        x_s = x0 after ``steps`` AdamW updates on g(p_s, ·)              one probe for each source; p_s: ``own`` of source s,
+                                                                         the rest even
+        x(λ) = Σ_s λ_s x_s,   ω(λ) = Σ_s λ_s p_s                         λ: ``candidates`` points of the simplex
+        y_p(λ) = mean loss of validation set p at x(λ)                   rows of the role ``select``
+        ŷ_p(ω) = e^{c_p} + e^{t_p·ω},      fitted to (ω(λ), y_p(λ))
+        ω* = argmin (1/P) Σ_p e^{t_p·ω} + kl · KL(ω‖prior)
+
+    Adapters are added as what they add to their weights, Σ_s λ_s B_s A_s, not as their two factors. All probes see the same
+    batches. One step is up to ``updates`` updates of a probe, or the validation losses of one candidate.
+
+    Use when training on each source alone can be afforded, and many mixtures are to be compared. Avoid long probes: that the
+    mean of two ends is like the end of a mixture holds near where they start.
+
+    Arguments:
+        steps, updates: updates of each probe, and at most how many in one outer step.
+        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
+        own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that source alone.
+        candidates: points λ: the corners (the probes themselves), even weights, and random ones, even over the simplex.
+        kl: the weight of the prior. ``prior``: ``uniform`` over the sources, or their shares of all ``rows``.
+        chunk: validation rows whose losses are computed at a time.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the budget is spent.
+
+    Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer ``candidates`` than S + 2 and an
+    ``own`` of at most 1/S; NumericalError for infinite losses.
+
+    Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``) before the mixture is known.
+    Memory: 3 + S lower states; as many again while a candidate is computed.
+
+    >>> OpMix(steps=50, own=1.0).kl
+    0.05
+
+    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the time*, 2026 (arXiv 2605.15220).
+    """
+
+    name: ClassVar[str] = "op-mix"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+
+    steps: int = field(default=100, validator=whole)
+    updates: int = field(default=10, validator=whole)
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    batch_size: int | None = field(default=32, validator=optional_whole)
+    own: float = field(default=0.9, validator=hgms_llm.some_share)
+    candidates: int = field(default=32, validator=validators.ge(4))
+    kl: float = field(default=0.05, validator=positive)
+    prior: Literal["uniform", "rows"] = "uniform"
+    chunk: int = field(default=32, validator=whole)
+    train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
+    @classmethod
+    def testing_instance(cls) -> OpMix:
+        """For ``hgms check``: done within 60 outer steps, at rates for a problem of size 1, with a prior that hardly counts."""
+        return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
+
+    def init(self, problem: Problem, seed: int) -> State:
+        sources = _sources(problem)
+        count = len(sources.names)
+        if "select" not in problem.upper_data or problem.upper_data["select"].size == 0:
+            raise ConfigError("method 'op-mix' compares mixtures on validation rows of the role 'select', and there are none")
+        if self.candidates < count + 2:
+            raise ConfigError(f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at least {count + 2}")
+        if self.own <= 1 / count:
+            raise ConfigError(f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}")
+        return {
+            **hgms_llm.first_state(seed, "probes", sources),
+            "run": 0,
+            "probes": {},
+            "losses": torch.empty(0, len(sources.parts), dtype=torch.float64),
+            "train": hgms_llm.adamw_start(problem.x0),
+        }
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        phases = {"probes": self._probe, "candidates": self._candidate, "train": self._train}
+        return hgms_llm.in_phases(phases, problem, state, finished=self.finished(state))
+
+    def finished(self, state: State) -> bool:
+        """Whether the mixture is known and x is trained as long as it should be."""
+        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        """(θ, x): the even mixture and the present probe's x, until there is more."""
+        return state["theta"], hgms_llm.adamw_part(state["train"], "x")
+
+    @property
+    def untrained(self) -> str:
+        """Why x was not trained on the mixture; empty where it was."""
+        return "x is a probe's (train_steps = 0)" if self.train_steps == 0 else ""
+
+    def _probe(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Some updates of a probe; all see the same batches."""
+        sources, run, at = _sources(problem), state["run"], state["at"]
+        mixture = self._trained_on(len(sources.names))[run]
+        theta = sources.theta(dict(zip(sources.names, mixture.tolist(), strict=True)))
+        count = min(self.updates, self.steps - at)
+        changes, record, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
+        if changes["at"] == self.steps:
+            probes = {**state["probes"], str(run): hgms_llm.adamw_part(changes["train"], "x")}
+            changes |= {"probes": probes, "run": run + 1, "at": 0, "train": hgms_llm.adamw_start(problem.x0)}
+            if run + 1 == len(sources.names):
+                changes["phase"] = "candidates"
+        return changes, {"probe": sources.names[run], **record}, spent
+
+    def _candidate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """The validation losses of one mixture of the probes; after the last the laws and the mixture."""
+        sources, at, probes = _sources(problem), state["at"], list(state["probes"].values())
+        points = self._points(len(probes), Key(state["seed"]).fold("points"))
+        x = hgms_llm.interpolated(probes, points[at].tolist())
+        by_part = self._validation_losses(problem, x, state["step"] + 1)
+        losses = torch.cat([state["losses"], by_part[None]])
+        changes: State = {"losses": losses, "at": at + 1}
+        known = ~by_part.isnan()
+        record: Record = {"upper_loss": by_part[known].mean()}
+        if at + 1 == self.candidates:
+            mixtures = points @ self._trained_on(len(probes))
+            laws = [fit(mixtures, losses[:, part]) for part in known.nonzero().flatten().tolist()]
+            omega = propose(laws, self._prior(problem), self.kl)
+            predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
+            means = losses[:, known].mean(1)
+            record |= {"predicted_loss": predicted, "law_error": max(law.error for law in laws), "lowest_loss": means.min()}
+            best = probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
+            theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
+            changes |= {"phase": "train", "at": 0, "theta": theta, "probes": {}, "train": hgms_llm.adamw_start(best)}
+        return changes, record, Cost(upper_values=1, rows=problem.upper_data["select"].size)
+
+    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
+        return self._updates(problem, state["theta"], state, count, Key(state["seed"]).fold("train"))
+
+    def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Record, Cost]:
+        train, loss, spent = hgms_llm.adamw_on_mixture(
+            problem, theta, state["train"], self, lr=self.lr, batch_size=self.batch_size,
+            key=key, at=state["at"], count=count, step=state["step"] + 1,
+        )  # fmt: skip
+        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
+
+    def _trained_on(self, count: int) -> Tensor:
+        """p_s of each probe, ``[S, S]``."""
+        rest = (1 - self.own) / (count - 1)
+        return torch.full((count, count), rest, dtype=torch.float64).fill_diagonal_(self.own)
+
+    def _points(self, count: int, key: Key) -> Tensor:
+        """The λ of all candidates, ``[candidates, S]``."""
+        even = torch.full((1, count), 1 / count, dtype=torch.float64)
+        draw = torch.rand(self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64)
+        spacings = -draw.clamp_min(torch.finfo(torch.float64).tiny).log()
+        return torch.cat([torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)])
+
+    def _validation_losses(self, problem: Problem, x: Tree, step: int) -> Tensor:
+        """f on the rows of each validation set, ``[P]``; NaN of one without rows in the role ``select``."""
+        data, parts = problem.upper_data["select"], len(_sources(problem).parts)
+        sums, counts = torch.zeros(2, parts, dtype=torch.float64)
+        for index in torch.split(torch.arange(data.size, device=data.device), self.chunk):
+            source = data.rows(index)["source"].to(index.device)
+            for part in source.unique().tolist():
+                own = index[source == part]
+                with torch.no_grad():
+                    loss = problem.f(problem.theta0, x, data.rows(own))
+                if not torch.isfinite(loss):
+                    raise NumericalError(f"step {step}: the validation loss of a mixture is {float(loss)}; lower lr or steps")
+                sums[part] += len(own) * float(loss)
+                counts[part] += len(own)
+        return sums / counts
+
+    def _prior(self, problem: Problem) -> Tensor:
+        names, sizes = _sources(problem).names, hgms_llm.source_sizes(problem)
+        shares = [sizes[name] if self.prior == "rows" else 1 for name in names]
+        return torch.tensor(shares, dtype=torch.float64) / sum(shares)
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_llm.sources_of(problem, "method 'op-mix' mixes")
