@@ -35,6 +35,7 @@ LIBRARIES = [
 """What several components share; hgms_adam and hgms_fields also serve the other libraries."""
 
 PROGRAMS = [
+    ["hgms_mix_compare"],
     ["hgms_demo", "hgms_mix"],
     ["hgms_compare", "hgms_report"],
     ["hgms_evaluation", "hgms_loops", "hgms_results", "hgms_testing"],

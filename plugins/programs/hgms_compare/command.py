@@ -11,6 +11,7 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
 from hgms_compare.complete import labels
+from hgms_compare.seeds import seeds_option
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
@@ -20,29 +21,6 @@ if TYPE_CHECKING:
 def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
     """Repeatable, and with commas."""
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
-
-
-def _seeds(_context: click.Context, _option: click.Parameter, value: str | None) -> int | list[int] | None:
-    """A count (``5``), a list (``0,1,7``) or a range (``10-14``)."""
-    from hgms_compare.grid import MOST_SEEDS
-
-    if value is None:
-        return None
-    try:
-        if "," not in value and "-" not in value:
-            return int(value)
-        seeds: list[int] = []
-        for part in value.split(","):
-            first, dash, last = part.partition("-")
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if not numbers:
-                raise ValueError
-            if len(seeds) + numbers.stop - numbers.start > MOST_SEEDS:
-                raise click.BadParameter(f"at most {MOST_SEEDS:,} seeds, not {value!r}")
-            seeds += numbers
-    except ValueError:
-        raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
-    return seeds
 
 
 @click.command(short_help="Compare methods on tasks under one budget.")
@@ -58,7 +36,7 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
     help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD. Repeatable.",
 )  # fmt: skip
 @click.option("--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls.")
-@click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
+@seeds_option
 @click.option("--out", metavar="FOLDER", help="Where run folders go.")
 @click.option("--metric", help="What to compare by; by default each task's first metric.")
 @click.option("--reference", metavar="LABEL", shell_complete=labels("method"),

@@ -110,12 +110,33 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
         return _named(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
     task_label, task = _chosen(table.get("task"), None, "task", source)
-    _, chosen = _chosen(table["method"], method, "method", source)
+    label, chosen = _chosen(table["method"], method, "method", source)
+    table = _for(label, table, source)
     special = chosen.pop("on", {}).get(task_label, {})
     seeds = table.get("seeds", 1)
     seed = seeds[0] if isinstance(seeds, Sequence) and seeds else 0
     kept = {key: value for key, value in table.items() if key not in OF_GRIDS}
     return _named({**kept, "seed": seed}, task, overlay(chosen, special))
+
+
+LATER = ("sample", "finetune", "evaluate")
+"""The tables of what comes after learning the mixture: what [for.LABEL] may lay other values over."""
+
+
+def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The table with what [for.LABEL] lays over the stages after learning, and without these tables."""
+    rest = {key: value for key, value in table.items() if key != "for"}
+    tables = table.get("for", {})
+    entries = [entry if isinstance(entry, Mapping) else {"name": entry} for entry in table["method"]]
+    labels = [str(entry.get("label", entry.get("name"))) for entry in entries]
+    for name, own in tables.items() if isinstance(tables, Mapping) else [("", tables)]:
+        if name not in labels:
+            raise ConfigError(f"{unknown('method', name, labels)}\n  @ {source}.for")
+        for key in own if isinstance(own, Mapping) else [own]:
+            if key not in LATER:
+                where = f"{source}.for.{name}, for what comes after learning"
+                raise ConfigError(f"{unknown('table', str(key), LATER)}\n  @ {where}")
+    return overlay(rest, tables.get(label, {}))
 
 
 def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,11 @@ class Mix:
             torch.cuda.empty_cache()
         going_on = folder.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
-        return folder.finish(*stage.run(self, folder.path))
+        began = time.process_time()
+        outputs, facts = stage.run(self, folder.path)
+        # What went before an interruption was not counted: then nobody knows.
+        spent = None if going_on else time.process_time() - began
+        return folder.finish(outputs, {"processor_seconds": spent, **facts})
 
     # -- what stages share ------------------------------------------------------------------------------------------
 

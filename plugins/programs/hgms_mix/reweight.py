@@ -59,6 +59,7 @@ class Reweight(Stage):
             "method": mix.config.method_name,
             "outer_steps": result.summary["outer_steps"],
             "seconds": result.seconds,
+            **({"processor_seconds": result.seconds} if mix.config.run.clock == "cpu" else {}),
             "metrics": result.summary.get("metrics") or {},
             "validation_loss": result.summary.get("validation_loss"),
         }
@@ -70,7 +71,10 @@ class Reweight(Stage):
         return {
             **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
             "sources": [{"source": source, "weight": weight} for source, weight in learned["weights"].items()],
-            "stages": {name: {"key": done.key, "folder": str(done.path)} for name, done in mix.done.items()},
+            "stages": {
+                name: {"key": done.key, "folder": str(done.path), "processor_seconds": done.facts.get("processor_seconds")}
+                for name, done in mix.done.items()
+            },
         }
 
 

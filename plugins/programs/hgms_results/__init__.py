@@ -8,7 +8,7 @@ from hgms_results.folders import Skipped, read_run, scan, scan_sweeps
 from hgms_results.forest import STYLE, Forest, notebook_html
 from hgms_results.ranks import Ranks
 from hgms_results.recovered import Ratio, recovered
-from hgms_results.statistics import Interval, few_seeds, paired, spell
+from hgms_results.statistics import Interval, compared, few_seeds, paired, spell
 from hgms_results.stored import StoredRun, StoredSweep, short_names
 from hgms_results.tables import DEFAULT_REFERENCES, ORDER, RECOVERED, Point, Row, Table, is_share, table
 
@@ -31,6 +31,7 @@ __all__ = [
     "StoredRun",
     "StoredSweep",
     "Table",
+    "compared",
     "execution_notes",
     "few_seeds",
     "is_share",

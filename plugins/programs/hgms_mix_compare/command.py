@@ -1,0 +1,56 @@
+"""``hgms mix compare``: parse, call, print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hgms_cli import json_option, plugin_option, print_json, print_table, printable
+from hgms_compare import seeds_option
+
+
+@click.command(short_help="Tune on the mixture of every method of a grid, and compare the models.")
+@click.argument("grid", type=click.Path(path_type=Path))
+@click.option("--methods", "--method", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all.")
+@seeds_option
+@click.option("--reference", metavar="LABEL", help="What differences are taken to. Default: the grid's, else uniform.")
+@click.option("--out", metavar="FOLDER", help="Where mix folders go.")
+@click.option("--scale", metavar="NAME", help="A scale of the GRID.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over every mix. Repeatable.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Mixes at a time, a process each.")
+@click.option("--dry-run", is_flag=True, help="Check everything, list the mixes, run nothing.")
+@plugin_option
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context, grid: Path, methods: str | None, seeds: int | list[int] | None, reference: str | None, out: str | None,
+    scale: str | None, sets: Sequence[str], jobs: int, dry_run: bool, as_json: bool, **_loaded: object,
+) -> None:  # fmt: skip
+    """Take every method of GRID to the end, over its seeds, and compare the tuned models by their losses on the test sets.
+
+    \b
+    hgms mix compare grid.toml --seeds 5 --jobs 2
+
+    Each mix is what `hgms mix GRID --method LABEL --seed N` makes: what is finished is not made again, what was broken off goes
+    on. Leaves with 1 if a mix failed, 2 if the grid is wrong.
+    """
+    from hgms_mix_compare.mixes import Contest, carry_out
+
+    labels = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    contest = Contest.of(grid, labels, seeds, reference, out=out, scale=scale, sets=sets)
+    if dry_run:
+        rows = [{"method": label, "seed": seed} for label, seed in contest.mixes()]
+        if as_json:
+            print_json(rows)
+        else:
+            print_table(("method", "seed"), rows)
+        return
+    outcome = carry_out(contest, jobs, lambda line: click.echo(printable(line), err=True))
+    if as_json:
+        print_json(outcome.as_dict())
+    else:
+        outcome.print()
+    if outcome.failures:
+        ctx.exit(1)
