@@ -369,7 +369,7 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
     inside = {
         "reweight": ("hgms_llm.task", "token_table"),
         "sample": ("hgms_mix.sample", "write_rows"),
-        "finetune": ("hgms_mix.training", "completion_loss"),
+        "finetune": ("hgms_mix.trainers", "completion_loss"),
         "evaluate": ("hgms_mix.evaluate", "row_losses"),
     }
     done: list[str] = []

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from hgms_core import CheckpointError, ConfigError, NumericalError, OutOfMemory
+from hgms_mix.batches import collate, completion_loss
 from hgms_mix.checkpoints import SEAL, newest_checkpoint
 from hgms_mix.evaluate import row_losses
 from hgms_mix.finetune import Finetune
-from hgms_mix.training import collate, completion_loss, tied_are_there, train
+from hgms_mix.training import tied_are_there, train
 from hgms_run import DiskError, Interrupted
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")

@@ -13,8 +13,9 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Key, OutOfMemory, out_of_memory
+from hgms_mix.batches import IGNORED, collate
 from hgms_mix.stages import Stage
-from hgms_mix.training import IGNORED, collate, without_peft_warnings
+from hgms_mix.training import without_peft_warnings
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ from hgms_fields import not_negative, positive
 from hgms_llm import BaseModel, Lora
 from hgms_mix.sample import read_rows
 from hgms_mix.stages import Stage
+from hgms_mix.trainers import Transformers
 from hgms_mix.training import train
+from hgms_mix.trl_trainer import Trl
 from hgms_run import environment, plain, replace_file
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Finetune:
         seed: of the order of the rows, the fresh adapter and dropout; None: the mix's own.
         start: ``fresh``: new parameters of the adapter (or the base model's own, without one); ``reweighted``: the lower
             variables that reweighting ended with.
+        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options: ``[finetune.trainer]``).
         save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing, less memory for more time.
         model, adapter: what is tuned, where it is another model than the one that the mixture was learned with (a small proxy);
             None: the task's. Rows are written in its own tokens.
@@ -68,6 +71,7 @@ class Finetune:
     checkpointing: bool = False
     model: BaseModel | None = None
     adapter: Lora | None = None
+    trainer: Transformers | Trl = field(default=Transformers(), metadata={"since": "0.7"})
 
     def __attrs_post_init__(self) -> None:
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
@@ -86,6 +90,7 @@ class Finetuning(Stage):
         return ["accelerate", *([] if mix.adapter is None else ["peft"])]
 
     def check(self, mix: Mix) -> None:
+        mix.config.finetune.trainer.check(None if mix.adapter is None else mix.adapter.targets)
         if mix.config.finetune.model is not None:
             from hgms_llm import template_for
 
@@ -108,6 +113,7 @@ class Finetuning(Stage):
         replace_file(folder / "env.json", json.dumps(environment(mix.device), indent=2, default=str).encode())
         facts = train(
             config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix), pad=rows.pad,
+            tokenizer=mix.tuned_tokenizer,
             watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
         tuned = folder / facts["kind"]

@@ -1,4 +1,4 @@
-"""Training by transformers' Trainer: AdamW, a LoRA adapter in peft's format, exact resumption."""
+"""Training: AdamW, a LoRA adapter in peft's format, exact resumption; which library does it is ``Finetune.trainer``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hgms_core import Key, OutOfMemory, out_of_memory
 from hgms_mix.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
+from hgms_mix.trainers import Job
 from hgms_run import DiskError, Interrupted, Interrupts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, Trainer
+    from transformers import PreTrainedModel, TrainerCallback
 
     from hgms_mix.finetune import Finetune
-
-IGNORED = -100
-"""The label of a token that is not learned from (what transformers uses)."""
 
 
 def train(
@@ -42,10 +38,12 @@ def train(
     adapter: Any = None,
     start: Mapping[str, Tensor] | None = None,
     pad: int = 0,
+    tokenizer: Any = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from a checkpoint if
-    ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names.
+    ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names;
+    ``tokenizer`` is for trainers that ask for one.
 
     Raises:
         NumericalError: the loss of a step is not finite; checkpoints from before are kept.
@@ -62,7 +60,11 @@ def train(
         if settings.checkpointing:
             _checkpoint(model)
         log = LossLog(folder / "losses.jsonl", watch, interrupts)
-        trainer = _trainer(settings, trained, rows, checkpoints, number, pad, log)
+        job = Job(
+            settings=settings, model=trained, rows=rows, folder=checkpoints, seed=number, pad=pad, tokenizer=tokenizer,
+            callback=_follow(checkpoints, log),
+        )  # fmt: skip
+        trainer = settings.trainer.build(job)
         last = newest_checkpoint(checkpoints)
         log.rewind(last)
         with tied_are_there(trained):
@@ -83,37 +85,8 @@ def train(
         "first_loss": losses[0],
         "last_loss": losses[-1],
         "parameters": sum(leaf.numel() for leaf in trained.parameters() if leaf.requires_grad),
+        **settings.trainer.facts(trainer),
     }
-
-
-def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy over the completion tokens (labels that are not −100, shifted by one): its sum divided by ``count``, or its
-    mean. Computed in float32 whatever the logits are.
-
-    >>> labels = torch.tensor([[-100, 1, 0]])
-    >>> round(float(completion_loss(torch.zeros(1, 3, 4), labels)), 4)    # log 4 at each of the two tokens
-    1.3863
-    """
-    flat, target = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
-    total = F.cross_entropy(flat, target, ignore_index=IGNORED, reduction="sum")
-    return total / (count if count is not None else (target != IGNORED).sum().clamp(min=1))
-
-
-def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor]:
-    """Rows padded on the right to the longest. Labels are the tokens themselves where they are completion, else −100; the first
-    token of a row is never predicted, so it is never a label.
-
-    >>> batch = collate([(torch.tensor([5, 6, 7]), torch.tensor([False, True, True])),
-    ...                  (torch.tensor([8, 9]), torch.tensor([False, True]))], pad=0)
-    >>> batch["input_ids"].tolist(), batch["labels"].tolist(), batch["attention_mask"].tolist()
-    ([[5, 6, 7], [8, 9, 0]], [[-100, 6, 7], [-100, 9, -100]], [[1, 1, 1], [1, 1, 0]])
-    """
-    ids = pad_sequence([tokens.long() for tokens, _ in rows], batch_first=True, padding_value=pad)
-    learned = pad_sequence([mask for _, mask in rows], batch_first=True)
-    present = pad_sequence([torch.ones_like(mask) for _, mask in rows], batch_first=True)
-    labels = ids.where(learned, IGNORED)
-    labels[:, 0] = IGNORED
-    return {"input_ids": ids, "labels": labels, "attention_mask": present.long()}
 
 
 def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor] | None) -> Any:
@@ -148,10 +121,9 @@ def _save(model: Any, target: Path) -> None:
     aside.rename(target)
 
 
-def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, seed: int, pad: int, log: LossLog) -> Trainer:
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-
-    device = next(model.parameters()).device
+def _follow(folder: Path, log: LossLog) -> TrainerCallback:
+    """Seals checkpoints, keeps the losses, and stops after the running step on Ctrl-C."""
+    from transformers import TrainerCallback
 
     class Follow(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -167,27 +139,7 @@ def _trainer(settings: Finetune, model: Any, rows: Sequence[Any], folder: Path, 
                 size = {"gradient_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
                 log.append(row | size, state.max_steps)
 
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    arguments = TrainingArguments(
-        output_dir=str(folder), seed=seed, num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.micro_batch, gradient_accumulation_steps=settings.accumulation,
-        optim="adamw_torch", learning_rate=settings.lr, weight_decay=settings.weight_decay,
-        lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" and settings.warmup else settings.schedule,
-        warmup_steps=settings.warmup, max_grad_norm=settings.clip or 0.0, bf16=bf16, use_cpu=device.type == "cpu",
-        logging_steps=1, logging_nan_inf_filter=False, save_steps=settings.save_every,
-        remove_unused_columns=False, report_to="none", disable_tqdm=True, dataloader_pin_memory=device.type == "cuda",
-    )  # fmt: skip
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # several visible GPUs would be used at once, each with a micro-batch of its own
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=rows, data_collator=lambda batch: collate(batch, pad),
-        compute_loss_func=lambda outputs, labels, num_items_in_batch=None: completion_loss(
-            outputs["logits"], labels, num_items_in_batch
-        ),
-        callbacks=[Follow()],
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return Follow()
 
 
 @contextlib.contextmanager

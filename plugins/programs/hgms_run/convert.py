@@ -167,6 +167,9 @@ class _Reader:
         if type(None) in members and value in (None, "none"):
             return None
         members = [member for member in members if member is not type(None)]
+        names = [getattr(member, "name", None) for member in members if attrs.has(member)]
+        if len(members) == sum(isinstance(name, str) for name in names) > 1:
+            return self.part(value, dict(zip(map(str, names), members, strict=True)))
         members = [member for member in members if not origin_is(member, Callable)] or members  # a file holds no function
         members.sort(key=lambda member: type(value) is not member)
         failures = []
@@ -181,6 +184,19 @@ class _Reader:
         if isinstance(value, Mapping) and len(telling) == 1:
             raise telling[0]
         _unexpected(hint, value)
+
+    def part(self, value: object, parts: Mapping[str, type]) -> Any:
+        """One of a few classes by its name, from the other keys of its table: a choice that no plugin adds to."""
+        table: Any = {"name": value} if isinstance(value, str) else value
+        names = ", ".join(parts)
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+            fail(f"expected one of {names}, or a table with such a name, got {show(value)}")
+        name = table["name"]
+        if name not in parts:
+            near = closest(name, parts)
+            message = f"unknown name {name!r}{f'; did you mean {near!r}?' if near else ''} (known: {names})"
+            raise Invalid((() if isinstance(value, str) else ("name",), message))
+        return self.table({key: item for key, item in table.items() if key != "name"}, parts[name])
 
     def sequence(self, value: object, hint: Any) -> Any:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
