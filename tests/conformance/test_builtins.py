@@ -107,6 +107,10 @@ EXPECTED = {
         "scalebio-best-of-n",
         "learning-to-reweight",
         "mw-net",
+        "doremi",
+        "doge",
+        "skill-it",
+        "aioli",
         "small-loss",
         "agreement",
     },
@@ -145,6 +149,7 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
     assert {name: checks for name, checks in excused.items() if checks} == {
         "solver identity": {"dense-solve"},
         "selector first": {"permutation"},
+        "method doremi": {"optimum"},
         "hypergradient one-step": one_step,
         "hypergradient through-step": one_step,
         "hypergradient sama": one_step,

@@ -18,6 +18,7 @@ from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.ranking import (
     Phase,
     adamw,
+    adamw_moved,
     adamw_on_mixture,
     adamw_part,
     adamw_start,
@@ -40,11 +41,11 @@ from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
     "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
-    "TokenTable", "adamw", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits", "check_size",
-    "content", "epoch_rows", "first_state", "highest", "in_phases", "interpolated", "model_folder", "named_models",
-    "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples", "some_share",
-    "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss", "token_table",
-    "warn",
+    "TokenTable", "adamw", "adamw_moved", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits",
+    "check_size", "content", "epoch_rows", "first_state", "highest", "in_phases", "interpolated", "model_folder",
+    "named_models", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples",
+    "some_share", "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
+    "token_table", "warn",
 ]  # fmt: skip
 
 

@@ -127,15 +127,26 @@ def adamw(
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
     """
-    x, m, v = (adamw_part(state, part) for part in "xmv")
-    grads, value = gradient(loss, theta, x, batch)
+    grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
     if not torch.isfinite(value):
         raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
+    return adamw_moved(grads, state, moments, lr=lr, count=count), value
+
+
+def adamw_moved(grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int) -> Tree:
+    """The update of :func:`adamw` by a gradient that is known, as the leaves of x in their order.
+
+    >>> from types import SimpleNamespace
+    >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    >>> adamw_moved([torch.tensor([4.0])], adamw_start({"w": torch.ones(1)}), moments, lr=0.5, count=1)["x.w"]
+    tensor([0.5000])
+    """
+    x, m, v = (adamw_part(state, part) for part in "xmv")
     moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
     first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
     scale, correction = corrections(lr, count, moments.betas)
     adam_(moved, grads, first, second, scale=scale, correction=correction, betas=moments.betas, eps=moments.eps)
-    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second))), value
+    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
 
 
 def adamw_on_mixture(

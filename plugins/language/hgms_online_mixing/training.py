@@ -1,0 +1,129 @@
+"""What the four methods share: batches drawn by a mixture, training on them, and the loss of every validation set."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import hgms_llm
+from hgms_core import ConfigError, Cost, Data, Key, NumericalError, Problem, Sources, Tree
+
+
+class Settings(Protocol):
+    """What training needs of a method: AdamW and the size of a batch."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def even(sources: Sources) -> Tensor:
+    """ω = 1/S."""
+    return torch.full((len(sources.names),), 1 / len(sources.names), dtype=torch.float64)
+
+
+def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
+    """ω_s = the share of all lower rows that source s holds."""
+    sizes = dict(problem.lower_data.strata or ())
+    return torch.tensor([sizes[name] / problem.lower_data.size for name in sources.names], dtype=torch.float64)
+
+
+def theta_of(sources: Sources, weights: Tensor) -> Tree:
+    """θ with these weights of the sources."""
+    return sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
+
+
+def tilted(weights: Tensor, scores: Tensor) -> Tensor:
+    """ω_s e^(scores_s), divided by its sum: a step of exponentiated gradient.
+
+    >>> tilted(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
+    tensor([0.7500, 0.2500])
+    """
+    return torch.softmax(weights.log() + scores, 0)
+
+
+def mixture_rows(data: Data, sources: Sources, weights: Tensor, key: Key, batch_size: int, steps: int) -> Tensor:
+    """Numbers of rows, ``[steps, batch_size]``: source s has ω_s·batch_size rows of a batch, rounded up or down at random so
+    that this is its mean. Within one call no row of a source comes twice before all of them have come; rows are drawn by the
+    source's name, not by where it stands."""
+    strata, shares = data.strata or (), dict(zip(sources.names, weights.tolist(), strict=True))
+    sizes, first, firsts = dict(strata), 0, {}
+    for name, size in strata:
+        firsts[name], first = first, first + size
+    names = sorted(sizes)
+    ends = torch.tensor([0.0, *(shares[name] for name in names)], dtype=torch.float64).cumsum(0).mul(batch_size)
+    ends = ends.clamp_max(batch_size)
+    ends[-1] = batch_size
+    luck = torch.rand(steps, 1, generator=key.fold("counts").generator(), dtype=torch.float64)
+    counts = (ends + luck).floor().diff(dim=1).long()
+    parts = []
+    for position, name in enumerate(names):
+        total = int(counts[:, position].sum())
+        numbers = key.fold("rows", name).indices(sizes[name], max(1, total), 1)[0, :total]
+        parts.append(torch.split(firsts[name] + numbers, counts[:, position].tolist()))
+    return torch.stack([torch.cat(step) for step in zip(*parts, strict=True)])
+
+
+def trained(
+    problem: Problem, weights: Tensor, train: Tree, method: Settings, *, key: Key, done: int, count: int, step: int
+) -> tuple[Tree, Tensor, Cost]:
+    """``count`` updates of AdamW more, after ``done``, on batches drawn by the mixture; the last batch's loss.
+
+    Cost: 1 lower gradient an update."""
+    data, sources, loss = problem.lower_data, _sources(problem), torch.empty(())
+    index = mixture_rows(data, sources, weights, key.fold(done), method.batch_size, count)
+    for i in range(count):
+        train, loss = hgms_llm.adamw(
+            sources.pooled, problem.theta0, data.rows(index[i].to(data.device)), train, method,
+            lr=method.lr, count=done + i + 1, step=step,
+        )  # fmt: skip
+    return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
+
+
+def target_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
+    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a time.
+
+    Cost: 1 upper value.
+
+    Errors: NumericalError where a loss is not finite.
+    """
+    data = problem.upper_data[role]
+    part = data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
+    losses = []
+    with torch.no_grad():
+        for number in part.unique().tolist():
+            pieces = torch.split((part == number).nonzero().squeeze(1), chunk)
+            sums = [len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double() for piece in pieces]
+            losses.append(torch.stack(sums).sum().cpu() / sum(map(len, pieces)))
+    values = torch.stack(losses)
+    if not torch.isfinite(values).all():
+        raise NumericalError(f"step {step}: the loss of a validation set is not finite: {values.tolist()}; lower lr")
+    return values, Cost(upper_values=1, rows=data.size)
+
+
+def check_role(problem: Problem, method: str, role: str) -> None:
+    """ConfigError where no validation rows have the role."""
+    if role not in problem.upper_data or problem.upper_data[role].size == 0:
+        raise ConfigError(f"method {method!r} needs validation rows of the role {role!r}, and there are none")
+
+
+def check_batch(sources: Sources, method: str, batch_size: int) -> None:
+    """ConfigError where a batch cannot hold rows of all sources."""
+    if batch_size < len(sources.names):
+        raise ConfigError(
+            f"method {method!r} needs rows of all {len(sources.names)} sources in a batch, and 'batch_size' is {batch_size}\n"
+            f"  set batch_size = {len(sources.names)} or more"
+        )
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_llm.sources_of(problem, "training by a mixture draws from")

@@ -1,0 +1,373 @@
+"""DoReMi, DoGE, Skill-It and Aioli against loops written here, with torch's AdamW and numpy, on the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, assert_same, network_problem
+from source_problems import convex_sources, language_sources, network_sources
+from torch import Tensor
+
+from hgms_core import ConfigError, Data, Key, NumericalError, Problem, State, Tree
+from hgms_online_mixing import Aioli, DoGE, DoReMi, SkillIt
+from hgms_online_mixing.aioli import mixing_law
+from hgms_online_mixing.training import mixture_rows
+from hgms_run import pack, unpack
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_sources()
+assert PROBLEM.sources is not None
+SOURCES = PROBLEM.sources
+SIZES = [20, 12, 8]
+ADAMW = {"lr": 0.02, "weight_decay": 0.1, "batch_size": 7}
+METHODS: dict[str, Any] = {
+    "doremi": DoReMi(**ADAMW, steps=7, updates=3, eta=3.0, smoothing=0.05, prior="rows"),
+    "doremi-to-the-end": DoReMi(**ADAMW, steps=4, updates=3, train_steps=5),
+    "doge": DoGE(**ADAMW, steps=7, updates=3, rate=0.7, validation_batch_size=4, max_norm=0.8),
+    "doge-sources": DoGE(**ADAMW, steps=7, updates=3, rate=0.7, target="sources", bounds=(-1.0, 0.4), train_steps=4),
+    "skill-it": SkillIt(**ADAMW, graph_steps=5, round_steps=7, rounds=4, updates=3, window=2, eta=0.8, chunk=4),
+    "aioli": Aioli(**ADAMW, rounds=3, round_steps=4, sweeps=2, sweep_steps=3, focus=0.6, eta=2.0, updates=3, chunk=4),
+    "aioli-average": Aioli(**ADAMW, rounds=3, round_steps=2, sweeps=1, sweep_steps=2, average=0.3),
+}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
+
+
+def through(method: Any, problem: Problem) -> Iterator[tuple[State, dict[str, Any]]]:
+    """Every state and row until the method says that it has finished."""
+    state = method.init(problem, 3)
+    for _ in range(500):
+        if method.finished(state):
+            return
+        state, row = method.step(problem, state)
+        yield state, row
+    raise AssertionError("it does not finish")
+
+
+class Watched:
+    """The problem, and which rows of which table were read in which order."""
+
+    def __init__(self, problem: Problem = PROBLEM) -> None:
+        self.lower: list[Tensor] = []
+        self.upper: list[Tensor] = []
+        upper = dict(problem.upper_data)
+        upper["differentiate"] = self._watched(upper["differentiate"], self.upper)
+        self.problem = evolve(problem, lower_data=self._watched(problem.lower_data, self.lower), upper_data=upper)
+
+    def _watched(self, data: Data, seen: list[Tensor]) -> Data:
+        def rows(index: Tensor) -> Tree:
+            seen.append(index)
+            return data.rows(index)
+
+        return evolve(data, rows=rows)
+
+
+class Trainee:
+    """x under torch's AdamW."""
+
+    def __init__(self) -> None:
+        self.x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+        self.optimizer = torch.optim.AdamW(list(self.x.values()), lr=0.02, weight_decay=0.1)
+
+    def move(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def on(self, index: Tensor) -> None:
+        """An update on rows as they come."""
+        self.move(SOURCES.examples(self.x, PROBLEM.lower_data.rows(index)).mean())
+
+    def gradient(self, loss: Tensor) -> np.ndarray[Any, Any]:
+        return np.concatenate([leaf.numpy().ravel() for leaf in torch.autograd.grad(loss, list(self.x.values()))])
+
+    def targets(self) -> np.ndarray[Any, Any]:
+        """Mean loss of both validation sets."""
+        batch = PROBLEM.upper_data["differentiate"].whole
+        with torch.no_grad():
+            losses = SOURCES.examples(self.x, batch)
+        return np.array([float(losses[batch["source"] == part].mean()) for part in (0, 1)])
+
+
+def rows_of(index: Tensor) -> list[Tensor]:
+    """A batch's rows, source by source."""
+    source = PROBLEM.lower_data.rows(index)["source"]
+    return [index.reshape(-1)[(source == number).reshape(-1)] for number in range(3)]
+
+
+def softmax(logits: Any) -> Any:
+    shares = np.exp(logits - np.max(logits))
+    return shares / shares.sum()
+
+
+def weights(method: Any, state: State, problem: Problem = PROBLEM) -> Tensor:
+    assert problem.sources is not None
+    return problem.sources.weights(method.result(state)[0])
+
+
+def assert_ends(method: Any, state: State, omega: Any, x: Tree) -> None:
+    assert_same(weights(method, state), torch.as_tensor(omega), rtol=1e-8)
+    assert float((weights(method, state) - 1 / 3).abs().max()) > 1e-3  # a mixture, not the start
+    assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-8, atol=1e-11)
+
+
+def test_batches_have_the_mixture_on_average() -> None:
+    data, omega = PROBLEM.lower_data, torch.tensor([0.55, 0.05, 0.4], dtype=F64)
+    index = mixture_rows(data, SOURCES, omega, Key(1), 7, 3000)
+    source = data.rows(index)["source"]
+    counts = torch.stack([(source == number).sum(1) for number in range(3)], 1).double()
+    assert_same(counts.mean(0), 7 * omega, atol=0.03)
+    assert float((counts - 7 * omega).abs().max()) < 1  # rounded up or down
+    own = [index[source == number] for number in range(3)]
+    for number, size in enumerate(SIZES):  # all rows of a source come before one comes again
+        epochs = own[number][: len(own[number]) // size * size].reshape(-1, size)
+        assert_same(epochs.sort(1).values, epochs[:1].sort(1).values.expand_as(epochs))
+    alone = mixture_rows(data, SOURCES, torch.tensor([0.0, 1.0, 0.0], dtype=F64), Key(1), 7, 5)
+    assert bool((data.rows(alone)["source"] == 1).all())
+
+
+def test_doremi_is_its_loop() -> None:
+    method, watched = METHODS["doremi"], Watched()
+    *_, (state, row) = through(method, watched.problem)
+    assert len(watched.lower) == 7 + 7
+    reference, proxy = Trainee(), Trainee()
+    counts = torch.tensor([[len(rows) for rows in rows_of(index)] for index in watched.lower[:7]]).double()
+    assert_same(counts.mean(0), 7 * torch.tensor(SIZES).double() / 40, atol=0.5)  # the prior by rows
+    for index in watched.lower[:7]:
+        reference.on(index)
+    alpha, history = np.full(3, 1 / 3), []
+    for index in watched.lower[7:]:
+        excess, losses = [], []
+        for rows in rows_of(index):
+            batch = PROBLEM.lower_data.rows(rows)
+            losses.append(SOURCES.examples(proxy.x, batch))
+            known = SOURCES.examples(reference.x, batch).detach()
+            excess.append(np.maximum((losses[-1].detach() - known).numpy(), 0).mean())
+        alpha = alpha * np.exp(3.0 * np.array(excess))
+        alpha = 0.95 * alpha / alpha.sum() + 0.05 / 3
+        history.append(alpha)
+        proxy.move(sum(share * loss.mean() for share, loss in zip(alpha, losses, strict=True)))  # type: ignore[arg-type]
+    assert_ends(method, state, np.mean(history, 0), proxy.x)
+    assert [row[f"excess.{name}"] for name in SOURCES.names] == pytest.approx(excess, rel=1e-8)
+    assert method.untrained == "x is the proxy's (train_steps = 0)"
+
+
+@pytest.mark.parametrize("name", ["doge", "doge-sources"])
+def test_doge_is_its_loop(name: str) -> None:
+    method, watched = evolve(METHODS[name], train_steps=0), Watched()
+    states = list(through(method, watched.problem))
+    state, row = states[-1]
+    assert len(watched.lower) == 7
+    assert all([len(rows) for rows in rows_of(index)] == [2, 2, 2] for index in watched.lower)
+    limit, (low, high) = method.max_norm, method.bounds
+    shortened = lambda vector: vector * min(1.0, limit / (np.linalg.norm(vector) + 1e-6))  # noqa: E731
+    proxy, alpha, history, clipped = Trainee(), np.full(3, 1 / 3), [], 0
+    for at, index in enumerate(watched.lower):
+        losses = [SOURCES.examples(proxy.x, PROBLEM.lower_data.rows(rows)).mean() for rows in rows_of(index)]
+        long = [proxy.gradient(loss) for loss in losses]
+        grads = [shortened(vector) for vector in long]
+        clipped += sum(np.linalg.norm(vector) > limit for vector in long)
+        if method.target == "validation":
+            batch = PROBLEM.upper_data["differentiate"].rows(watched.upper[at])
+            target = shortened(proxy.gradient(SOURCES.examples(proxy.x, batch).mean()))
+            score = np.array([vector @ target for vector in grads])
+        else:
+            score = np.array([vector @ (sum(grads) - vector) for vector in grads])
+        score = np.clip(score / (np.mean([np.linalg.norm(vector) for vector in grads]) + 1e-6), low, high)
+        alpha = softmax(np.log(alpha) + 0.7 * score)
+        history.append(alpha)
+        step, first = sum(share * vector for share, vector in zip(alpha, grads, strict=True)), 0
+        for leaf in proxy.x.values():
+            leaf.grad = torch.as_tensor(step[first : first + leaf.numel()]).reshape(leaf.shape)
+            first += leaf.numel()
+        proxy.optimizer.step()
+    assert clipped > 0 or name != "doge"
+    assert_ends(method, state, np.mean(history, 0), proxy.x)
+    assert [row[f"score.{name}"] for name in SOURCES.names] == pytest.approx(score, rel=1e-7, abs=1e-9)
+    assert ("upper_loss" in row) == (method.target == "validation")
+
+
+def test_skill_it_is_its_loop() -> None:
+    method, watched = METHODS["skill-it"], Watched()
+    states = list(through(method, watched.problem))
+    start, graph = Trainee().targets(), []
+    for number in range(3):
+        own = Trainee()
+        for index in watched.lower[5 * number : 5 * number + 5]:
+            assert_same(PROBLEM.lower_data.rows(index)["source"], torch.full((7,), number))
+            own.on(index)
+        graph.append((start - own.targets()) / start)
+    assert_same(states[5][0]["graph"], torch.as_tensor(np.array(graph)), rtol=1e-8)
+    x, shares, losses, seen = Trainee(), softmax(0.8 * np.sum(graph, 1)), [], []
+    for number in range(4):
+        seen.append(shares)
+        for index in watched.lower[15 + 7 * number : 22 + 7 * number]:
+            x.on(index)
+        losses.append(x.targets())
+        shares = softmax(0.8 * np.array(graph) @ np.sum(losses[-2:], 0))
+    assert len(watched.lower) == 15 + 4 * 7
+    assert_ends(method, states[-1][0], np.mean(seen, 0), x.x)
+    assert states[-1][1]["cost_upper_values"] == 1 + 3 + 4
+
+
+@pytest.mark.parametrize("name", ["aioli", "aioli-average"])
+def test_aioli_is_its_loop(name: str) -> None:
+    method, watched = METHODS[name], Watched()
+    states = list(through(method, watched.problem))
+    sweeps, steps, focus = method.sweeps, method.sweep_steps, method.focus
+    batches, x, shares, used, law = iter(watched.lower), Trainee(), np.full(3, 1 / 3), [], np.zeros((2, 3))
+    stretches = iter([row["source"] for _, row in states if row["phase"] == "sweeps"])
+    for number in range(3):
+        before, falls = x.targets(), np.zeros((2, 3))
+        mixtures = np.full((3, 3), (1 - focus) / 2) + np.eye(3) * (focus - (1 - focus) / 2)
+        for _ in range(sweeps):
+            order = [SOURCES.names.index(next(stretches)) for _ in range(3)]
+            assert sorted(order) == [0, 1, 2]
+            for source in order:
+                for _ in range(steps):
+                    x.on(next(batches))
+                after = x.targets()
+                falls[:, source] += (before - after) / sweeps
+                before = after
+        new = np.stack([np.linalg.lstsq(mixtures, fall, rcond=None)[0] for fall in falls])
+        new = new - min(new.min(), 0)
+        new = new / new.sum()
+        if method.average is None:
+            shares = softmax(np.log(shares) + method.eta * new.sum(0))
+        else:
+            law = new if number == 0 else 0.7 * new + 0.3 * law
+            shares = softmax(method.eta * law.sum(0))
+        used.append(shares)
+        for _ in range(method.round_steps):
+            x.on(next(batches))
+    assert next(batches, None) is None
+    assert_ends(method, states[-1][0], np.mean(used, 0), x.x)
+
+
+def test_focused_batches_hold_the_focus() -> None:
+    watched = Watched()
+    rows = [row for _, row in through(METHODS["aioli"], watched.problem)]
+    held: Counter[bool] = Counter()
+    for stretch, row in enumerate(rows[:6]):
+        for index in watched.lower[3 * stretch : 3 * stretch + 3]:
+            held += Counter((PROBLEM.lower_data.rows(index)["source"] == SOURCES.names.index(row["source"])).tolist())
+    assert held[True] / held.total() == pytest.approx(0.6, abs=0.06)
+
+
+def test_a_law_of_no_falls_is_even() -> None:
+    assert_same(mixing_law(torch.zeros(2, 3, dtype=F64), 0.6), torch.full((2, 3), 1 / 6, dtype=F64))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DoGE(steps=150, updates=150, lr=0.02, rate=0.05, bounds=(-5.0, 5.0)),
+        SkillIt(graph_steps=20, round_steps=20, updates=20, rounds=5, lr=0.02, eta=0.2),
+        Aioli(rounds=10, round_steps=10, sweeps=2, updates=10, lr=0.01),
+    ],
+    ids=lambda method: method.name,
+)
+def test_sources_that_help_weigh_more(method: Any) -> None:
+    problem = convex_sources({"first": 0.6, "second": 0.3, "third": 0.1})
+    *_, (state, _) = through(method, problem)
+    first, second, third = weights(method, state, problem).tolist()
+    assert first > second + 0.01 > third + 0.02
+
+
+def test_doremi_follows_what_is_not_yet_learned() -> None:
+    """x0 is where the rows of two sources lie, the third is far: only its excess is above 0 at first."""
+    problem = convex_sources({"near": 0.5, "other": 0.5, "far": 0.0})
+    problem = evolve(problem, x0={"x": torch.tensor([0.5, 0.5, 0.0], dtype=F64)})
+    method = DoReMi(steps=40, updates=40, lr=0.02, batch_size=30, eta=2.0)
+    *_, (state, _) = through(method, problem)
+    assert float(weights(method, state, problem)[2]) > 0.4
+
+
+@pytest.mark.parametrize("name", ["doremi-to-the-end", "doge-sources"])
+def test_a_fresh_x_is_trained_at_the_mixture(name: str) -> None:
+    method, watched = METHODS[name], Watched()
+    states = list(through(method, watched.problem))
+    proxies = [state for state, row in states if row["phase"] != "train"]
+    assert_same(method.result(proxies[-1])[1], PROBLEM.x0)
+    own = Trainee()
+    for index in watched.lower[-method.train_steps :]:
+        own.on(index)
+    assert_ends(method, states[-1][0], weights(method, proxies[-1]), own.x)
+    assert method.untrained == ""
+    assert evolve(method, train_steps=None).finished(states[-1][0]) is False
+
+
+@every_method
+def test_a_state_read_back_goes_on_bit_for_bit(method: Any) -> None:
+    state = method.init(PROBLEM, 3)
+    for expected, row in through(method, PROBLEM):
+        structure, tensors = pack(state)
+        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
+        assert_same(again, row)
+        assert_same(state, expected)
+    assert method.finished(state)
+    after, row = method.step(PROBLEM, state)
+    assert_same(method.result(after), method.result(state))
+
+
+@every_method
+def test_costs_are_what_was_read(method: Any) -> None:
+    watched = Watched()
+    *_, (_, row) = through(method, watched.problem)
+    lower, upper = (sum(index.numel() for index in seen) for seen in (watched.lower, watched.upper))
+    rows = lower + (7 * method.steps if method.name == "doremi" else 0)  # the proxy's rows go through the reference, too
+    assert row["cost_rows"] == rows + upper
+    more = 2 * method.steps if method.name == "doge" else 0  # its gradients are of three sources
+    assert row["cost_lower_gradients"] == len(watched.lower) + more
+    if method.name == "doge":
+        assert row["cost_upper_gradients"] == len(watched.upper)
+
+
+@every_method
+def test_language_models(method: Any) -> None:
+    pytest.importorskip("transformers")
+    problem = language_sources(2)
+    state = method.init(problem, 0)
+    for _ in range(3):
+        state, row = method.step(problem, state)
+    assert np.isfinite(float(row["lower_loss"]))
+    assert_same(weights(method, state, problem).sum(), torch.tensor(1.0, dtype=F64), atol=1e-9)
+
+
+@every_method
+def test_losses_that_are_not_finite_stop_the_run(method: Any) -> None:
+    nan = lambda x, batch: batch["y"] * x["v"].sum() * torch.nan  # noqa: E731
+    pooled = lambda theta, x, batch: nan(x, batch).mean()  # noqa: E731
+    broken = evolve(SOURCES, examples=nan, pooled=pooled)
+    with pytest.raises(NumericalError, match=r"step 1: the (training loss|loss of a source) is"):
+        list(through(method, evolve(PROBLEM, sources=broken)))
+    if method.name in ("skill-it", "aioli") or method == METHODS["doge"]:
+        with pytest.raises(NumericalError, match=r"step 1: the (validation loss|loss of a validation set) is"):
+            list(through(method, evolve(PROBLEM, f=lambda theta, x, batch: x["v"].sum() * torch.nan)))
+
+
+def test_bad_settings() -> None:
+    empty = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()})
+    for method in METHODS.values():
+        with pytest.raises(ConfigError, match=f"method '{method.name}' mixes data sources, and this problem has none"):
+            method.init(network_problem(), 0)
+        if method.name in ("skill-it", "aioli") or method == METHODS["doge"]:
+            with pytest.raises(ConfigError, match="needs validation rows of the role 'differentiate', and there are none"):
+                method.init(empty, 0)
+        else:
+            method.init(empty, 0)  # it does not look at them
+        if method.name in ("doremi", "doge"):
+            with pytest.raises(ConfigError, match="rows of all 3 sources in a batch, and 'batch_size' is 2"):
+                evolve(method, batch_size=2).init(PROBLEM, 0)
+    with pytest.raises(ConfigError, match=r"tells 3 sources apart by a 'focus' of more than 1/3, and it is 0\.3"):
+        Aioli(focus=0.3).init(PROBLEM, 0)
+    for wrong in (lambda: DoGE(bounds=(1.0, 1.0)), lambda: Aioli(average=1.0), lambda: DoReMi(smoothing=2.0)):
+        with pytest.raises(ConfigError, match=r"bounds|average|smoothing"):
+            wrong()
