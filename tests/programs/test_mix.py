@@ -172,6 +172,16 @@ def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path)
     ]
 
 
+def test_validation_rows_alone_are_a_set_too(here: Path) -> None:
+    report = report_of("mix.toml", "--set", "sample.of=validation", "--set", "sample.size=7")
+    validation = {json.loads(line)["prompt"] for line in (here / "validation.jsonl").read_text().splitlines()}
+    prompts = [row["messages"][0]["content"] for row in sampled(report)]
+    assert len(prompts) == 7
+    assert set(prompts) <= validation
+    assert [(row["source"], row["rows"]) for row in report["sources"]] == [("sums", 7)]
+    assert report["finetune"]["rows"] == 7
+
+
 def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_mix.checkpoints import LossLog
 

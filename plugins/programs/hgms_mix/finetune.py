@@ -146,7 +146,8 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
 def chosen_rows(mix: Mix) -> ChosenRows:
     """The sampled rows for the model that is fine-tuned: where that has another tokenizer, the same rows of the sources in its
     tokens, without those that are too long in them."""
-    sample, tables = mix.done["sample"], mix.tuned_tables("sources")
+    sample = mix.done["sample"]
+    tables = mix.tuned_tables(sample.facts.get("of", "sources"))
     rows = list(read_rows(sample.path / "rows.jsonl.gz"))
     if mix.config.finetune.model is None:
         return ChosenRows(tables, rows, sample.facts["sources"])

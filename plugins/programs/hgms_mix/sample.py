@@ -8,13 +8,13 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Key, Problem
+from hgms_core import ConfigError, Key, Problem, choice
 from hgms_mix.apportion import apportion
 from hgms_mix.stages import Stage
 from hgms_run import plain, replace_file
@@ -36,6 +36,8 @@ class Sample:
     Arguments:
         size: rows in all.
         seed: None: the mix's own.
+        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows, whatever was learned: the
+            reference which says what these rows give by themselves.
         allow_fewer: False: what a source is short of is given by the others, in proportion to their weights, and the total is
             exact. True: nothing is moved, and the set is smaller.
 
@@ -46,6 +48,7 @@ class Sample:
     size: int = field(validator=validators.ge(1))
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     allow_fewer: bool = False
+    of: Literal["sources", "validation"] = field(default="sources", validator=choice("sources", "validation"))
 
     def draw(self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int) -> dict[str, Tensor]:
         """Row positions of each source, ascending."""
@@ -94,16 +97,22 @@ class Sampling(Stage):
     version: ClassVar[str] = "1"
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        return {"settings": plain(mix.config.sample), "seed": mix.config.seed}
+        settings = plain(mix.config.sample).items()
+        return {
+            "settings": {name: value for name, value in settings if (name, value) != ("of", "sources")},
+            "seed": mix.config.seed,
+        }
 
     def title(self, mix: Mix) -> str:
         return f"{mix.config.sample.size} rows"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         sample, seed = mix.config.sample, mix.config.seed
-        tables, weights = mix.tables("sources"), mix.done["reweight"].facts["weights"]
+        tables = mix.tables(sample.of)
         capacity = {name: table.size for name, table in tables.items()}
-        scores = row_scores(mix, tables)
+        learned = sample.of == "sources"
+        weights = mix.done["reweight"].facts["weights"] if learned else capacity
+        scores = row_scores(mix, tables) if learned else None
         if scores is None:
             chosen = sample.draw(weights, capacity, seed=seed)
             short = moved(weights, {name: len(rows) for name, rows in chosen.items()}, sample.size)
@@ -111,11 +120,12 @@ class Sampling(Stage):
             chosen, short = sample.top(scores), []
         for line in short:
             mix.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
-        rows = listed(mix.task.sources, tables, chosen, scores)
+        rows = listed(getattr(mix.task, sample.of), tables, chosen, scores)
         rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
         write_rows(folder / "rows.jsonl.gz", rows)
         facts = {
             "size": len(rows),
+            "of": sample.of,
             "by": "weights" if scores is None else "ranking",
             "weights": weights,
             "counts": {name: len(rows) for name, rows in chosen.items()},
@@ -129,7 +139,10 @@ class Sampling(Stage):
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = dict(mix.done[self.name].facts)
         counts, capacity = facts["counts"], facts["capacity"]
-        sources = [{**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in report["sources"]]
+        rows = report["sources"]
+        if facts.get("of") == "validation":
+            rows = [{"source": name, "weight": count / facts["size"]} for name, count in counts.items()]
+        sources = [{**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in rows]
         return {"sources": sources, "sample": facts}
 
 
