@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from hgms_core import hookimpl
 
@@ -15,3 +16,13 @@ def hgms_register_commands(cli: click.Group) -> None:
     from hgms_mix.command import mix
 
     cli.add_command(mix)
+
+
+_SHARED = {"load": "config", "mix_path": "summary", "read_rows": "sample"}
+"""What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SHARED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_SHARED[name]}"), name)

@@ -1,0 +1,89 @@
+"""The library ``datasets``: ``interleave_datasets`` with probabilities and a stopping strategy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hgms_core import ConfigError
+from hgms_exchange.messages import dialogues, only_last
+from hgms_exchange.sampled import Sampled
+from hgms_exchange.trainer import Brought, Trainer, count_rows, located, named, normalised, numbers, read_mapping, write_rows
+from hgms_run import replace_file
+
+LOAD = '''"""The sample as one data set: each row once, its sources interleaved by their shares."""
+
+import json
+from pathlib import Path
+
+from datasets import Dataset, interleave_datasets, load_dataset
+
+HERE = Path(__file__).resolve().parent
+
+
+def load() -> Dataset:
+    plan = json.loads((HERE / "interleave.json").read_text(encoding="utf-8"))
+    parts = [load_dataset("json", data_files=str(HERE / part["data_files"]), split="train") for part in plan["datasets"]]
+    return interleave_datasets(
+        parts, probabilities=plan["probabilities"], seed=plan["seed"], stopping_strategy=plan["stopping_strategy"]
+    )
+
+
+if __name__ == "__main__":
+    print(load())
+'''
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    parts = [{"name": part.name, "data_files": write_rows(folder, part, dialogues(sample, part))} for part in sample.parts]
+    plan = {
+        "datasets": parts,
+        "probabilities": [sample.shares[part.name] for part in sample.parts],
+        "stopping_strategy": "all_exhausted_without_replacement",
+        "seed": sample.seed,
+    }
+    replace_file(folder / "interleave.json", json.dumps(plan, indent=2, ensure_ascii=False).encode())
+    replace_file(folder / "load.py", LOAD.encode())
+    return only_last(sample)
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    weights = normalised({part.name: part.weight for part in sample.parts})
+    return {name: f"probability {weight:.6g}, `first_exhausted`" for name, weight in weights.items()}
+
+
+def read(path: Path) -> Brought:
+    plan = read_mapping(path, "plan of interleave_datasets")
+    listed = plan.get("datasets")
+    if not isinstance(listed, list) or not all(
+        isinstance(part, dict) and isinstance(part.get("data_files"), str) for part in listed
+    ):
+        raise ConfigError(f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export writes it")
+    sources: dict[str, dict[str, str]] = {}
+    for part in listed:
+        name = named(sources, str(part.get("name") or Path(part["data_files"]).name.split(".")[0]))
+        sources[name] = {"path": located(part["data_files"], path)}
+    shares = plan.get("probabilities")
+    if plan.get("stopping_strategy") == "all_exhausted_without_replacement":
+        weights = {name: float(count_rows(name, table)) for name, table in sources.items()}
+    elif shares is None:
+        weights = dict.fromkeys(sources, 1.0)  # in turn
+    else:
+        weights = dict(zip(sources, numbers(shares, len(sources), f"{path}: probabilities"), strict=True))
+    return Brought(sources=sources, mixture=normalised(weights))
+
+
+DATASETS = Trainer(
+    name="datasets",
+    files=("interleave.json", "load.py"),
+    meaning=(
+        "`probabilities` are the chances that the next row comes from a source, until `stopping_strategy` ends it: "
+        "`first_exhausted` at the first source that has no more rows, `all_exhausted` when each row was there once (rows of "
+        "small sources then repeat), `all_exhausted_without_replacement` when each row was there exactly once"
+    ),
+    command="python load.py",
+    write=write,
+    whole=whole,
+    read=read,
+)

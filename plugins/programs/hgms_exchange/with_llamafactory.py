@@ -1,0 +1,149 @@
+"""LLaMA-Factory: ``dataset_info.json`` beside a training configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError, closest
+from hgms_exchange.messages import only_last
+from hgms_exchange.sampled import Part, Sampled
+from hgms_exchange.trainer import (
+    Brought,
+    Trainer,
+    count_rows,
+    located,
+    model_name,
+    normalised,
+    numbers,
+    read_mapping,
+    write_rows,
+    write_yaml,
+)
+from hgms_exchange.with_trl import settings
+from hgms_run import replace_file
+
+CHAT = {
+    "formatting": "sharegpt",
+    "columns": {"messages": "messages"},
+    "tags": {
+        "role_tag": "role",
+        "content_tag": "content",
+        "user_tag": "user",
+        "assistant_tag": "assistant",
+        "system_tag": "system",
+    },
+}
+TEXTS = {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "completion"}}
+
+
+def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
+    if sample.chat:
+        yield from ({"messages": row["messages"]} for row in part.rows)
+        return
+    for pieces in sample.written(part):
+        prompt, completion = sample.pair(pieces, bos=False, eos=True)
+        yield {"prompt": prompt, "completion": completion}
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    info = {
+        part.stem: {"file_name": write_rows(folder, part, rows(sample, part)), **(CHAT if sample.chat else TEXTS)}
+        for part in sample.parts
+    }
+    replace_file(folder / "dataset_info.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
+    lora = sample.adapter
+    adapter: dict[str, Any] = {"finetuning_type": "full"}
+    if lora is not None:
+        targets = "all" if lora.targets is None else ",".join(lora.targets)
+        adapter = {
+            "finetuning_type": "lora",
+            "lora_rank": lora.rank,
+            "lora_alpha": int(lora.alpha),
+            "lora_dropout": lora.dropout,
+            "lora_target": targets,
+        }
+    table = {
+        "model_name_or_path": model_name(sample),
+        "stage": "sft",
+        "do_train": True,
+        **adapter,
+        "dataset_dir": ".",
+        "dataset": ",".join(part.stem for part in sample.parts),
+        "mix_strategy": "concat",
+        **({} if sample.chat else {"template": "empty"}),
+        "cutoff_len": sample.config.task.max_length,
+        **settings(sample),
+        "output_dir": "tuned",
+    }
+    write_yaml(folder / "train.yaml", table, "llamafactory-cli train train.yaml, in this folder")
+    return only_last(sample)
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    weights = normalised({part.name: part.weight for part in sample.parts})
+    return {name: f"{weight:.6g} in `interleave_probs`, `mix_strategy: interleave_under`" for name, weight in weights.items()}
+
+
+def read(path: Path) -> Brought:
+    table = read_mapping(path, "configuration of LLaMA-Factory")
+    names = table.get("dataset")
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    if not isinstance(names, list) or not names:
+        raise ConfigError(f"{path} has no 'dataset': names of dataset_info.json, with commas")
+    folder = _folder(str(table.get("dataset_dir", "data")), path)
+    info = read_mapping(folder / "dataset_info.json", "list of data sets")
+    sources = {name: _source(name, info, folder) for name in names}
+    strategy, shares = table.get("mix_strategy", "concat"), table.get("interleave_probs")
+    if strategy in ("concat", "interleave_once"):
+        weights = {name: float(_rows(name, sources[name], info[name], table.get("max_samples"))) for name in names}
+    elif shares is None:
+        weights = dict.fromkeys(names, 1.0)  # in turn
+    else:
+        weights = dict(zip(names, numbers(shares, len(names), f"{path}: interleave_probs"), strict=True))
+    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
+
+
+def _folder(name: str, file: Path) -> Path:
+    for base in (Path.cwd(), file.resolve().parent):
+        if (base / name / "dataset_info.json").is_file():
+            return base / name
+    raise ConfigError(
+        f"there is no {name}/dataset_info.json here or beside {file}\n  run this where LLaMA-Factory would be started"
+    )
+
+
+def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    if not isinstance(info.get(name), dict):
+        near = closest(name, info)
+        raise ConfigError(f"dataset_info.json has no data set {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+    entry = info[name]
+    if "file_name" in entry:
+        return {"path": located(entry["file_name"], folder / "dataset_info.json")}
+    if "hf_hub_url" in entry:
+        where = {"subset": entry.get("subset"), "split": entry.get("split")}
+        return {"hub": entry["hf_hub_url"], "revision": "COMMIT", **{k: v for k, v in where.items() if v and v != "train"}}
+    raise ConfigError(f"the data set {name!r} of dataset_info.json is neither a file nor on the Hugging Face Hub")
+
+
+def _rows(name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: int | None) -> int:
+    count = int(entry["num_samples"]) if entry.get("num_samples") is not None else count_rows(name, source)
+    return count if most is None else min(count, most)
+
+
+LLAMAFACTORY = Trainer(
+    name="llamafactory",
+    files=("train.yaml", "dataset_info.json"),
+    meaning=(
+        "`interleave_probs` are the chances that the next row comes from a data set, and count only with an interleaving "
+        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, `interleave_over` repeats small ones until "
+        "all are through, `interleave_once` takes each row once (so the shares are those of the rows). `concat`, the default, takes "
+        "all rows. `num_samples` of a data set repeats rows where it has fewer"
+    ),
+    command="llamafactory-cli train train.yaml",
+    write=write,
+    whole=whole,
+    read=read,
+)

@@ -1,0 +1,142 @@
+"""TRL: ``trl sft`` with a mixture of data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError
+from hgms_exchange.messages import dialogues, only_last
+from hgms_exchange.sampled import Sampled
+from hgms_exchange.trainer import (
+    Brought,
+    Trainer,
+    count_rows,
+    located,
+    model_name,
+    named,
+    normalised,
+    numbers,
+    read_mapping,
+    write_rows,
+    write_yaml,
+)
+
+
+def settings(sample: Sampled) -> dict[str, Any]:
+    """``[finetune]`` in the words of transformers' TrainingArguments, which TRL and LLaMA-Factory share."""
+    own = sample.config.finetune
+    schedule = "constant_with_warmup" if own.schedule == "constant" and own.warmup else own.schedule
+    return {
+        "learning_rate": own.lr,
+        "num_train_epochs": own.epochs,
+        "per_device_train_batch_size": own.micro_batch,
+        "gradient_accumulation_steps": own.accumulation,
+        "weight_decay": own.weight_decay,
+        "lr_scheduler_type": schedule,
+        "warmup_steps": own.warmup,
+        "max_grad_norm": own.clip or 0.0,
+        "save_steps": own.save_every,
+        "seed": sample.seed,
+    }
+
+
+def adapter(sample: Sampled) -> dict[str, Any]:
+    lora = sample.adapter
+    if lora is None:
+        return {}
+    targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
+    return {"use_peft": True, "lora_r": lora.rank, "lora_alpha": int(lora.alpha), "lora_dropout": lora.dropout, **targets}
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    data = [
+        {"path": "json", "data_files": write_rows(folder, part, dialogues(sample, part)), "fraction": sample.shares[part.name]}
+        for part in sample.parts
+    ]
+    answers = "assistant_only_loss" if sample.chat and sample.turns > 1 else "completion_only_loss"
+    table = {
+        "model_name_or_path": model_name(sample),
+        "datasets": data,
+        answers: True,
+        "max_length": sample.config.task.max_length,
+        "gradient_checkpointing": sample.config.finetune.checkpointing,
+        **settings(sample),
+        **adapter(sample),
+        "output_dir": "tuned",
+    }
+    write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
+    return only_last(sample)
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    weights = normalised({part.name: part.weight for part in sample.parts})
+    return {name: f"`fraction: {weight:.6g}`" for name, weight in weights.items()}
+
+
+def read(path: Path) -> Brought:
+    table = read_mapping(path, "configuration of trl sft")
+    listed = table.get("datasets")
+    if listed is None and isinstance(table.get("dataset_name"), str):
+        listed = [
+            {
+                "path": table["dataset_name"],
+                "name": table.get("dataset_config"),
+                "split": table.get("dataset_train_split", "train"),
+            }
+        ]
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in listed)
+    ):
+        raise ConfigError(f"{path} has no 'datasets': a list of {{path, …}}, as `trl sft` reads it")
+    sources: dict[str, dict[str, Any]] = {}
+    for part in listed:
+        name, source = source_of(part, path)
+        sources[named(sources, name)] = source
+    fractions = [part.get("fraction") for part in listed]
+    if all(fraction is None for fraction in fractions):
+        weights = {name: float(count_rows(name, source)) for name, source in sources.items()}
+    elif any(fraction is None for fraction in fractions):
+        raise ConfigError(f"{path}: trl wants 'fraction' for all data sets of a mixture, or for none")
+    else:
+        weights = dict(zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True))
+    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
+
+
+def source_of(part: Mapping[str, Any], file: Path) -> tuple[str, dict[str, Any]]:
+    """A data set as ``datasets.load_dataset`` is asked for it: its name, and a source. Also axolotl's."""
+    files = part.get("data_files")
+    if files is not None and not (isinstance(files, str) or (isinstance(files, list) and len(files) == 1)):
+        raise ConfigError(
+            f"{file}: data_files of {part['path']!r} are several files\n  a source is one file, a folder or a pattern"
+        )
+    local = files[0] if isinstance(files, list) else files
+    if local is None and (Path(part["path"]).exists() or (file.resolve().parent / part["path"]).exists()):
+        local = part["path"]
+    if local is not None:
+        return Path(local).name.split(".")[0], {"path": located(local, file)}
+    where = {"subset": part.get("name"), "split": part.get("split")}
+    commit = part.get("revision") or "COMMIT"
+    return part["path"].split("/")[-1], {
+        "hub": part["path"],
+        "revision": commit,
+        **{k: v for k, v in where.items() if v and v != "train"},
+    }
+
+
+TRL = Trainer(
+    name="trl",
+    files=("sft.yaml",),
+    meaning=(
+        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided by their sum. The mixture is as "
+        "large as it can be without repeating a row, and takes the *first* rows of each file. Without fractions all rows are "
+        "concatenated"
+    ),
+    command="trl sft --config sft.yaml",
+    write=write,
+    whole=whole,
+    read=read,
+)
