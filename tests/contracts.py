@@ -35,7 +35,7 @@ LIBRARIES = [
 """What several components share; hgms_adam and hgms_fields also serve the other libraries."""
 
 PROGRAMS = [
-    ["hgms_mix_compare"],
+    ["hgms_exchange", "hgms_mix_compare"],
     ["hgms_demo", "hgms_mix"],
     ["hgms_compare", "hgms_report"],
     ["hgms_evaluation", "hgms_loops", "hgms_results", "hgms_testing"],
@@ -62,6 +62,8 @@ ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shap
 """Those of its adapters, which know trees, errors, seeds and data."""
 
 BELOW = ["hgms_adam", "hgms_fields"]
+LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix"]
+"""Programs for language models."""
 SHARED = [name for name in LIBRARIES if name not in BELOW]
 STACK = sorted(name for layer in PROGRAMS for name in layer)
 COMPONENTS = sorted({*packages("algorithms"), *packages("tasks"), *packages("language")} - {*STACK, *LIBRARIES})
@@ -80,12 +82,12 @@ def contracts() -> Iterator[dict[str, Any]]:
     yield layers("Programs are layers above the core", *PROGRAMS, ["hgms_core"])
     yield layers("Components import no other, but for shared libraries", COMPONENTS, SHARED, BELOW, ["hgms_core"])
     yield forbidden("Components and libraries import no program", [*COMPONENTS, *LIBRARIES], STACK)
-    others = [name for name in STACK if name not in ("hgms_mix", "hgms_evaluation")]
+    others = [name for name in STACK if name not in LANGUAGE]
     parts = [*COMPONENTS, *LIBRARIES]
     parts.remove("hgms_graphs")  # which knows devices, not components: a run decides by it how its steps are carried out
     parts.remove("hgms_fields")  # which knows types: settings of programs are checked as those of components are
     yield forbidden("Programs name components as strings", others, parts)
-    yield forbidden("The stages of hgms_mix know language models only", ["hgms_mix", "hgms_evaluation"], COMPONENTS)
+    yield forbidden("The stages of hgms_mix, and its hand-over, know language models only", LANGUAGE, COMPONENTS)
     for name in EVERY:
         hosts = [f"{program}.** -> hgms_core.{module}" for program in STACK for module in ("host", "registry")]
         hosts += [f"{program} -> hgms_core.{module}" for program in STACK for module in ("host", "registry")]

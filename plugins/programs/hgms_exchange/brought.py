@@ -18,7 +18,8 @@ def mix_file(brought: Brought, trainer: Trainer, origin: Path, validation: str |
     """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
     if len(brought.sources) < 2:
         raise ConfigError(
-            f"{origin} names one data set, and a mixture has at least two\n  hgms mix reads a source a file: split it by where rows come from"
+            f"{origin} names one data set, and a mixture has at least two\n"
+            "  hgms mix reads a source a file: split it by where rows come from"
         )
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))

@@ -28,8 +28,8 @@ NAMES = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
 def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json: bool, **choices: Any) -> None:
     """Write a finished sample of hgms mix as another trainer reads it: configuration, rows, and a README with the command.
 
-    CONFIG_OR_FOLDER is a mix file, or the folder that hgms mix wrote for it (the one with mix.toml in it). The rows are those of
-    the stage `sample`.
+    CONFIG_OR_FOLDER is a mix file, or the folder that hgms mix wrote for it (the one with mix.toml in it). The rows are those
+    of the stage `sample`.
     """
     from hgms_exchange.folder import TRAINERS
     from hgms_exchange.folder import export as write
@@ -62,7 +62,8 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
 def import_(file: Path, trainer: str, out: Path, validation: str | None, as_json: bool) -> None:
     """Read the data sets of another trainer's configuration, and write a mix file with them as sources.
 
-    Their shares become the mixture of the method `fixed`: the rows that the trainer would take of each, whatever its weights mean.
+    Their shares become the mixture of the method `fixed`: the rows that the trainer would take of each, whatever its weights
+    mean.
     """
     from hgms_exchange.brought import bring
     from hgms_exchange.folder import TRAINERS

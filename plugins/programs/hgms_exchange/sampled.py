@@ -98,9 +98,7 @@ class Sampled:
 
     def pair(self, pieces: Sequence[tuple[str, bool]], *, bos: bool, eos: bool) -> tuple[str, str]:
         """Prompt and last answer of a written row; ``bos`` and ``eos``: with the marks of begin and end spelt out."""
-        last = (
-            max(number for number, (_, learned) in enumerate(pieces) if not learned) + 1 if not all(l for _, l in pieces) else 0
-        )
+        last = 1 + max((number for number, (_, learned) in enumerate(pieces) if not learned), default=-1)
         prompt, answer = ("".join(text for text, _ in some) for some in (pieces[:last], pieces[last:]))
         if not bos and self.tokenizer.bos_token:
             prompt = prompt.removeprefix(self.tokenizer.bos_token)
@@ -145,9 +143,16 @@ def sampled(
         by_source.setdefault(row["source"], []).append(row)
     stems = stems_of(sorted(by_source))
     parts = [
-        Part(name=name, stem=stems[name], weight=float(facts["weights"][name]), rows=by_source[name], available=facts["capacity"][name])
-        for name in config.task.sources if name in by_source
-    ]  # fmt: skip
+        Part(
+            name=name,
+            stem=stems[name],
+            weight=float(facts["weights"][name]),
+            rows=by_source[name],
+            available=facts["capacity"][name],
+        )
+        for name in config.task.sources
+        if name in by_source
+    ]
     return Sampled(title=folder.parent.parent.name, config=config, parts=parts, ranked=facts["by"] == "ranking")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hgms_core import ConfigError, MissingExtra
 from hgms_exchange.sampled import Part, Sampled
 from hgms_run import replace_file
 
-SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 UNNAMED = "MODEL"
 """Where a mix has no base model with a name: a network with random weights is built anew in every program."""
 
@@ -45,7 +45,6 @@ class Trainer:
     write: Callable[[Sampled, Path], Sequence[str]]
     whole: Callable[[Sampled], Mapping[str, str]]
     read: Callable[[Path], Brought]
-    key: str = field(default="")
 
 
 def write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -81,12 +80,11 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
 
 def yaml() -> Any:
     try:
-        import yaml as library
+        return importlib.import_module("yaml")
     except ModuleNotFoundError as error:
         raise MissingExtra(
             "configurations of trainers are YAML, and pyyaml is not installed\n  pip install 'hgms[llm]'"
         ) from error
-    return library
 
 
 def model_name(sample: Sampled) -> str:

@@ -19,7 +19,7 @@ from hgms_exchange.trainer import (
     write_rows,
     write_yaml,
 )
-from hgms_exchange.with_trl import source_of
+from hgms_exchange.with_trl import source_of, warmup
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -55,7 +55,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "optimizer": "adamw_torch",
         "learning_rate": own.lr,
         "lr_scheduler": "constant_with_warmup" if own.schedule == "constant" and own.warmup else own.schedule,
-        **({"warmup_ratio": own.warmup} if 0 < own.warmup < 1 else {"warmup_steps": int(own.warmup)}),
+        **warmup(sample),
         "weight_decay": own.weight_decay,
         "max_grad_norm": own.clip or 0.0,
         "gradient_checkpointing": own.checkpointing,
@@ -101,8 +101,8 @@ AXOLOTL = Trainer(
     files=("axolotl.yaml",),
     meaning=(
         "`weight` (0 < weight ≤ 1, in the versions that have it: axolotl#3690) is the share of a data set's *own* rows that is "
-        "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing is ever repeated. Data sets are "
-        "concatenated and shuffled"
+        "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing is ever repeated. Data sets "
+        "are concatenated and shuffled"
     ),
     command="axolotl train axolotl.yaml",
     write=write,

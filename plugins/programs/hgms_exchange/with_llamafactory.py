@@ -22,7 +22,7 @@ from hgms_exchange.trainer import (
     write_rows,
     write_yaml,
 )
-from hgms_exchange.with_trl import settings
+from hgms_exchange.with_trl import settings, warmup
 from hgms_run import replace_file
 
 CHAT = {
@@ -76,6 +76,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         **({} if sample.chat else {"template": "empty"}),
         "cutoff_len": sample.config.task.max_length,
         **settings(sample),
+        **warmup(sample),
         "output_dir": "tuned",
     }
     write_yaml(folder / "train.yaml", table, "llamafactory-cli train train.yaml, in this folder")
@@ -138,9 +139,9 @@ LLAMAFACTORY = Trainer(
     files=("train.yaml", "dataset_info.json"),
     meaning=(
         "`interleave_probs` are the chances that the next row comes from a data set, and count only with an interleaving "
-        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, `interleave_over` repeats small ones until "
-        "all are through, `interleave_once` takes each row once (so the shares are those of the rows). `concat`, the default, takes "
-        "all rows. `num_samples` of a data set repeats rows where it has fewer"
+        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, `interleave_over` repeats small ones "
+        "until all are through, `interleave_once` takes each row once (so the shares are those of the rows). `concat`, the "
+        "default, takes all rows. `num_samples` of a data set repeats rows where it has fewer"
     ),
     command="llamafactory-cli train train.yaml",
     write=write,

@@ -22,7 +22,7 @@ from hgms_exchange.trainer import (
     write_rows,
     write_yaml,
 )
-from hgms_exchange.with_trl import settings
+from hgms_exchange.with_trl import settings, warmup
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -52,6 +52,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "use_chat_template": sample.chat,
         "max_length": sample.config.task.max_length,
         **settings(sample),
+        **warmup(sample),
         **adapter,
         "output_dir": "tuned",
     }
@@ -105,9 +106,9 @@ MS_SWIFT = Trainer(
     name="ms-swift",
     files=("sft.yaml",),
     meaning=(
-        "`FILE#N` takes N rows of a file: without repetition if it has as many, else all of them N // rows times and a draw for "
-        "the rest. `interleave_prob` instead are the chances that the next row comes from a data set, until `stopping_strategy`: "
-        "`first_exhausted` (default) or `all_exhausted`. Without either all rows are concatenated"
+        "`FILE#N` takes N rows of a file: without repetition if it has as many, else all of them N // rows times and a draw "
+        "for the rest. `interleave_prob` instead are the chances that the next row comes from a data set, until "
+        "`stopping_strategy`: `first_exhausted` (default) or `all_exhausted`. Without either all rows are concatenated"
     ),
     command="swift sft sft.yaml",
     write=write,

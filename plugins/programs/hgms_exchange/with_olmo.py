@@ -62,13 +62,15 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     shares = normalised(lengths)
     table = {
         "sources": [
-            {"source_name": part.name, "target_ratio": shares[part.name], "paths": [files[part.name]], "max_repetition_ratio": 1.0,
-             "max_source_fraction": 1.0}
+            {"source_name": part.name, "target_ratio": shares[part.name], "paths": [files[part.name]],
+             "max_repetition_ratio": 1.0, "max_source_fraction": 1.0}
             for part in sample.parts
         ]
     }  # fmt: skip
     write_yaml(folder / "mixture.yaml", table, "sources of olmo_core.data.SourceMixtureList; shares are of tokens")
-    facts = f"{sum(lengths.values())} tokens of {np.dtype(kind).name}, {sum(len(part.rows) for part in sample.parts) - dropped} rows; end of a row: token {end}"
+    facts = (
+        f"{sum(lengths.values())} tokens of {np.dtype(kind).name}, {sample.size - dropped} rows; a row ends with token {end}"
+    )
     notes = [f"`tokens/` holds {facts}. They are of the mix's tokenizer: the model that is trained must have the same."]
     if split:
         notes.append(f"{split} rows have the end token within (several answers): OLMo-core takes each piece for a document.")

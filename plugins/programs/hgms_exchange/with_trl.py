@@ -25,7 +25,7 @@ from hgms_exchange.trainer import (
 
 
 def settings(sample: Sampled) -> dict[str, Any]:
-    """``[finetune]`` in the words of transformers' TrainingArguments, which TRL and LLaMA-Factory share."""
+    """``[finetune]`` in the words of transformers' TrainingArguments, which others share."""
     own = sample.config.finetune
     schedule = "constant_with_warmup" if own.schedule == "constant" and own.warmup else own.schedule
     return {
@@ -35,11 +35,16 @@ def settings(sample: Sampled) -> dict[str, Any]:
         "gradient_accumulation_steps": own.accumulation,
         "weight_decay": own.weight_decay,
         "lr_scheduler_type": schedule,
-        "warmup_steps": own.warmup,
         "max_grad_norm": own.clip or 0.0,
         "save_steps": own.save_every,
         "seed": sample.seed,
     }
+
+
+def warmup(sample: Sampled) -> dict[str, Any]:
+    """The same for trainers that build on transformers before version 5, where a share and a number are two settings."""
+    steps = sample.config.finetune.warmup
+    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
 
 
 def adapter(sample: Sampled) -> dict[str, Any]:
@@ -63,6 +68,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "max_length": sample.config.task.max_length,
         "gradient_checkpointing": sample.config.finetune.checkpointing,
         **settings(sample),
+        "warmup_steps": sample.config.finetune.warmup,
         **adapter(sample),
         "output_dir": "tuned",
     }
@@ -131,9 +137,9 @@ TRL = Trainer(
     name="trl",
     files=("sft.yaml",),
     meaning=(
-        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided by their sum. The mixture is as "
-        "large as it can be without repeating a row, and takes the *first* rows of each file. Without fractions all rows are "
-        "concatenated"
+        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided by their sum. The mixture is "
+        "as large as it can be without repeating a row, and takes the *first* rows of each file. Without fractions all rows "
+        "are concatenated"
     ),
     command="trl sft --config sft.yaml",
     write=write,

@@ -1,0 +1,387 @@
+"""A sample handed to other trainers, read back by the real package where it is installed, and configurations brought back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from hgms_cli import main
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+
+pytestmark = pytest.mark.plugins
+
+CHAT = (
+    "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% if turn['role'] == 'assistant' %}<|eos|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TRAINERS = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["mix", *map(str, arguments)])
+
+
+def right(*arguments: object) -> Result:
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def texts_of(folder: Path) -> Counter[str]:
+    """What the rows of an export say, whatever they are called there: answers with what was asked."""
+    said: Counter[str] = Counter()
+    for path in (folder / "rows").glob("*.jsonl"):
+        for row in lines(path):
+            turns = row.get("messages") or [*row.get("prompt", []), *row.get("completion", [])]
+            said["|".join(turn["content"] for turn in turns)] += 1
+    return said
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two sources of 40 and 60 rows, mixed 0.7 to 0.3: by a chat template, and by a named one."""
+    from hgms_llm.tokenizers import byte_tokenizer
+
+    here = tmp_path_factory.mktemp("exchange")
+    for name, first, count, answer in (("sums", 0, 40, None), ("dots, 2", 100, 60, "."), ("validation", 200, 8, None)):
+        rows = [
+            {"prompt": f"{i // 40} + {i % 40} =", "completion": answer or str(i // 40 + i % 40)}
+            for i in range(first, first + count)
+        ]
+        (here / f"{name[:4]}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT.replace("<|eos|>", tokenizer.eos_token)
+    tokenizer.save_pretrained(here / "tokenizer")
+    task = (Path(__file__).resolve().parents[1] / "tiny_mix.toml").read_text()
+    task = task.replace("dots]", '"dots, 2"]').replace("validation.jsonl", "vali.jsonl").replace("test.jsonl", "vali.jsonl")
+    head = 'seed = 1\nbudget = "1 step"\nmethod = { name = "fixed", mixture = { sums = 0.7, "dots, 2" = 0.3 } }\n'
+    tail = "[sample]\nsize = 30\n[finetune]\nlr = 1e-2\nmicro_batch = 3\naccumulation = 2\n"
+    (here / "plain.toml").write_text(head + task + tail)
+    chat = task.replace('"plain"', '"model"').replace('"bytes"', '"tokenizer"').replace("max_length = 40", "max_length = 64")
+    (here / "chat.toml").write_text(head + chat.replace("n_positions = 40", "n_positions = 64") + tail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        for name in ("plain", "chat"):
+            right("sample", f"{name}.toml")
+    return here
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(made)
+    return made
+
+
+def sample_folder(here: Path, name: str = "chat") -> Path:
+    return next((here / "runs").glob(f"{name}/*/seed-1")) if (here / "runs").is_dir() else next(here.glob(f"*/{name}/*/seed-1"))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_export_holds_the_sample_and_names_its_command(here: Path, tmp_path: Path, trainer: str) -> None:
+    from hgms_exchange.folder import TRAINERS as known
+    from hgms_mix import read_rows
+
+    out = tmp_path / "out"
+    done = json.loads(right("export", "chat.toml", "--to", trainer, "--out", out, "--json").stdout)
+    assert {row["source"]: row["rows"] for row in done["sources"]} == {"sums": 21, "dots, 2": 9}
+    readme = (out / "README.md").read_text()
+    assert known[trainer].command in readme
+    assert known[trainer].meaning in readme
+    assert all((out / name).exists() for name in known[trainer].files)
+    drawn = Counter(
+        "|".join(turn["content"] for turn in row["messages"])
+        for row in read_rows(sample_folder(here) / "sample" / "rows.jsonl.gz")
+    )
+    assert texts_of(out) == drawn
+
+
+def test_a_folder_of_hgms_mix_gives_the_export_of_its_file(here: Path, tmp_path: Path) -> None:
+    for number, place in enumerate(("plain.toml", sample_folder(here, "plain"))):
+        right("export", place, "--to", "axolotl", "--out", tmp_path / str(number))
+    one, two = ({path.name: path.read_bytes() for path in sorted((tmp_path / number).rglob("*.*"))} for number in "01")
+    assert one == two
+
+
+@pytest.mark.parametrize("name", ["chat", "plain"])
+def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: str) -> None:
+    from datasets import Dataset
+
+    out = tmp_path / "out"
+    right("export", f"{name}.toml", "--to", "datasets", "--out", out)
+    plan = json.loads((out / "interleave.json").read_text())
+    assert plan["probabilities"] == [0.7, 0.3]
+    place: dict[str, Any] = {"__file__": str(out / "load.py")}
+    exec((out / "load.py").read_text(), place)  # what it wrote is what is run
+    loaded = place["load"]()
+    assert isinstance(loaded, Dataset)
+    written = [row for path in sorted((out / "rows").glob("*.jsonl")) for row in lines(path)]
+    assert sorted(map(str, loaded.to_list())) == sorted(map(str, written))
+    assert len(loaded) == 30
+    if name == "plain":
+        assert loaded[0]["completion"].endswith("<|endoftext|>") or loaded[0]["completion"][-1] == ">"
+
+
+class TestTrl:
+    @pytest.fixture(autouse=True)
+    def _there(self) -> None:
+        pytest.importorskip("trl", reason="trl is not installed")
+
+    @pytest.mark.parametrize("name", ["chat", "plain"])
+    def test_its_parser_and_loader_take_the_sample(
+        self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser, get_dataset, get_peft_config
+
+        out = tmp_path / "out"
+        right("export", f"{name}.toml", "--to", "trl", "--out", out)
+        monkeypatch.chdir(out)
+        parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+        _, training, model, data = parser.parse_args_and_config(
+            ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
+        )
+        assert (training.learning_rate, training.per_device_train_batch_size, training.gradient_accumulation_steps) == (
+            1e-2,
+            3,
+            2,
+        )
+        assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (1, 0.01, 0.0)
+        assert training.completion_only_loss is True
+        adapter = get_peft_config(model)
+        assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, "c_attn")
+        rows = get_dataset(data)["train"].to_list()
+        written = [row for path in (out / "rows").glob("*.jsonl") for row in lines(path)]
+        assert sorted(map(str, rows)) == sorted(map(str, written))
+        assert len(rows) == 30
+
+
+def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(here: Path, tmp_path: Path) -> None:
+    """Segments of axolotl, put together, are the tokens and masks of the mix's own table."""
+    from hgms_exchange.sampled import sampled
+
+    right("export", "plain.toml", "--to", "axolotl", "--out", tmp_path / "out")
+    sample = sampled(Path("plain.toml"))
+    tables, tokenizer = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer
+    for part in sample.parts:
+        for row, written in zip(part.rows, lines(tmp_path / "out" / "rows" / f"{part.stem}.jsonl"), strict=True):
+            ids, labels = [], []
+            for segment in written["segments"]:
+                piece = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
+                ids += piece
+                labels += [segment["label"]] * len(piece)
+            tokens, mask = tables[part.name].row(row["position"])
+            assert ids == tokens.tolist()
+            assert labels == mask.tolist()
+
+
+def test_prompt_and_completion_of_every_trainer_are_the_same_words(here: Path, tmp_path: Path) -> None:
+    for trainer in ("trl", "llamafactory", "ms-swift"):
+        right("export", "plain.toml", "--to", trainer, "--out", tmp_path / trainer)
+    trl, factory, swift = (lines(tmp_path / trainer / "rows" / "sums.jsonl") for trainer in ("trl", "llamafactory", "ms-swift"))
+    assert trl == factory
+    end = trl[0]["completion"].removeprefix(swift[0]["response"])
+    assert end.startswith("<")
+    assert [(row["query"], row["response"] + end) for row in swift] == [(row["prompt"], row["completion"]) for row in trl]
+    assert yaml.safe_load((tmp_path / "llamafactory" / "train.yaml").read_text())["template"] == "empty"
+    assert yaml.safe_load((tmp_path / "ms-swift" / "sft.yaml").read_text())["use_chat_template"] is False
+
+
+def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: Path) -> None:
+    """Keys and types by the trainers' own argument classes (axolotl's schemas, LLaMA-Factory's and ms-swift's arguments,
+    OLMo-core's source mixture), written down here from their documentation."""
+    for trainer in TRAINERS:
+        right("export", "chat.toml", "--to", trainer, "--out", tmp_path / trainer)
+    axolotl = yaml.safe_load((tmp_path / "axolotl" / "axolotl.yaml").read_text())
+    assert axolotl["datasets"][0] == {
+        "path": "rows/sums.jsonl", "ds_type": "json", "type": "chat_template", "roles_to_train": ["assistant"],
+        "train_on_eos": "turn",
+    }  # fmt: skip
+    for key in (
+        "base_model",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "num_epochs",
+        "learning_rate",
+        "sequence_len",
+        "optimizer",
+    ):
+        assert key in axolotl
+    factory = yaml.safe_load((tmp_path / "llamafactory" / "train.yaml").read_text())
+    info = json.loads((tmp_path / "llamafactory" / "dataset_info.json").read_text())
+    names = factory["dataset"].split(",")
+    assert names == list(info) == ["sums", "dots-2"]
+    assert all((tmp_path / "llamafactory" / factory["dataset_dir"] / info[name]["file_name"]).is_file() for name in names)
+    assert {info[name]["formatting"] for name in names} == {"sharegpt"}
+    assert (
+        info["sums"]["tags"]["assistant_tag"]
+        == lines(tmp_path / "llamafactory" / "rows" / "sums.jsonl")[0]["messages"][-1]["role"]
+    )
+    assert factory["mix_strategy"] == "concat"
+    swift = yaml.safe_load((tmp_path / "ms-swift" / "sft.yaml").read_text())
+    assert swift["dataset"] == ["rows/sums.jsonl#21", "rows/dots-2.jsonl#9"]
+    assert swift["tuner_type"] == "lora"
+    olmo = yaml.safe_load((tmp_path / "olmo" / "mixture.yaml").read_text())["sources"]
+    assert sum(source["target_ratio"] for source in olmo) == pytest.approx(1, abs=1e-12)
+    assert all(0 < source["target_ratio"] <= 1 and source["max_repetition_ratio"] >= 1 for source in olmo)
+
+
+def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> None:
+    from hgms_exchange.sampled import sampled
+
+    right("export", "chat.toml", "--to", "olmo", "--out", tmp_path / "out")
+    sample = sampled(Path("chat.toml"))
+    tables, end = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer.eos_token_id
+    sources = yaml.safe_load((tmp_path / "out" / "mixture.yaml").read_text())["sources"]
+    lengths = []
+    for part, source in zip(sample.parts, sources, strict=True):
+        flat = np.memmap(tmp_path / "out" / source["paths"][0], mode="r", dtype=np.uint16)
+        masks = np.memmap(tmp_path / "out" / source["paths"][0].replace("token_ids", "labels_mask"), mode="r", dtype=np.bool_)
+        lengths.append(len(flat))
+        stops = (flat == end).nonzero()[0] + 1
+        documents = [flat[begin:stop].tolist() for begin, stop in zip([0, *stops[:-1]], stops, strict=True)]
+        assert documents == [tables[part.name].row(row["position"])[0].tolist() for row in part.rows]
+        assert masks.tolist() == [
+            learned for row in part.rows for learned in tables[part.name].row(row["position"])[1].tolist()
+        ]
+    assert [source["target_ratio"] for source in sources] == pytest.approx([length / sum(lengths) for length in lengths])
+
+
+@pytest.mark.parametrize(("trainer", "file"), [
+    ("axolotl", "axolotl.yaml"), ("datasets", "interleave.json"), ("llamafactory", "train.yaml"), ("ms-swift", "sft.yaml"),
+    ("olmo", "mixture.yaml"), ("trl", "sft.yaml"),
+])  # fmt: skip
+def test_there_and_back(here: Path, tmp_path: Path, trainer: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported, imported, drawn again: the same rows in the same shares."""
+    import tomllib
+
+    out = tmp_path / "out"
+    right("export", "chat.toml", "--to", trainer, "--out", out)
+    monkeypatch.chdir(tmp_path)
+    right("import", f"out/{file}", "--from", trainer, "--out", "back.toml", "--validation", here / "vali.jsonl")
+    table = tomllib.loads(Path("back.toml").read_text())
+    mixture = table["method"]["mixture"]
+    assert sum(mixture.values()) == pytest.approx(1)
+    if trainer == "olmo":  # characters stand for tokens, which chat templates add to
+        assert mixture["sums"] == pytest.approx(0.7, abs=0.03)
+    else:
+        assert list(mixture.values()) == pytest.approx([0.7, 0.3], abs=1e-12)
+    model = 'config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 64 }'
+    text = Path("back.toml").read_text().replace('path = "MODEL"', f'{model}\ntokenizer = "{here / "tokenizer"}"')
+    Path("back.toml").write_text(text.replace("size = 1000", "size = 30"))
+    if trainer in ("axolotl", "trl"):
+        report = json.loads(right("sample", "back.toml", "--json", *(["--set", "task.max_length=64"])).stdout)
+        assert sorted(row["rows"] for row in report["sources"]) == [9, 21]
+
+
+def test_the_readme_says_what_a_weight_means_in_the_words_of_an_export() -> None:
+    import hgms_exchange
+    from hgms_exchange.folder import TRAINERS as known
+
+    readme = (Path(hgms_exchange.__file__).parent / "README.md").read_text()
+    assert set(known) == set(TRAINERS)
+    for trainer in known.values():
+        assert f"| `{trainer.name}` | {trainer.meaning} |" in readme
+
+
+class TestWeightsOfOthers:
+    """Shares in rows, computed by hand from what each trainer documents of its weights."""
+
+    @pytest.fixture(autouse=True)
+    def _files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name, count in (("a", 40), ("b", 10)):
+            Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * count)
+
+    def mixture(self, trainer: str, file: str, text: str) -> list[float]:
+        Path(file).write_text(text)
+        return [row["share"] for row in json.loads(right("import", file, "--from", trainer, "--json").stdout)["sources"]]
+
+    def test_axolotl_keeps_a_share_of_each_file(self) -> None:
+        text = "base_model: m\ndatasets:\n- {path: a.jsonl, type: alpaca, weight: 0.25}\n- {path: b.jsonl, type: alpaca}\n"
+        assert self.mixture("axolotl", "c.yml", text) == pytest.approx([0.5, 0.5])  # 10 rows and 10 rows
+
+    def test_trl_s_fractions_are_of_the_mixture(self) -> None:
+        text = "datasets:\n- {path: json, data_files: a.jsonl, fraction: 3}\n- {path: json, data_files: b.jsonl, fraction: 1}\n"
+        assert self.mixture("trl", "c.yaml", text) == pytest.approx([0.75, 0.25])
+        text = "datasets:\n- {path: json, data_files: a.jsonl}\n- {path: json, data_files: b.jsonl}\n"
+        Path("mix.toml").unlink()
+        assert self.mixture("trl", "c.yaml", text) == pytest.approx([0.8, 0.2])
+
+    @pytest.mark.parametrize(
+        ("strategy", "shares"), [("concat", [0.8, 0.2]), ("interleave_once", [0.8, 0.2]), ("interleave_under", [0.1, 0.9])]
+    )
+    def test_llamafactory_s_probabilities_count_where_it_interleaves(self, strategy: str, shares: list[float]) -> None:
+        Path("dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.jsonl"} for name in "ab"}))
+        probabilities = "" if strategy == "concat" else "interleave_probs: 0.1,0.9\n"
+        text = f"dataset: a,b\ndataset_dir: .\nmix_strategy: {strategy}\n{probabilities}"
+        assert self.mixture("llamafactory", "c.yaml", text) == pytest.approx(shares)
+
+    def test_ms_swift_counts_rows_behind_the_file(self) -> None:
+        assert self.mixture("ms-swift", "c.yaml", "dataset:\n- a.jsonl#20\n- b.jsonl#60\n") == pytest.approx([0.25, 0.75])
+        Path("mix.toml").unlink()
+        assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\ninterleave_prob: [0.5, 0.5]\n") == [0.5, 0.5]
+        Path("mix.toml").unlink()
+        assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\n") == pytest.approx([0.8, 0.2])
+
+
+class TestWrongInput:
+    @pytest.fixture(autouse=True)
+    def _there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+
+    def refused(self, *arguments: object, why: str) -> None:
+        done = call(*arguments)
+        assert done.exit_code == 2, done.output
+        assert why in done.output
+        assert "Traceback" not in done.output
+
+    def test_a_mix_that_was_not_sampled(self, made: Path) -> None:
+        text = (made / "plain.toml").read_text().replace("seed = 1", "seed = 5")
+        Path("later.toml").write_text(text)
+        self.refused("export", "later.toml", "--to", "trl", "--out", "out", why="hgms mix sample later.toml")
+
+    def test_a_folder_that_is_none(self) -> None:
+        Path("empty").mkdir()
+        self.refused("export", "empty", "--to", "trl", "--out", "out", why="has no mix.toml")
+
+    def test_a_sample_of_other_settings(self, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(made)
+        self.refused(
+            "export", "plain.toml", "--set", "sample.size=12", "--to", "trl", "--out", "out", why="drawn with other settings"
+        )
+
+    def test_a_place_that_is_taken(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "mine.txt").write_text("mine")
+        monkeypatch.chdir(made)
+        self.refused("export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl")
+
+    @pytest.mark.parametrize(("trainer", "text", "why"), [
+        ("trl", "datasets: 3", "has no 'datasets'"),
+        ("trl", "- 1", "holds no table"),
+        ("trl", "a: [", "not valid YAML"),
+        ("trl", "datasets:\n- {path: json, data_files: no.jsonl}", "there is no file no.jsonl"),
+        ("trl", "datasets:\n- {path: own/er}\n- {path: oth/er}", "on the Hub"),
+        ("axolotl", "datasets:\n- {path: own/er, weight: 3}", "0 < weight ≤ 1"),
+        ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
+        ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
+        ("olmo", "sources: []", "has no 'sources'"),
+        ("datasets", "datasets: []", "must be a list of"),
+        ("datasets", "datasets: [{data_files: c.yaml}]\nprobabilities: [1]", "names one data set"),
+    ])  # fmt: skip
+    def test_a_configuration_that_cannot_be_read(self, trainer: str, text: str, why: str) -> None:
+        Path("c.yaml").write_text(text)
+        self.refused("import", "c.yaml", "--from", trainer, why=why)
