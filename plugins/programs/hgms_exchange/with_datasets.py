@@ -56,8 +56,10 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 def read(path: Path) -> Brought:
     plan = read_mapping(path, "plan of interleave_datasets")
     listed = plan.get("datasets")
-    if not isinstance(listed, list) or not listed or not all(
-        isinstance(part, dict) and isinstance(part.get("data_files"), str) for part in listed
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(part, dict) and isinstance(part.get("data_files"), str) for part in listed)
     ):
         raise ConfigError(f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export writes it")
     sources: dict[str, dict[str, str]] = {}
