@@ -87,6 +87,7 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
     assert first.exit_code == 0, first.output
     assert [line.split(":")[0] for line in first.stderr.splitlines() if line[0] != " "] == [
         "reweight",
+        "certainty",
         "sample",
         "finetune",
         "evaluate",
@@ -110,13 +111,13 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
     before = files_of(folder)
     second = call("mix.toml")
     assert [line.partition(" (")[0] for line in second.stderr.splitlines()] == [
-        f"{stage}: done before" for stage in ("reweight", "sample", "finetune", "evaluate")
+        f"{stage}: done before" for stage in ("reweight", "certainty", "sample", "finetune", "evaluate")
     ]
     assert files_of(folder) == before
 
     third = call("mix.toml", "--set", "finetune.lr=2e-2")
     assert [line.partition(" (")[0] for line in third.stderr.splitlines() if line[0] != " "] == [
-        "reweight: done before", "sample: done before", "finetune: 30 rows", "evaluate: sums"
+        "reweight: done before", "certainty: done before", "sample: done before", "finetune: 30 rows", "evaluate: sums"
     ]  # fmt: skip
     assert files_of(folder) != before
     fourth = call("mix.toml")  # the settings of before are found where they stepped aside to
@@ -129,12 +130,14 @@ def test_the_resolved_file_describes_the_same_mix(here: Path) -> None:
     Path("again.toml").write_bytes((Path(report["folder"]) / "mix.toml").read_bytes())
     again = call("sample", "again.toml", "--set", "run.task_label=mix")
     assert again.exit_code == 0, again.output
-    assert [line.partition(" (")[0] for line in again.stderr.splitlines()] == ["reweight: done before", "sample: done before"]
+    assert [line.partition(" (")[0] for line in again.stderr.splitlines()] == [
+        f"{stage}: done before" for stage in ("reweight", "certainty", "sample")
+    ]
 
 
 def test_one_stage_makes_those_before_it_and_none_after(here: Path) -> None:
     report = report_of("finetune", "mix.toml")
-    assert list(report["stages"]) == ["reweight", "sample", "finetune"]
+    assert list(report["stages"]) == ["reweight", "certainty", "sample", "finetune"]
     assert "test" not in report
     assert not (Path(report["folder"]) / "evaluate").exists()
 
@@ -143,7 +146,11 @@ def test_new_content_of_a_source_is_a_new_mix(here: Path) -> None:
     report = report_of("sample", "mix.toml")
     write_sums(Path("dots.jsonl"), 100, 60, "!")
     again = call("sample", "mix.toml")
-    assert [line.split(" ")[0] for line in again.stderr.splitlines() if line[0] != " "] == ["reweight:", "sample:"]
+    assert [line.split(" ")[0] for line in again.stderr.splitlines() if line[0] != " "] == [
+        "reweight:",
+        "certainty:",
+        "sample:",
+    ]
     assert "done before" not in again.stderr
     texts = {row["messages"][1]["content"] for row in sampled(report) if row["source"] == "dots"}
     assert texts == {"!"}
@@ -399,7 +406,7 @@ def test_bad_configurations_leave_with_2(sets: list[str], message: str, here: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reweigth", "mix.toml"], "there is no stage 'reweigth'; did you mean 'reweight'? (stages: reweight, sample,"),
+        (["reweigth", "mix.toml"], "there is no stage 'reweigth'; did you mean 'reweight'? (stages: reweight, certainty,"),
         (["nowhere.toml"], "error: cannot read the configuration nowhere.toml: No such file or directory"),
         (["/dev/zero"], "error: cannot read the configuration /dev/zero: it is larger than "),
         (["sample"], "Missing argument 'CONFIG'"),
@@ -445,14 +452,14 @@ def test_it_runs_after_its_folder_has_moved(here: Path) -> None:
     report_of("sample", "mix.toml")
     shutil.move("runs", "elsewhere")
     done = call("sample", "mix.toml", "--out", "elsewhere")
-    assert done.stderr.count("done before") == 2
+    assert done.stderr.count("done before") == 3
 
 
 def test_help_names_stages_and_options(here: Path) -> None:
     shown = call("--help")
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.split("Commands:")[1].splitlines() if line.strip()][:5] == [
-        "all", "reweight", "sample", "finetune", "evaluate"
+        "all", "reweight", "certainty", "sample", "finetune"
     ]  # fmt: skip
     assert "--device NAME" in call("evaluate", "--help").stdout
 
@@ -548,7 +555,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     finally:
         gc.enable()
     assert done.exit_code == 0, done.output
-    assert alive == [0, 0, 0]  # reweight, finetune, evaluate
+    assert alive == [0, 0, 0, 0]  # reweight, certainty, finetune, evaluate
 
 
 def as_grid(text: str) -> str:
@@ -644,7 +651,7 @@ alpha = 6
         len(tokenizer(json.loads(line)["completion"])["input_ids"]) + 1 for line in Path("test.jsonl").read_text().splitlines()
     )
     again = call("target.toml")
-    assert again.stderr.count("done before") == 4
+    assert again.stderr.count("done before") == 5
     done = call("sample", "target.toml", "--set", "finetune.start=reweighted")
     assert done.exit_code == 2
     assert "goes on with the task's own model and adapter" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hgms_core import hookimpl
 from hgms_llm.formats import Message
+from hgms_llm.halves import halves_of
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora, interpolated
 from hgms_llm.losses import Batches, token_loss
@@ -42,7 +43,7 @@ from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 __all__ = [
     "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
     "TokenTable", "adamw", "adamw_moved", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits",
-    "check_size", "content", "epoch_rows", "first_state", "highest", "in_phases", "interpolated", "model_folder",
+    "check_size", "content", "epoch_rows", "first_state", "halves_of", "highest", "in_phases", "interpolated", "model_folder",
     "named_models", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples",
     "some_share", "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
     "token_table", "warn",

@@ -17,6 +17,7 @@ from attrs import field, validators
 
 from hgms_core import DataError, Key, Problem, Sources, Tree, roles
 from hgms_fields import frozen, lowering, optional_whole, validation_shares
+from hgms_llm.halves import halves_of, in_halves
 from hgms_llm.language import LanguageModel
 from hgms_llm.lora import Lora
 from hgms_llm.losses import (
@@ -75,6 +76,8 @@ class SourceMixture:
         template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``, ``chatml``.
         max_length, too_long: the most tokens a row may have; longer ones are dropped, or cut.
         cache: rows of each source that are used for learning the mixture, chosen by the seed (None: all).
+        halves: split every source into two random halves, drawn by this number, and weigh each for itself (None: no): what
+            `hgms mix null` compares sources with. Shares of a mixture are those of whole sources.
         average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``.
         validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
         prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``; ``size``, in proportion to
@@ -112,6 +115,7 @@ class SourceMixture:
     max_length: int = field(default=512, validator=validators.ge(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_whole)
+    halves: int | None = field(default=None, validator=validators.optional(validators.ge(0)), metadata={"since": "0.7"})
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(default=(0.5, 0.3, 0.2), validator=validation_shares)
     prior: Mapping[str, float] | Literal["uniform", "size"] = field(default="uniform", hash=False, metadata={"since": "0.7"})
@@ -151,7 +155,17 @@ class SourceMixture:
     def tables(self, tokenizer: Any, which: Which = "sources") -> dict[str, TokenTable]:
         """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
         options: Any = {"max_length": self.max_length, "too_long": self.too_long, "cache_dir": cache_folder()}
-        return self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, template=self.template, **options))
+        tables = self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, template=self.template, **options))
+        return tables if self.halves is None or which != "sources" else in_halves(tables, Key(self.halves))
+
+    def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
+        """The weights of all sources, or of their halves, in the order of their tables. A half may be named, too."""
+        if self.halves is None:
+            return mixture_shares(mixture, self.sources, what)
+        shares: dict[str, float] = {}
+        for name, share in mixture.items():
+            shares |= dict.fromkeys(halves_of(name), share / 2) if name in self.sources else {name: share}
+        return mixture_shares(shares, [half for name in self.sources for half in halves_of(name)], what)
 
     def contents(self) -> dict[str, dict[str, str]]:
         """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
@@ -208,13 +222,13 @@ class SourceMixture:
 
         def theta(mixture: Mapping[str, float]) -> Tree:
             # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
-            share = torch.tensor(mixture_shares(mixture, self.sources, "mixture"), dtype=dtype, device=device)
+            share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
         sizes = {name: float(table.size) for name, table in everything["sources"].items()}
         prior = {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior] if isinstance(self.prior, str) else self.prior
 
-        best = None if self.reference is None else torch.tensor(mixture_shares(self.reference, self.sources, "reference"))
+        best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
             metrics = {"validation_loss": token_loss(model, x, upper, shares["stop"])}

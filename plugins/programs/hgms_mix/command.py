@@ -16,6 +16,7 @@ from hgms_cli import json_option, plugin_option, print_json, track_option, trust
 from hgms_core import PluginError, closest
 
 FILE = click.Path(path_type=Path)
+STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")
 GROUP = "hgms.mix"
 """The entry-point group of further commands below `hgms mix`: NAME = "package.module:command", a click command."""
 
@@ -33,11 +34,13 @@ class _Mix(click.Group):
             word = args[0]
             if "--demo" in args:
                 args = ["demo", *(word for word in args if word != "--demo")]
+            elif "--null" in args:
+                args = ["null", *(word for word in args if word != "--null")]
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
                 near = closest(word, self.list_commands(ctx))
                 hint = f"; did you mean {near!r}?" if near else ""
                 also = "".join(f", {name}" for name in self.others)
-                stages = f"stages: reweight, sample, finetune, evaluate{also and f'; commands: {also[2:]}'}; or a mix file"
+                stages = f"stages: {', '.join(STAGES)}{also and f'; commands: {also[2:]}'}; or a mix file"
                 raise click.UsageError(f"there is no stage {word!r}{hint} ({stages})", ctx)
             else:
                 args = ["all", *args]
@@ -80,8 +83,9 @@ def mix() -> None:
     """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and evaluate it.
 
     \b
-    hgms mix mix.toml                  all four stages
+    hgms mix mix.toml                  all stages
     hgms mix sample mix.toml           up to one of them
+    hgms mix --null mix.toml           can the weights be told from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
 
     A stage makes those before it first, where they are not made. What is finished is not made again, what was broken off
@@ -126,11 +130,36 @@ def _stage(name: str, upto: str, text: str) -> None:
     mix.command(name, help=text)(stage)
 
 
-_stage("all", "evaluate", "All four stages of a mix file: the same as `hgms mix CONFIG`.")
+_stage("all", "evaluate", "All stages of a mix file: the same as `hgms mix CONFIG`.")
 _stage("reweight", "reweight", "Learn the weights of the sources, as `hgms run` does.")
+_stage("certainty", "certainty", "Resample rows: how certain the mixture's direction is.")
 _stage("sample", "sample", "Draw the rows to fine-tune on, by the learned weights.")
 _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
 _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
+
+
+@mix.command("null", short_help="Do sources part further than halves of one source?")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Seeds, from the file's on.")
+@click.option("--splits", type=click.IntRange(1, 1000), default=1, show_default=True, help="Splits of the sources a seed.")
+@_options
+def null(
+    config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, seeds: int, splits: int, **choices: Any
+) -> None:
+    """Split every source in two, learn the mixture of all halves several times, and compare: as `hgms mix --null CONFIG`.
+
+    Where halves of one source part as far as different sources do, the weights say nothing. Each run takes the file's budget.
+    """
+    from hgms_mix.config import load
+    from hgms_mix.null import null_test, show
+    from hgms_run import Progress
+
+    settings = load(config, [*sets, *track], **choices)
+    with Progress(enabled=not as_json) as view:
+        result = null_test(settings, config.stem, seeds=seeds, splits=splits, say=_to_stderr, view=view)
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
 
 
 @mix.command("demo", short_help="HG-MS against uniform weights on small texts.")

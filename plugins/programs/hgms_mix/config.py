@@ -13,6 +13,7 @@ from hgms_compare import scaled
 from hgms_core import ConfigError, overlay, unknown
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate
+from hgms_mix.certainty import Resampling
 from hgms_mix.finetune import Finetune
 from hgms_mix.sample import Sample
 from hgms_mix.stages import digest
@@ -24,6 +25,7 @@ class MixConfig(RunConfig):
     """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and what comes after."""
 
     sample: Sample
+    certainty: Resampling = Resampling()
     finetune: Finetune = Finetune()
     evaluate: Evaluate = Evaluate()
     runs: tuple[str, ...] = field(default=(), metadata={"toml": False})
@@ -69,6 +71,10 @@ def read(
         raise ConfigError(
             f"the task {config.task.name!r} has no data sources to mix @ task.name\n"
             '  write name = "source-mixture", or use hgms run'
+        )
+    if getattr(config.task, "halves", None) is not None:
+        raise ConfigError(
+            "halves of sources are no mixture to draw from @ task.halves\n  leave it out; hgms mix null splits them"
         )
     if config.run.device.partition(":")[2] not in ("", "0"):
         raise ConfigError(

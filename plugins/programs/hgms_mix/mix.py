@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 
 from hgms_core import MissingExtra
+from hgms_mix.certainty import Certain
 from hgms_mix.config import MixConfig
 from hgms_mix.evaluate import Evaluation
 from hgms_mix.finetune import Finetuning
@@ -22,7 +23,7 @@ from hgms_mix.sample import Sampling
 from hgms_mix.stages import Done, Stage, StageFolder
 from hgms_run import Progress, RunFolder, device_called
 
-STAGES: Sequence[Stage] = (Reweight(), Sampling(), Finetuning(), Evaluation())
+STAGES: Sequence[Stage] = (Reweight(), Certain(), Sampling(), Finetuning(), Evaluation())
 
 
 @define(eq=False)
@@ -62,9 +63,10 @@ class Mix:
 
     def _finish(self, stage: Stage) -> Done:
         inputs = {"version": stage.version, **stage.inputs(self)}
-        if self.done:
-            name, before = list(self.done.items())[-1]
-            inputs[name] = [before.key, before.digest]
+        before = [earlier.name for earlier in STAGES if earlier.name in self.done and not earlier.beside]
+        if before:
+            last = self.done[before[-1]]
+            inputs[before[-1]] = [last.key, last.digest]
         folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")

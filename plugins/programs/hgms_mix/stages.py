@@ -33,6 +33,8 @@ class Stage(Protocol):
 
     name: ClassVar[str]
     version: ClassVar[str]
+    beside: ClassVar[bool] = False
+    """Whether later stages do without it."""
 
     def packages(self, mix: Mix) -> list[str]:
         """The optional packages that it imports."""

@@ -16,6 +16,7 @@ import tomlkit
 from hgms_cli import print_table
 from hgms_core import CheckpointError, MissingExtra
 from hgms_mix import pictures
+from hgms_mix.certainty import rows_of
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
 from hgms_run import DiskError, Interrupted, Progress, RunFolder, plain, replace_file
@@ -27,6 +28,12 @@ def show(report: Mapping[str, Any]) -> None:
     click.echo(f"{head}, {report['seconds']:.1f} s")
     columns = ("source", "weight", "rows", "of") if "sample" in report else ("source", "weight")
     print_table(columns, [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]])
+    certainty = report.get("certainty") or {}
+    if certainty:
+        certain = rows_of(certainty, report["sources"])
+        print_table(tuple(certain[0]), certain)
+        for line in (*certainty["sentences"], *(f"warning: {line}" for line in certainty["warnings"])):
+            click.echo(f"  {line}")
     rows = list(_losses(report.get("test", {})))
     if rows:
         print_table(tuple(rows[0]), rows)
@@ -54,7 +61,7 @@ def carry_out(
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with locked(folder):
         replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
         try:
             mix.run(upto)
@@ -159,7 +166,7 @@ def _benchmark(result: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     try:

@@ -1,8 +1,8 @@
 """Runs below a directory: every folder there is either a finished run or named with the reason why it is not one.
 
 What is small is read (configuration, summary, environment). Folders below a ``sweeps`` directory are trials of a pilot sweep,
-not results: :func:`scan_sweeps` reads those. A folder may be a stranger's: nothing outside it is read, and whatever its files
-hold, it is a run or gets a reason.
+not results: :func:`scan_sweeps` reads those; nor are those of a ``null-test``. A folder may be a stranger's: nothing outside it
+is read, and whatever its files hold, it is a run or gets a reason.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hgms_results.stored import StoredRun, StoredSweep
 from hgms_run import ROWS, RunFolder, parse_json, parse_toml, read_file
 
 SWEEPS = "sweeps"
+NULL_TEST = "null-test"
+"""Where `hgms mix null` puts its runs: on halves of sources, so they are no results of the sources."""
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"})
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # characters of a label or metric; a folder's name has 255
@@ -140,7 +142,7 @@ def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
 def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[Path]:
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
-            below[:] = sorted(name for name in below if name != SWEEPS and not name.startswith("."))
+            below[:] = sorted(name for name in below if name not in (SWEEPS, NULL_TEST) and not name.startswith("."))
             here = Path(directory)
             if _FILES.intersection(files):
                 yield here
