@@ -35,7 +35,7 @@ LIBRARIES = [
 """What several components share; hgms_adam and hgms_fields also serve the other libraries."""
 
 PROGRAMS = [
-    ["hgms_exchange", "hgms_mix_compare"],
+    ["hgms_exchange", "hgms_mix_compare", "hgms_surface"],
     ["hgms_demo", "hgms_mix"],
     ["hgms_compare", "hgms_report"],
     ["hgms_evaluation", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
@@ -62,7 +62,7 @@ ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shap
 """Those of its adapters, which know trees, errors, seeds and data."""
 
 BELOW = ["hgms_adam", "hgms_fields"]
-LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix"]
+LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix", "hgms_surface"]
 """Programs for language models."""
 SHARED = [name for name in LIBRARIES if name not in BELOW]
 STACK = sorted(name for layer in PROGRAMS for name in layer)

@@ -10,6 +10,16 @@ from hgms_core import hookimpl
 if TYPE_CHECKING:
     import click
 
+    from hgms_mix.config import MixConfig as MixConfig
+    from hgms_mix.config import load as load
+    from hgms_mix.config import read as read
+    from hgms_mix.mix import STAGES as STAGES
+    from hgms_mix.mix import Mix as Mix
+    from hgms_mix.sample import read_rows as read_rows
+    from hgms_mix.stages import Done as Done
+    from hgms_mix.stages import digest as digest
+    from hgms_mix.summary import mix_path as mix_path
+
 
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
@@ -18,7 +28,10 @@ def hgms_register_commands(cli: click.Group) -> None:
     cli.add_command(mix)
 
 
-_SHARED = {"load": "config", "mix_path": "summary", "read_rows": "sample"}
+_SHARED = {
+    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "digest": "stages", "load": "config",
+    "mix_path": "summary", "read": "config", "read_rows": "sample",
+}  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 
 

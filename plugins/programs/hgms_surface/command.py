@@ -1,0 +1,126 @@
+"""``hgms mix surface``: parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms_cli import json_option, plugin_option, print_json, trust_option
+from hgms_core.registry import Registry
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(short_help="A mixture with error bars: many short runs, a surface, its minimum.")
+@click.argument("config", type=FILE, required=False)
+@click.option("--ratios", type=FILE, help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.")
+@click.option("--metrics", type=FILE, help="… and their metrics, as olmix's metrics.csv has them. Lower is better.")
+@click.option("--points", type=int, help="Runs in all. The same as --set surface.points=N.")
+@click.option("--repeats", type=int, help="Runs of each anchor. The same as --set surface.repeats=N.")
+@click.option("--target", "targets", multiple=True, metavar="NAME=WEIGHT", help="A metric that decides. Repeatable.")
+@click.option("--prior", metavar="MIXTURE", help="uniform, rows, or NAME=WEIGHT,… to compare with.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
+@click.option("--out", metavar="FOLDER", help="Where results go.")
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME.")
+@click.option("--dry-run", is_flag=True, help="Only say what it will cost: runs, seconds, tokens.")
+@click.option("--check", type=int, default=0, metavar="K", help="Run K mixtures with [finetune.model], and compare ranks.")
+@trust_option
+@plugin_option
+@json_option
+def surface(
+    config: Path | None,
+    ratios: Path | None,
+    metrics: Path | None,
+    targets: Sequence[str],
+    prior: str | None,
+    sets: Sequence[str],
+    as_json: bool,
+    registry: Registry,
+    dry_run: bool,
+    check: int,
+    **choices: Any,
+) -> None:
+    """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and recommend a mixture: with an
+    interval for what it gains over the prior, the region that the best mixture lies in, and a picture.
+
+    \b
+    hgms mix surface mix.toml                                  train and fit; go on where it was broken off
+    hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody else made
+    """
+    laid = [*sets, *_laid(targets, prior, **{key: choices.pop(key) for key in ("points", "repeats")})]
+    if (config is None) == (ratios is None and metrics is None):
+        raise click.UsageError("give either CONFIG, or --ratios and --metrics")
+    if config is not None:
+        report = _of_runs(config, laid, dry_run=dry_run, as_json=as_json, check=check, registry=registry, **choices)
+    elif dry_run or check or choices["device"] is not None:
+        raise click.UsageError("--dry-run, --check and --device are of no use without CONFIG: nothing is trained")
+    else:
+        report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _shown)
+    if as_json:
+        print_json(report)
+
+
+def _of_runs(config: Path, sets: Sequence[str], *, dry_run: bool, as_json: bool, **choices: Any) -> dict[str, Any]:
+    """The report of a design that is run, or what it will cost."""
+    from hgms_run import Progress
+    from hgms_surface.train import carry_out, load, predict
+
+    plan = load(config, sets, **choices)
+    if dry_run:
+        return predict(plan, say=_to_stderr if as_json else click.echo)
+    with Progress(enabled=not as_json) as view:
+        return carry_out(plan, say=_to_stderr, show=None if as_json else _shown, view=view)
+
+
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _of_files(
+    ratios: Path | None, metrics: Path | None, sets: Sequence[str], registry: Registry, choices: Any, *, say: Any
+) -> dict[str, Any]:
+    """The report of finished runs in tables."""
+    from hgms_surface.learn import learn
+    from hgms_surface.report import settings_of, write
+    from hgms_surface.tables import read_runs
+
+    if ratios is None or metrics is None:
+        raise click.UsageError("--ratios and --metrics go together")
+    settings = settings_of({}, sets, registry)
+    findings = learn(read_runs(ratios, metrics), settings, seed=choices["seed"] or 0)
+    return write(findings, Path(choices["out"] or "surface"), say=say)
+
+
+def _shown(findings: Any, report: dict[str, Any]) -> None:
+    from hgms_surface.words import show
+
+    show(findings, report)
+
+
+def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> list[str]:
+    """Options as what --set would say."""
+    laid = [f"surface.{key}={value}" for key, value in numbers.items() if value is not None]
+    if targets:
+        laid.append(f"surface.targets={_table(targets, '--target')}")
+    if prior is not None:
+        laid.append(f"surface.prior={json.dumps(prior) if '=' not in prior else _table(prior.split(','), '--prior')}")
+    return laid
+
+
+def _table(pairs: Sequence[str], option: str) -> str:
+    """NAME=WEIGHT pairs as an inline table of TOML."""
+    entries = []
+    for pair in pairs:
+        name, equals, weight = pair.rpartition("=")
+        try:
+            entries.append(f"{json.dumps(name.strip())} = {float(weight if equals else 1)}")
+        except ValueError:
+            raise click.UsageError(f"{option} {pair}: expected NAME=WEIGHT, a number") from None
+        if not equals:
+            entries[-1] = f"{json.dumps(pair.strip())} = 1.0"
+    return "{" + ", ".join(entries) + "}"

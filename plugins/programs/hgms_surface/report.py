@@ -1,0 +1,62 @@
+"""What is written of a surface: surface.json, the tables, the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.registry import Registry
+from hgms_run import Invalid, lay, plain, replace_file, structured
+from hgms_surface.learn import Findings
+from hgms_surface.picture import draw
+from hgms_surface.settings import SurfaceSettings
+from hgms_surface.tables import write_runs
+
+
+def settings_of(table: Mapping[str, Any], sets: Sequence[str], registry: Registry, source: str = "--set") -> SurfaceSettings:
+    """The settings in the table ``surface`` of ``table``, with ``sets`` laid over.
+
+    Raises:
+        ConfigError: all that is wrong with them, with places.
+    """
+    whole = {"surface": dict(table.get("surface", {}))}
+    for assignment in sets:
+        lay(whole, assignment)
+    others = [key for key in whole if key != "surface"]
+    if others:
+        known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
+        raise ConfigError(f"there is no table {others[0]!r} without a configuration\n  surface.KEY can be set: {known}")
+    try:
+        settings: SurfaceSettings = structured(whole["surface"], SurfaceSettings, registry)
+    except Invalid as invalid:
+        raise ConfigError(Invalid(*invalid.below("surface")).render(source, ())) from None
+    return settings
+
+
+def write(
+    findings: Findings,
+    folder: Path,
+    *,
+    say: Callable[[Findings, dict[str, Any]], None] | None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png`` into ``folder``; the report. ``say`` gets
+    the findings and the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = (folder / "ratios.csv", folder / "metrics.csv")
+    write_runs(findings.runs, *tables)
+    written = [str(path) for path in tables]
+    try:
+        written.insert(0, str(draw(findings, folder / "surface.png")))
+    except MissingExtra as missing:
+        written.insert(0, f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
+    report = {**findings.as_dict(), **(more or {}), "files": [*written, str(folder / "surface.json")]}
+    replace_file(folder / "surface.json", json.dumps(plain(report), indent=2, ensure_ascii=False).encode())
+    if say is not None:
+        say(findings, report)
+    return report

@@ -1,0 +1,176 @@
+"""The runs of a design: each is sampled, fine-tuned and evaluated by the stages of `hgms mix`, once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import define, field, frozen
+
+from hgms_core import ConfigError
+from hgms_mix import STAGES, Done, Mix, MixConfig, digest, read_rows
+from hgms_run import Progress, plain, replace_file
+from hgms_surface.design import Point
+from hgms_surface.tables import REPORTED, Runs
+
+DECIDES = "validation_"
+VERSION = "1"
+"""Of what a run's record holds."""
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """A finished run: the shares that its sources had among the drawn rows, its losses, a mean over tokens, by metric, and what
+    it took (``seconds`` None where it was broken off and gone on with)."""
+
+    key: str
+    point: Point
+    mixture: tuple[float, ...]
+    metrics: Mapping[str, float]
+    seconds: float | None
+    tokens: int
+
+
+@define(kw_only=True, eq=False)
+class DesignRuns:
+    """Carries out points of a design in ``folder``. What is finished under the same settings and data is taken over.
+
+    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so the stage ``reweight`` is left out.
+    Validation and test sets are both evaluated at the end; the tuned model is not kept."""
+
+    config: MixConfig
+    folder: Path
+    say: Callable[[str], None] = lambda line: None
+    view: Progress = field(factory=lambda: Progress(enabled=False))
+    _mix: Mix = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.config = evaluated(self.config)
+        self._mix = Mix(self.config, self.folder, self.say, self.view)  # one for all: token tables are read once
+
+    def check(self) -> None:
+        """Raises ConfigError or MissingExtra for what can be known to fail before the first run begins."""
+        self._mix.check("evaluate")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self.config.task.sources)  # type: ignore[attr-defined]
+
+    @property
+    def deciding(self) -> list[str]:
+        """The metrics that decide."""
+        return [name for name in self.config.task.test if name.startswith(DECIDES)]  # type: ignore[attr-defined]
+
+    def rows(self) -> dict[str, int]:
+        """How many rows each source has."""
+        return {name: table.size for name, table in self._mix.tables("sources").items()}
+
+    def tokens(self) -> dict[str, float]:
+        """The mean length of each source's rows, in tokens of the model that is tuned."""
+        return {name: float(table.lengths.double().mean()) for name, table in self._mix.tuned_tables("sources").items()}
+
+    def shortened(self, config: MixConfig, folder: Path) -> DesignRuns:
+        """The same with other settings of sample and fine-tuning, elsewhere; what was read is shared."""
+        short = copy.copy(self)
+        short.config, short.folder = config, folder
+        return short
+
+    def finished(self, point: Point) -> Outcome | None:
+        """What came of a point, if it was run before."""
+        key = self._ready(point)
+        try:
+            record = json.loads((self._folder(key) / "run.json").read_bytes())
+            if record["key"] != key or record["version"] != VERSION:
+                return None
+            return Outcome(
+                key=key, point=point, mixture=tuple(record["mixture"]), metrics=record["metrics"],
+                seconds=record["seconds"], tokens=record["tokens"],
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or damaged: it is run again
+
+    def run(self, point: Point) -> Outcome:
+        """Samples, fine-tunes and evaluates, or goes on with it.
+
+        Raises:
+            Interrupted: Ctrl-C; what is done is saved.
+        """
+        key, mix = self._ready(point), self._mix
+        mix.folder = self._folder(key)
+        fresh, began = not mix.folder.exists(), time.perf_counter()
+        mix.folder.mkdir(parents=True, exist_ok=True)
+        losses = mix.run("evaluate").facts["test"]
+        drawn = mix.done["sample"]
+        counts = np.array([drawn.facts["counts"][name] for name in self.sources], dtype=float)
+        lengths = {name: (table.lengths, table.places) for name, table in mix.tuned_tables("sources").items()}
+        tokens = 0
+        for row in read_rows(drawn.path / "rows.jsonl.gz"):
+            table, places = lengths[row["source"]]
+            tokens += int(table[places[row["row"]]]) if row["row"] in places else 0
+        outcome = Outcome(
+            key=key,
+            point=point,
+            mixture=tuple((counts / counts.sum()).tolist()),
+            metrics={name: row["token_loss"]["value"] for name, row in losses.items()},
+            seconds=time.perf_counter() - began if fresh else None,
+            tokens=tokens * self.config.finetune.epochs,
+        )
+        record = {"version": VERSION, "weights": dict(zip(self.sources, point.weights, strict=True)), **attrs.asdict(outcome)}
+        replace_file(mix.folder / "run.json", json.dumps(plain(record), indent=2, ensure_ascii=False).encode())
+        for tuned in ("adapter", "model"):
+            shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
+        return outcome
+
+    def _folder(self, key: str) -> Path:
+        return self.folder / "runs" / key[:12]
+
+    def _ready(self, point: Point) -> str:
+        """Makes the mix that of ``point``; the key, the sha256 of everything its result depends on."""
+        mix = self._mix
+        mix.config = attrs.evolve(self.config, seed=point.seed)
+        weights = dict(zip(self.sources, point.weights, strict=True))
+        task = self.config.task
+        inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
+        given = digest(inputs)
+        mix.done = {"reweight": Done(path=self.folder, key=given, facts={"weights": weights}, digest=given)}
+        return digest([given, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[1:])])
+
+    @property
+    def _task(self) -> Any:
+        return self.config.resolved()["task"]
+
+
+def evaluated(config: MixConfig) -> MixConfig:
+    """The configuration whose test sets are its validation sets, too. Benchmarks are not asked.
+
+    Raises:
+        ConfigError: seeds that every run would share, or a start that only a learned mixture has.
+    """
+    for table in ("sample", "finetune"):
+        if getattr(config, table).seed is not None:
+            raise ConfigError(
+                f"repeats would not differ: every run of a surface has its own seed @ {table}.seed\n  leave it out"
+            )
+    if config.finetune.start == "reweighted":
+        raise ConfigError('runs of a surface learn no mixture to start from @ finetune.start\n  write start = "fresh"')
+    task: Any = config.task
+    sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
+    sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}
+    return attrs.evolve(config, task=attrs.evolve(task, test=sets), evaluate=attrs.evolve(config.evaluate, benchmarks=()))
+
+
+def table_of(outcomes: list[Outcome], sources: tuple[str, ...]) -> Runs:
+    """The outcomes as tables have them."""
+    return Runs(
+        names=tuple(outcome.key[:12] for outcome in outcomes),
+        sources=sources,
+        mixtures=np.array([outcome.mixture for outcome in outcomes]),
+        metrics={name: np.array([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics},
+    )

@@ -1,0 +1,187 @@
+"""`hgms mix surface CONFIG`: the design is run, then fitted; optionally, some of it again with the larger model."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from hgms_core import CheckpointError, ConfigError, Key
+from hgms_core.registry import Registry
+from hgms_mix import MixConfig, read
+from hgms_run import Interrupted, Progress, lay_options, tables_of
+from hgms_surface import proxy
+from hgms_surface.cost import cost, spell
+from hgms_surface.design import Point, design
+from hgms_surface.learn import TARGET, Findings, learn
+from hgms_surface.report import settings_of, write
+from hgms_surface.runs import DesignRuns, Outcome, table_of
+from hgms_surface.settings import SurfaceSettings
+
+OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
+"""What a file says for `hgms compare` alone."""
+
+
+@frozen(kw_only=True)
+class Plan:
+    """What a mix file and the command line ask for. ``target`` is the configuration with the larger model, None where
+    ``[finetune.model]`` names none."""
+
+    config: MixConfig
+    target: MixConfig | None
+    settings: SurfaceSettings
+    folder: Path
+    check: int
+
+
+def load(
+    path: Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    device: str | None = None,
+    check: int = 0,
+    registry: Registry | None = None,
+) -> Plan:
+    """The plan of a mix file. Its method and budget are of no use here: mixtures are those of the design."""
+    table = {key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS}
+    table["method"] = "uniform"
+    table.setdefault("budget", "1 steps")
+    own = [assignment for assignment in sets if assignment.partition(".")[0].strip() == "surface"]
+    registry = registry or Registry.load()
+    settings = settings_of({"surface": table.pop("surface", {})}, own, registry, path.name)
+    places = lay_options(table, [each for each in sets if each not in own], seed, out=out, device=device)
+    config = read(table, path.name, places, registry)
+    larger = config.finetune.model is not None
+    if check and not larger:
+        raise ConfigError("--check K runs mixtures with the larger model, and there is no [finetune.model]\n  add the table")
+    if check and check < 3:
+        raise ConfigError(f"--check {check}: a rank correlation needs 3 mixtures at least, and means little below 8")
+    finetune = attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+    return Plan(
+        config=attrs.evolve(config, finetune=finetune),
+        target=config if larger else None,
+        settings=settings,
+        folder=Path(config.run.out, config.run.task_label or path.stem, "surface"),
+        check=check,
+    )
+
+
+def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """What carrying the plan out will cost: of the surface, and of the check with the larger model."""
+    runs = DesignRuns(config=plan.config, folder=plan.folder)
+    runs.check()
+    points = points_of(plan, runs)
+    costs = {"surface": cost(runs, points, [runs.finished(point) for point in points])}
+    say(f"surface: {costs['surface']}")
+    if plan.check and plan.target is not None:
+        # which mixtures it will be is not known yet; all take the same time
+        larger = DesignRuns(config=plan.target, folder=plan.folder)
+        larger.check()
+        some = list({point.weights: point for point in reversed(points)}.values())[: plan.check]
+        costs["check"] = cost(larger, some, [None] * len(some))
+        say(f"check with finetune.model: {costs['check']}")
+    say(f"in all {spell(sum(part.seconds for part in costs.values()))}, and seconds for the fit")
+    return {name: part.as_dict() for name, part in costs.items()}
+
+
+def carry_out(
+    plan: Plan,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    show: Callable[[Findings, dict[str, Any]], None] | None = None,
+    view: Progress | None = None,
+) -> dict[str, Any]:
+    """Runs what is missing of the design, fits, writes; the report.
+
+    Raises:
+        Interrupted: Ctrl-C; the same command goes on.
+        CheckpointError: another process works in the same folder.
+    """
+    view = view or Progress(enabled=False)
+    runs = DesignRuns(config=plan.config, folder=plan.folder, view=view)
+    runs.check()
+    if plan.target is not None:
+        say("the surface is learned with the task's model; finetune.model is for --check K")
+    points = points_of(plan, runs)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(plan.folder), _stoppable():
+        outcomes = carried(runs, points, say)
+        findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
+        more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes)}
+        if plan.check and plan.target is not None:
+            larger = DesignRuns(config=plan.target, folder=plan.folder, view=view)
+            larger.check()
+            more["check"] = checked(findings, larger, proxy.chosen(findings, points, plan.check), say, plan.config.seed)
+    return write(findings, plan.folder, say=show, more=more)
+
+
+def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
+    settings = plan.settings
+    settings.target_weights(runs.deciding)  # a name that is not there is said before anything runs
+    prior = settings.prior_over(runs.rows())
+    return design(prior, points=settings.points, repeats=settings.repeats, shrink=settings.shrink, seed=plan.config.seed)
+
+
+def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None]) -> list[Outcome]:
+    """The outcomes of all points, those that are finished taken over."""
+    outcomes = [runs.finished(point) for point in points]
+    before = sum(outcome is not None for outcome in outcomes)
+    if before:
+        say(f"{before} of {len(points)} runs were done before ({runs.folder})")
+    took: list[float] = []
+    for number, point in enumerate(points):
+        if outcomes[number] is not None:
+            continue
+        outcome = outcomes[number] = runs.run(point)
+        took += [] if outcome.seconds is None else [outcome.seconds]
+        left = sum(each is None for each in outcomes)
+        shares = ", ".join(f"{share:.2f} {name}" for name, share in zip(runs.sources, outcome.mixture, strict=True))
+        ahead = f"; {spell(left * float(np.median(took)))} left" if took and left else ""
+        loss = next(iter(outcome.metrics.values()))
+        say(f"[{len(points) - left}/{len(points)}] {shares}: {next(iter(outcome.metrics))} {loss:.4f}{ahead}")
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def checked(
+    findings: Findings, runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None], seed: int
+) -> dict[str, Any]:
+    """How the larger model ranks some mixtures, beside the surface."""
+    say(f"check: {len(points)} mixtures with finetune.model")
+    outcomes = carried(runs, points, say)
+    theirs = sum(
+        (weight * np.array([outcome.metrics[name] for outcome in outcomes]) for name, weight in findings.targets.items()),
+        np.zeros(len(outcomes)),
+    )
+    mine = findings.surfaces[TARGET].mean(np.array([outcome.mixture for outcome in outcomes]))
+    correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
+    at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
+    return proxy.words(correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        reason = str(error).splitlines()[0] if str(error) else "interrupted"
+        number = getattr(error, "number", signal.SIGINT)
+        raise Interrupted(f"{reason}\n  run the same command again to go on from there", number) from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise CheckpointError(f"another process works on {folder}; wait for it, or choose another --out") from None

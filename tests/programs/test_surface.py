@@ -1,0 +1,412 @@
+"""Response surfaces over mixtures: closed forms with known noise, tables, and a small mix end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from hgms_cli import main
+from hgms_core import ConfigError, DataError, Key
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
+
+from hgms_surface import Findings, Runs, SurfaceSettings, design, learn, read_runs, write_runs
+from hgms_surface.design import spread
+from hgms_surface.noise import noise_of
+
+pytestmark = [
+    pytest.mark.plugins,
+    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+]
+BEST = np.array([0.6, 0.3, 0.1])
+UNIFORM = np.full(3, 1 / 3)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["mix", "surface", *arguments])
+
+
+def bowl(mixtures: np.ndarray, curvature: float) -> np.ndarray:
+    """A quadratic with its minimum of 2 at BEST."""
+    return 2 + curvature * ((mixtures - BEST) ** 2).sum(-1)
+
+
+def tried(seed: int, curvature: float, noise: float) -> Runs:
+    """The runs of a design whose losses are the bowl's, with noise."""
+    points = design(UNIFORM, points=24, repeats=3, shrink=0.1, seed=seed)
+    mixtures = np.array([point.weights for point in points])
+    losses = bowl(mixtures, curvature) + noise * np.random.default_rng(seed).standard_normal(len(points))
+    names = tuple(f"run-{number}" for number in range(len(points)))
+    return Runs(names=names, sources=("a", "b", "c"), mixtures=mixtures, metrics={"loss": losses})
+
+
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    return learn(tried(0, 1.0, 0.02), SurfaceSettings())
+
+
+# -- the design ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_design_has_repeated_anchors_and_begins_with_the_shorter_one() -> None:
+    short = design(UNIFORM, points=18, repeats=3, shrink=0.1, seed=4)
+    long = design(UNIFORM, points=40, repeats=3, shrink=0.1, seed=4)
+    assert long[:18] == short
+    weights = np.array([point.weights for point in long])
+    assert weights.min() >= 0
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12)
+    anchors = [point for point in long if point.role != "fill"]
+    assert len(anchors) == 12
+    assert {point.weights for point in anchors if point.role == "vertex"} >= {(0.933334, 0.033333, 0.033333)}
+    assert len({point.seed for point in long}) == 40  # chance is never shared
+    assert [point.weights for point in design(UNIFORM, points=18, repeats=3, shrink=0.1, seed=5)[12:]] != [
+        point.weights for point in short[12:]
+    ]
+
+
+def test_the_rest_has_the_moments_of_a_dirichlet_distribution() -> None:
+    prior = np.array([0.5, 0.3, 0.2])
+    points = spread(prior, 4096, Key(1))
+    alpha = 3 * prior
+    np.testing.assert_allclose(points.mean(0), prior, atol=2e-3)
+    np.testing.assert_allclose(points.var(0), prior * (1 - prior) / (alpha.sum() + 1), atol=2e-3)
+
+
+def test_too_few_points_are_refused_with_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"surface.points = 14, but 4 anchors 3 times and 3 more are 15"):
+        design(UNIFORM, points=14, repeats=3, shrink=0.1, seed=0)
+
+
+# -- the noise ----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_variance_is_pooled_and_several_are_told_apart() -> None:
+    generator = np.random.default_rng(0)
+    places = np.vstack([UNIFORM, np.eye(3)])
+    freedom = np.full(4, 40)
+    alike = 0.01 * generator.chisquare(40, 4) / 40
+    noise = noise_of(places, alike, freedom)
+    assert noise.spread <= 0.25
+    np.testing.assert_allclose(noise.variance(places), alike.mean(), rtol=0.25)
+    apart = np.array([0.01, 0.0001, 0.01, 0.01]) * generator.chisquare(40, 4) / 40
+    several = noise_of(places, apart, freedom).variance(places)
+    assert several[1] < 0.15 * several[2]
+    assert several[1] < several[0]
+    np.testing.assert_allclose(several[2:], 0.01, rtol=0.8)
+
+
+def test_few_repeats_do_not_make_a_difference_out_of_chance() -> None:
+    generator = np.random.default_rng(1)
+    places = np.vstack([UNIFORM, np.eye(3)])
+    ratios = []
+    for _ in range(50):
+        variance = noise_of(places, generator.chisquare(2, 4) / 2, np.full(4, 2)).variance(places)
+        ratios.append(variance.max() / variance.min())
+    assert np.median(ratios) < 3  # of the sample variances themselves it is far more
+
+
+# -- the surface --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_minimum_of_a_bowl_is_found_and_told_apart(found: Findings) -> None:
+    weights = found.recommendation.weights
+    assert np.abs(weights - BEST).sum() < 0.25
+    assert bowl(weights, 1.0) - 2 < 0.02
+    gap = found.recommendation.against_prior
+    assert found.apart
+    assert gap.low <= bowl(weights, 1.0) - bowl(UNIFORM, 1.0) <= gap.high
+    assert found.recommendation.against_best.low < 0.02
+    region = found.recommendation.region
+    assert (region[:, 0] <= BEST + 0.05).all()
+    assert (region[:, 1] >= BEST - 0.05).all()
+    assert (region[:, 1] - region[:, 0]).max() < 0.8
+
+
+def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findings) -> None:
+    """The closed form, against processes of the same parameters that never saw it."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
+    (surface,) = {id(item): item for item in found.surfaces.values()}.values()
+    left = 5
+    keep = np.arange(len(surface.losses)) != left
+    errors, variances = [], []
+    for member in surface.members:
+        other = GaussianProcessRegressor(member.kernel_, alpha=member.alpha[keep], optimizer=None)
+        other.fit(member.X_train_[keep], member.y_train_[keep])
+        mean, deviation = other.predict(member.X_train_[left : left + 1], return_std=True)
+        errors.append(member.y_train_[left] - mean[0])
+        variances.append(deviation[0] ** 2 + member.alpha[left])
+    error = surface.weights @ np.array(errors)
+    variance = surface.weights @ (np.array(variances) + (np.array(errors) - error) ** 2)
+    expected = error / np.sqrt(variance) / surface.widening
+    np.testing.assert_allclose(surface.left_out()[left], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("curvature", [1.0, 0.0])
+def test_intervals_cover_and_a_flat_surface_is_not_told_apart(curvature: float) -> None:
+    """Twenty intervals at 95 % would be missed three times or more in 8 % of the cases; three seeds miss none."""
+    for seed in range(3):
+        findings = learn(tried(10 + seed, curvature, 0.05), SurfaceSettings())
+        gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+        assert gap.low <= bowl(weights, curvature) - bowl(UNIFORM, curvature) <= gap.high
+        if curvature == 0:
+            assert not findings.apart
+
+
+@pytest.mark.slow
+def test_coverage_over_a_hundred_surfaces() -> None:
+    covered = apart = 0
+    for seed in range(100):
+        findings = learn(tried(1000 + seed, 1.0 if seed % 2 else 0.0, 0.05), SurfaceSettings())
+        curvature = float(seed % 2)
+        gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+        covered += gap.low <= bowl(weights, curvature) - bowl(UNIFORM, curvature) <= gap.high
+        apart += curvature == 0 and findings.apart
+    assert covered >= 90
+    assert apart <= 5
+
+
+def test_several_targets_are_weighted_and_test_sets_never_decide() -> None:
+    runs = tried(3, 1.0, 0.01)
+    other = 1 + runs.mixtures[:, 2]
+    both = Runs(
+        names=runs.names, sources=runs.sources, mixtures=runs.mixtures,
+        metrics={"loss": runs.metrics["loss"], "other": other, "test_x": -runs.metrics["loss"]},
+    )  # fmt: skip
+    findings = learn(both, SurfaceSettings(targets={"loss": 3.0, "other": 1.0}))
+    assert findings.targets == {"loss": 0.75, "other": 0.25}
+    # the minimum of ¾ |ω − best|² + ¼ ω_c over the simplex: ω − best = (1, 1, −2)/18, which is ω_c = 0 with the rest beside
+    expected = BEST + np.array([1, 1, -2]) / 18
+    np.testing.assert_allclose(expected.sum(), 1)
+    assert np.abs(findings.recommendation.weights - np.array([0.65, 0.35, 0.0])).sum() < 0.3
+    assert set(findings.differences) == {"loss", "other", "test_x"}
+    with pytest.raises(ConfigError, match=r"there is no 'los'; did you mean 'loss'\?"):
+        learn(both, SurfaceSettings(targets={"los": 1.0}))
+
+
+def test_without_repeats_the_noise_is_a_parameter() -> None:
+    runs = tried(6, 1.0, 0.03)
+    distinct = np.unique(runs.mixtures, axis=0, return_index=True)[1]
+    fewer = Runs(
+        names=tuple(runs.names[i] for i in distinct), sources=runs.sources, mixtures=runs.mixtures[distinct],
+        metrics={"loss": runs.metrics["loss"][distinct]},
+    )  # fmt: skip
+    findings = learn(fewer, SurfaceSettings())
+    assert findings.surfaces["loss"].noise is None
+    gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+    assert gap.high < 0
+    # a 95 % interval misses now and then, and this one just does: by no more than half its half width
+    assert abs(bowl(weights, 1.0) - bowl(UNIFORM, 1.0) - gap.value) < 1.5 * (gap.high - gap.value)
+
+
+# -- the tables ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_come_back_as_they_were(tmp_path: Path) -> None:
+    runs = tried(0, 1.0, 0.1)
+    paths = tmp_path / "ratios.csv", tmp_path / "metrics.csv"
+    write_runs(runs, *paths)
+    again = read_runs(*paths)
+    assert (again.names, again.sources) == (runs.names, runs.sources)
+    np.testing.assert_allclose(again.mixtures, runs.mixtures, atol=1e-15)
+    assert again.metrics["loss"].tolist() == runs.metrics["loss"].tolist()
+
+
+def test_tables_as_olmix_has_them_are_read(tmp_path: Path) -> None:
+    """The header of its README, an index column of pandas, run_id in one file, runs that only one file has, an empty cell."""
+    (tmp_path / "r.csv").write_text("Unnamed: 0,run,name,index,x,y\n0,p,s-0,0,0.25,0.75\n1,q,s-1,1,0.5,0.498\n2,r,s-2,2,1,0\n")
+    (tmp_path / "m.csv").write_text("run_id,name,index,arc\nq,s-1,1,1.5\np,s-0,0,1.25\nr,s-2,2,\nz,s-9,9,1\n")
+    runs = read_runs(tmp_path / "r.csv", tmp_path / "m.csv")
+    assert (runs.names, runs.sources) == (("p", "q"), ("x", "y"))
+    np.testing.assert_allclose(runs.mixtures[1], np.array([0.5, 0.498]) / 0.998)
+    assert runs.metrics["arc"].tolist() == [1.25, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ("name,x,y\ns,0.5,0.5\n", "r.csv has no column 'run' or 'run_id' (columns: name, x, y)"),
+        ("run,x,y\np,0.5,0.7\n", "r.csv, run p: shares must not be negative and sum to 1 (within 0.01); they sum to 1.2"),
+        ("run,x,y\np,0.5,half\n", "r.csv, line 2: 'half' in the column 'y' is no number"),
+        ("run,x,y\np,0.5\n", "r.csv, line 2: 2 cells, the header has 3"),
+        ("run,x,y\np,0.5,0.5\np,0.5,0.5\n", "r.csv, line 3: the run 'p' is there twice"),
+        ("run,x,y\nq,0.5,0.5\n", "no run of "),
+    ],
+)
+def test_bad_tables_are_named_with_their_lines(ratios: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(ratios)
+    (tmp_path / "m.csv").write_text("run,loss\np,1.0\n")
+    with pytest.raises(DataError) as caught:
+        read_runs(tmp_path / "r.csv", tmp_path / "m.csv")
+    assert message in str(caught.value)
+
+
+def test_the_command_fits_tables_and_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_runs(tried(0, 1.0, 0.02), Path("r.csv"), Path("m.csv"))
+    done = call("--ratios", "r.csv", "--metrics", "m.csv", "--out", "s")
+    assert done.exit_code == 0, done.output
+    assert "better than uniform" in done.stdout
+    assert Path("s/surface.png").stat().st_size > 10_000
+    report = json.loads(Path("s/surface.json").read_bytes())
+    assert report["told_apart_from_prior"] is True
+    assert sum(report["recommended"].values()) == pytest.approx(1)
+    assert Path("s/ratios.csv").read_bytes() == Path("r.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either CONFIG, or --ratios and --metrics"),
+        (["--ratios", "r.csv"], "--ratios and --metrics go together"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--target", "loss=x"], "--target loss=x: expected NAME=WEIGHT, a number"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--target", "lost"], "there is no 'lost'; did you mean 'loss'?"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "rows"], "does not say how many rows sources have"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=1,d=1"], "there is no 'd'"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "surface.point=3"], "unknown key 'point'; did you mean"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "sample.size=3"], "there is no table 'sample'"),
+    ],
+)
+def test_bad_calls_leave_with_2(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_runs(tried(0, 1.0, 0.02), Path("r.csv"), Path("m.csv"))
+    done = call(*arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+
+
+# -- end to end ---------------------------------------------------------------------------------------------------------------
+
+MIX = f"""
+seed = 1
+{(Path(__file__).resolve().parents[1] / "tiny_mix.toml").read_text()}
+[task.sources.echo]
+path = "echo.jsonl"
+[sample]
+size = 24
+[finetune]
+lr = 3e-2
+micro_batch = 6
+accumulation = 1
+save_every = 2
+[surface]
+points = 11
+repeats = 2
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+    pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, first: int, count: int, answer: str | None = None) -> None:
+        rows = [{"prompt": f"{n // 40} + {n % 40} =", "completion": answer or str(n)} for n in range(first, first + count)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("sums", 0, 40)
+    write("dots", 100, 40, ".")
+    write("echo", 200, 40, "echo")
+    write("validation", 300, 12)
+    write("test", 400, 12)
+    Path("mix.toml").write_text(MIX)
+    return tmp_path
+
+
+def losses(folder: Path) -> dict[str, Any]:
+    records = (json.loads(path.read_bytes()) for path in folder.glob("runs/mix/surface/runs/*/run.json"))
+    return {record["key"]: record["metrics"] for record in records}
+
+
+def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_surface.runs import DesignRuns
+
+    keep, begun = DesignRuns.run, []
+
+    def interrupted(self: DesignRuns, point: Any) -> Any:
+        begun.append(point)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return keep(self, point)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DesignRuns, "run", interrupted)
+        broken = call("mix.toml")
+    assert broken.exit_code == 130, broken.output
+    assert "run the same command again to go on from there" in broken.stderr
+    first = losses(here)
+    assert len(first) == 2
+    dry = call("mix.toml", "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "11 runs, 2 of them finished; the others take" in dry.stdout
+    done = call("mix.toml")
+    assert done.exit_code == 0, done.output
+    assert "2 of 11 runs were done before" in done.stderr
+    assert "[11/11]" in done.stderr
+    every = losses(here)
+    assert len(every) == 11
+    assert {key: every[key] for key in first} == first
+    again = call("mix.toml", "--json")
+    report = json.loads(again.stdout)
+    assert "11 of 11 runs were done before" in again.stderr
+    assert losses(here) == every
+    assert report["targets"] == {"validation_sums": 1.0}
+    assert set(report["differences_by_metric"]) == {"validation_sums", "test_sums"}
+    assert not list(here.glob("runs/mix/surface/runs/*/finetune/adapter"))
+    tables = read_runs(Path("runs/mix/surface/ratios.csv"), Path("runs/mix/surface/metrics.csv"))
+    assert sorted(tables.metrics["validation_sums"]) == sorted(row["validation_sums"] for row in every.values())
+    # a prior's run has a third of its rows of each source; a repeat another seed, so another loss
+    prior = [number for number, row in enumerate(tables.mixtures) if np.allclose(row, 1 / 3)]
+    assert len(prior) == 2
+    assert tables.metrics["validation_sums"][prior[0]] != tables.metrics["validation_sums"][prior[1]]
+
+
+def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
+    dry = call("mix.toml", "--dry-run", "--json")
+    assert dry.exit_code == 0, dry.output
+    cost = json.loads(dry.stdout)["surface"]
+    assert (cost["runs"], cost["finished"], cost["basis"]) == (11, 0, "a short run")
+    assert cost["seconds"] == pytest.approx(11 * cost["seconds_each"])
+    assert 0 < cost["seconds_each"] < 60
+    rows = [len(f"{n // 40} + {n % 40} ={n}") for n in range(40)]
+    assert cost["tokens"] > 11 * 24 * min(rows)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--check", "4"], "there is no [finetune.model]"),
+        (["--points", "8"], "surface.points = 8, but 4 anchors 2 times and 3 more are 11"),
+        (["--set", "sample.seed=1"], "@ sample.seed"),
+        (["--set", "task=quadratic"], "the task 'quadratic' has no data sources to mix"),
+        (["--target", "dots=1"], "there is no 'dots' @ surface.targets"),
+        (["--ratios", "r.csv"], "give either CONFIG, or --ratios and --metrics"),
+    ],
+)
+def test_bad_plans_leave_with_2_before_anything_runs(arguments: list[str], message: str, here: Path) -> None:
+    done = call("mix.toml", *arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_ranks_of_the_larger_model_are_compared() -> None:
+    from scipy.stats import spearmanr
+
+    from hgms_surface.proxy import rank_correlation
+
+    generator = np.random.default_rng(0)
+    mine = generator.standard_normal(30)
+    theirs = mine + generator.standard_normal(30)
+    correlation = rank_correlation(mine, theirs, Key(0))
+    assert correlation.value == pytest.approx(spearmanr(mine, theirs).statistic)
+    assert correlation.low < correlation.value < correlation.high
+    assert rank_correlation(mine, -mine, Key(0)).high == -1
