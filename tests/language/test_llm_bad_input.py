@@ -20,7 +20,7 @@ from hgms_cli import main
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-from hgms_llm.table import warn
+from hgms_llm.store import warn
 from hgms_llm.tokenizers import byte_tokenizer
 
 pytestmark = [

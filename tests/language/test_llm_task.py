@@ -19,7 +19,7 @@ pytest.importorskip("peft")
 from hgms_branches import Branches
 from hgms_hypergradients import Implicit, ThroughStep, Unrolled
 from hgms_llm import BaseModel, Lora, Source, SourceMixture
-from hgms_llm.table import warn
+from hgms_llm.store import warn
 from hgms_outer import Adam
 from hgms_penalty import Minimax
 from hgms_selectors import BestOfN

@@ -223,13 +223,13 @@ def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the sources that were read while tables were made."""
     seen: list[str] = []
-    original: Callable[..., Any] = hgms_llm.tokens.read
+    original: Callable[..., Any] = hgms_llm.tokens.index_of
 
-    def reading(name: str, source: Source) -> Any:
+    def reading(name: str, source: Source, cache: Any) -> Any:
         seen.append(name)
-        return original(name, source)
+        return original(name, source, cache)
 
-    monkeypatch.setattr(hgms_llm.tokens, "read", reading)
+    monkeypatch.setattr(hgms_llm.tokens, "index_of", reading)
     return seen
 
 
@@ -379,13 +379,13 @@ import hgms_llm.tokens
 from hgms_llm.sources import Source
 from hgms_llm.tokenizers import byte_tokenizer
 path, cache, log = sys.argv[1:]
-reading = hgms_llm.tokens.read
-def slow(name, source):
+reading = hgms_llm.tokens.index_of
+def slow(name, source, cache):
     with open(log, "a") as stream:
         stream.write("made\\n")
     time.sleep(1)
-    return reading(name, source)
-hgms_llm.tokens.read = slow
+    return reading(name, source, cache)
+hgms_llm.tokens.index_of = slow
 tokenizer = byte_tokenizer()
 print("ready", flush=True)
 sys.stdin.readline()

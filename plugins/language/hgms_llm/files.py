@@ -29,6 +29,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Rows = Iterator[tuple[str, Row | BadRow]]
 """Each row with where it stands; a row that is not an object as the reason why."""
+Raw = Iterator[tuple[str, Row | BadRow | bytes]]
+"""The same, before lines of JSON are parsed."""
+WATCHED = 1024
+"""Rows between two calls of who watches the reading."""
 
 
 def expand(path: str, where: str) -> Path:
@@ -96,23 +100,63 @@ def reading(where: str) -> Iterator[None]:
 
 def rows_of(where: str, source: Source) -> Rows:
     """All rows of a source, before it chooses among them; ``where`` names it in messages."""
+    return ((place, parsed(row)) for place, row in raw_rows(where, source))
+
+
+def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None) -> Raw:
+    """The same, with lines of JSON unparsed. ``watch`` hears how many bytes of the files were read, of how many."""
     if source.path is None:
         yield from _hub(where, source)
         return
     files = files_at(source.path, where)
-    for file in files:
+    sizes, before = [file.stat().st_size for file in files], 0
+    for file, size in zip(files, sizes, strict=True):
         at = where if len(files) == 1 else f"{where}, {file.name}"
-        with reading(at), _opened(at, file) as stream:
-            for place, row in READERS[_ending(file)](at, stream):
+        with reading(at), file.open("rb") as raw, _opened(at, file, raw) as stream:
+            for number, (place, row) in enumerate(READERS[_ending(file)](at, stream)):
+                if number % WATCHED == 0:
+                    watch(before + raw.tell(), sum(sizes))
                 yield (place if len(files) == 1 else f"{file.name}, {place}"), row
+        before += size
 
 
-def _opened(where: str, file: Path) -> BinaryIO:
+def _opened(where: str, file: Path, raw: BinaryIO) -> BinaryIO:
     if file.suffix == ".zst":
-        pa, _ = _arrow(where, "zstd")
-        with pa.input_stream(str(file), compression="zstd") as stream:
-            return io.BytesIO(stream.read())
-    return cast(BinaryIO, gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
+        return cast(BinaryIO, io.BufferedReader(_Unpacked(where, file), 2**20))
+    return cast(BinaryIO, gzip.open(raw)) if file.suffix == ".gz" else raw
+
+
+class _Unpacked(io.RawIOBase):
+    """A Zstandard stream that is unpacked as it is read, and can go back to its beginning."""
+
+    def __init__(self, where: str, file: Path) -> None:
+        self._pa, _ = _arrow(where, "zstd")
+        self._file = str(file)
+        self._stream = self._begun()
+
+    def _begun(self) -> Any:
+        self._at = 0
+        return self._pa.input_stream(self._file, compression="zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if (offset, whence) == (0, 1):
+            return self._at
+        if offset or whence:
+            raise io.UnsupportedOperation("only to the beginning")
+        self._stream = self._begun()
+        return 0
 
 
 def _head(where: str, stream: BinaryIO) -> bytes:
@@ -170,7 +214,7 @@ def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
         text.detach()  # the file is its opener's to close
 
 
-def _json(where: str, stream: BinaryIO, *, lines: bool) -> Rows:
+def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
     """What is inside decides, whatever the file is called: an array, an object around one, or an object a line."""
     start = _head(where, stream)[:1]
     first, rest = stream.readline(), stream.readline()
@@ -181,7 +225,12 @@ def _json(where: str, stream: BinaryIO, *, lines: bool) -> Rows:
         yield from _array(where, stream.read())
         return
     for number, line in _numbered(stream):
-        yield f"line {number}", _parsed(line)
+        yield f"line {number}", line
+
+
+def parsed(row: Row | BadRow | bytes) -> Row | BadRow:
+    """The row; of a line of JSON its object, or why it is none."""
+    return _parsed(row) if isinstance(row, bytes) else row
 
 
 def _parsed(line: bytes) -> Row | BadRow:
@@ -242,14 +291,15 @@ def _arrow(where: str, what: str) -> tuple[Any, Any]:
 def _parquet(where: str, stream: BinaryIO) -> Rows:
     pa, pq = _arrow(where, "Parquet")
     try:
-        batches = pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches()
+        packed = not isinstance(stream, io.BufferedReader) or isinstance(stream.raw, _Unpacked)
+        batches = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else stream).iter_batches(batch_size=WATCHED)
         for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
             yield f"row {number}", row
     except pa.ArrowException as error:
         raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
 
 
-READERS: Mapping[str, Callable[[str, BinaryIO], Rows]] = {
+READERS: Mapping[str, Callable[[str, BinaryIO], Raw]] = {
     ".json": functools.partial(_json, lines=False),
     **dict.fromkeys((".jsonl", ".ndjson"), functools.partial(_json, lines=True)),
     ".parquet": _parquet,

@@ -4,16 +4,18 @@ sources, or often in one, is weighed more than once."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import final
 
+import numpy as np
 from attrs import frozen
 
+from hgms_llm.rows import Index, key_of, whole_of
 from hgms_llm.sources import Example
 from hgms_llm.table import TokenTable
-from hgms_llm.tokens import key_of
 
-Rows = TokenTable | Sequence[Example]
+Rows = TokenTable | Index | Sequence[Example]
 SHOWN = 5
 COPIES = 0.05
 """The share of copies in a source from which they are told: real sets hold some."""
@@ -49,7 +51,8 @@ def overlaps(
     source, and of every test set with every validation set; and of whole rows, of every training source with the ones before it
     and (from a share of 5 % on) with itself. Only pairs that share some.
 
-    Sets are token tables, which carry digests of their prompts, or examples. Cost: one look-up per row and pair of sets.
+    Sets are token tables or indices, which carry digests of their prompts, or examples. Cost: a sort of every set, and one
+    look-up per row and pair of sets; 64-bit numbers a few times over in memory.
 
     >>> from hgms_llm.formats import Message
     >>> def rows(*prompts):
@@ -62,45 +65,59 @@ def overlaps(
     [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
-    keys = {part: {name: list(_prompts(rows)) for name, rows in sets.items()} for part, sets in parts.items()}
-    known = {part: {name: {key for key, _ in pairs} for name, pairs in sets.items()} for part, sets in keys.items()}
+    keys = {part: {name: _prompts(rows) for name, rows in sets.items()} for part, sets in parts.items()}
+    known = {part: {name: np.unique(values) for name, (values, _) in pairs.items()} for part, pairs in keys.items()}
     overlapping: list[Overlap] = []
 
-    def add(part: str, name: str, other_part: str, other: str, rows: list[int], size: int) -> None:
-        if rows:
-            overlapping.append(Overlap(part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN])))
+    def add(part: str, name: str, other_part: str, other: str, rows: np.ndarray, size: int) -> None:
+        if len(rows):
+            overlapping.append(Overlap(part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN].tolist())))
 
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
-        for name, pairs in keys[part].items():
+        for name, (values, rows) in keys[part].items():
             for other, having in known[other_part].items():
-                add(part, name, other_part, other, [row for key, row in pairs if key in having], len(pairs))
-    before: dict[str, set[Hashable]] = {}
+                add(part, name, other_part, other, rows[_among(values, having)], len(rows))
+    before: dict[str, np.ndarray] = {}
     for name, source in train.items():
-        whole = list(_whole(source))
+        values, rows = _whole(source)
         for other, earlier in before.items():
-            add("train", name, "train", other, [row for key, row in whole if key in earlier], len(whole))
-        seen = before[name] = set()
-        copies = [row for key, row in whole if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
-        if len(copies) >= COPIES * len(whole):
-            add("train", name, "train", name, copies, len(whole))
+            add("train", name, "train", other, rows[_among(values, earlier)], len(rows))
+        before[name], first = np.unique(values, return_index=True)
+        if len(rows) - len(first) >= max(1, COPIES * len(rows)):
+            add("train", name, "train", name, np.delete(rows, first), len(rows))
     return tuple(overlapping)
 
 
-def _whole(rows: Rows) -> Iterator[tuple[Hashable, int]]:
-    """Each row as something that two rows share only where prompt and answer are the same, with its number."""
+def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which values are known; ``known`` ascends."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    is_there: np.ndarray = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return is_there
+
+
+def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row a number that two rows share only where prompt and answer are the same, and the row's own."""
+    if isinstance(rows, Index):
+        return rows.whole, rows.rows
     if not isinstance(rows, TokenTable):
-        yield from ((example.messages, example.row) for example in rows)
-        return
+        return _numbers([whole_of(example) for example in rows]), _numbers([example.row for example in rows])
     tokens, mask, cuts = rows.tokens.numpy(), rows.mask.numpy(), rows.offsets.tolist()
-    for number, first, last in zip(rows.rows.tolist(), cuts, cuts[1:], strict=False):
-        row = tokens[first:last].tobytes() + mask[first:last].tobytes()
-        yield hashlib.blake2b(row, digest_size=16).digest(), number
+    pieces = (tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts))
+    values = (int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest(), "little", signed=True) for piece in pieces)
+    return np.fromiter(values, np.int64, rows.size), rows.rows.numpy()
 
 
-def _prompts(rows: Rows) -> Iterable[tuple[int, int]]:
+def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(rows, Index):
+        return rows.keys, rows.rows
     if isinstance(rows, TokenTable):
-        return zip(rows.keys.tolist(), rows.rows.tolist(), strict=True)
-    return ((key_of(example.key), example.row) for example in rows)
+        return rows.keys.numpy(), rows.rows.numpy()
+    return _numbers([key_of(example.key) for example in rows]), _numbers([example.row for example in rows])
+
+
+def _numbers(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int64)
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:

@@ -7,21 +7,23 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import attrs
 import torch
 from attrs import field, validators
+from torch import Tensor
 
 from hgms_core import ConfigError, DataError, Key, unknown
 from hgms_fields import frozen
-from hgms_llm.files import files_at, reading, rows_of
+from hgms_llm.files import Raw, files_at, parsed, raw_rows, reading
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
 from hgms_llm.table import Report
 
 SHOWN = 5
 PROBED = 200
+MOST_PROBED = 20_000
 LONGEST_NAME = 120
 
 
@@ -62,7 +64,8 @@ class Source:
         max_bad_rows: how many rows may be malformed or lack fields, and are left out, before that is an error.
 
     Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError for what is missing, empty,
-    damaged, malformed or too short; MissingExtra without pyarrow or datasets. Cost: one pass over the file.
+    damaged, malformed or too short; MissingExtra without pyarrow or datasets. Cost: one pass over the file. A JSON array is
+    read whole; every other kind of file row by row, however long it is.
 
     >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
     'auto'
@@ -154,33 +157,57 @@ def read_examples(name: str, source: Source) -> list[Example]:
 
 
 def read(name: str, source: Source) -> tuple[list[Example], Report]:
-    """The rows of ``source`` as conversations, and the counts of what was read."""
+    """The rows of ``source`` as conversations, and the counts of what was read; all in memory."""
     where = f"source {name!r} ({source.where})"
-    records = rows_of(where, source)
-    first: list[tuple[str, Row | BadRow]] = []
-    whole: list[Row] = []  # enough rows to tell the format by
-    while len(whole) < PROBED and (record := next(records, None)):
-        first.append(record)
-        if not isinstance(record[1], BadRow):
-            whole.append(record[1])
-    if not first:
-        raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
-    # a file without a single object has no format: all its rows go into the list of bad ones
-    form = FORMATS[source.format] if source.format != "auto" else _detected(where, whole) if whole else None
+    form, records = begun(where, source)
     examples: list[Example] = []
     bad: list[str] = []
     total = 0
-    for total, (line, row) in enumerate(itertools.chain(first, records), start=1):
+    for total, (line, row) in enumerate(records, start=1):
         try:
-            if form is None or isinstance(row, BadRow):
-                raise row if isinstance(row, BadRow) else BadRow("of no known format")
-            examples.append(Example(_replaced(form.read(row), source.completion), total - 1))
+            examples.append(example_of(row, total - 1, form, source.completion))
         except BadRow as error:
             bad.append(f"{line}: {error}")
-    if len(bad) > source.max_bad_rows or not examples:
-        raise DataError(_bad(where, form, bad, total, detect(whole), source))
-    examples = _chosen(where, examples, source)
+    check_bad(where, source, form, len(bad), bad, total)
+    examples = [examples[i] for i in chosen(where, len(examples), source).tolist()]
     return examples, Report(format=form.name if form else "", total=total, bad=len(bad), examples=len(examples))
+
+
+def begun(
+    where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Format | None, Raw]:
+    """The format of a source's rows, and all of them. A file without a single object has no format (None): all its rows are
+    bad.
+
+    Errors: DataError where there is no row, or they look like no known format.
+    """
+    records = raw_rows(where, source, watch)
+    first: list[tuple[str, Row | BadRow | bytes]] = []
+    whole: list[Row] = []  # enough rows to tell the format by
+    while len(whole) < PROBED and len(first) < MOST_PROBED and (record := next(records, None)):
+        first.append(record)
+        if not isinstance(row := parsed(record[1]), BadRow):
+            whole.append(row)
+    if not first:
+        raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
+    form = FORMATS[source.format] if source.format != "auto" else _detected(where, whole) if whole else None
+    return form, itertools.chain(first, records)
+
+
+def example_of(row: Row | BadRow | bytes, number: int, form: Format | None, completion: str | None) -> Example:
+    """A row as a conversation. Raises BadRow where it is none."""
+    row = parsed(row)
+    if form is None or isinstance(row, BadRow):
+        raise row if isinstance(row, BadRow) else BadRow("of no known format")
+    return Example(_replaced(form.read(row), completion), number)
+
+
+def check_bad(where: str, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int) -> None:
+    """Raises DataError for more ``bad`` rows than the source allows, naming ``some``, and where none is left."""
+    if bad <= source.max_bad_rows and bad < total:
+        return
+    whole = [row for _, raw in itertools.islice(raw_rows(where, source), PROBED) if not isinstance(row := parsed(raw), BadRow)]
+    raise DataError(_bad(where, form, bad, some, total, detect(whole), source))
 
 
 def _detected(where: str, rows: list[Row]) -> Format:
@@ -208,11 +235,13 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
     return tuple(Message("assistant", completion) if message.role == "assistant" else message for message in messages)
 
 
-def _bad(where: str, form: Format | None, bad: list[str], total: int, better: Format | None, source: Source) -> str:
-    count, shape = len(bad), f" as {form.name!r}" if form else ""
+def _bad(
+    where: str, form: Format | None, count: int, some: Sequence[str], total: int, better: Format | None, source: Source
+) -> str:
+    shape = f" as {form.name!r}" if form else ""
     lines = [f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = {source.max_bad_rows})"]
     lines += [f"  {form.name}: {form.looks}"] if form else []
-    lines += [f"  {line}" for line in bad[:SHOWN]]
+    lines += [f"  {line}" for line in some[:SHOWN]]
     lines += [f"  … and {count - SHOWN} more"] if count > SHOWN else []
     if count < total:
         lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
@@ -223,8 +252,9 @@ def _bad(where: str, form: Format | None, bad: list[str], total: int, better: Fo
     return "\n".join(lines)
 
 
-def _chosen(where: str, examples: list[Example], source: Source) -> list[Example]:
-    have, skip = len(examples), source.skip
+def chosen(where: str, have: int, source: Source) -> Tensor:
+    """Which of the ``have`` good rows the source takes, in its order."""
+    skip = source.skip
     if skip + (source.rows or 1) > have:
         wanted = f"{source.rows} rows" if source.rows else "rows"
         after = f" after the first {skip}" if skip else ""
@@ -233,10 +263,10 @@ def _chosen(where: str, examples: list[Example], source: Source) -> list[Example
             f"{where} is shorter than asked: {wanted}{after}, but it has {have} good rows\n"
             f"  {most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
         )
-    if source.shuffle_seed is not None:
-        order = torch.randperm(have, generator=Key(source.shuffle_seed).fold("rows").generator()).tolist()
-        examples = [examples[i] for i in order]
-    return examples[skip : None if source.rows is None else skip + source.rows]
+    if source.shuffle_seed is None:
+        return torch.arange(skip, have if source.rows is None else skip + source.rows)
+    order = torch.randperm(have, generator=Key(source.shuffle_seed).fold("rows").generator())
+    return order[skip : None if source.rows is None else skip + source.rows]
 
 
 def content(name: str, source: Source) -> str:

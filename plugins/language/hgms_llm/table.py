@@ -3,36 +3,36 @@ mapped into memory when it is read."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import json
-import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import attrs
+import numpy as np
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
 from hgms_core import ConfigError, DataError
+from hgms_llm.store import Leaf, load, write, writing
 
 
 @final
 @frozen(kw_only=True)
 class Report:
     """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of the file's ``total``);
-    ``blank`` have no answer to learn, ``too_long`` more than the allowed tokens, and were dropped; ``truncated`` were cut;
-    ``longest`` and ``shortest`` are in tokens, of all examples with an answer before any was cut."""
+    ``blank`` have no answer to learn. ``looked`` of the others became tokens: of these, ``too_long`` have more than the allowed
+    tokens, and were dropped; ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut."""
 
     format: str = ""
     total: int = 0
     bad: int = 0
     examples: int = 0
     blank: int = 0
+    looked: int = 0
     too_long: int = 0
     truncated: int = 0
     longest: int = 0
@@ -134,7 +134,7 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     return "\n".join(["rows left out or cut:", *lines]) if lines else ""
 
 
-LEAVES = {"tokens": torch.int32, "mask": torch.bool, "offsets": torch.int64, "rows": torch.int64, "keys": torch.int64}
+TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64", "keys": "int64"}
 
 
 def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
@@ -163,89 +163,73 @@ def cache_folder(kind: str = "tokens") -> Path:
     return root.expanduser() / kind
 
 
-def cached(folder: Path, digest: str, make: Callable[[], TokenTable]) -> TokenTable:
-    """The table called ``digest``, from the folder or from ``make``; two processes that want one table make it once.
+def cached(folder: Path, digest: str, make: Callable[[Path], Made], *, keep: Callable[[Report], bool]) -> TokenTable:
+    """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is given as long as it works);
+    two processes that want one table make it once. One whose report is not to ``keep`` is made anew.
 
     Errors: DataError where the folder cannot be written.
     """
     from filelock import FileLock
 
-    path = folder / f"{digest}.safetensors"
-    if table := _load(path, digest):
+    path, parts = folder / f"{digest}.safetensors", folder / f"{digest}.parts"
+    if (table := _load(path, digest)) and keep(table.report):
         return table
-    with _writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock")).acquire()
     with lock:
-        if table := _load(path, digest):  # another process may have made it while this one waited
-            return table
-        table = make()
-        with _writing(folder):
-            _save(path, table)
-    return _load(path, digest) or table
+        table = _load(path, digest)  # another process may have made it while this one waited
+        if table is None or not keep(table.report):
+            made = make(parts)
+            with writing(folder):
+                write(path, made.leaves, {"digest": digest, "report": attrs.asdict(made.report)})
+            shutil.rmtree(parts, ignore_errors=True)
+            table = _load(path, digest)
+    if table is None:
+        raise DataError(f"cannot write the token cache {folder}: what was written there is not what is read\n  check the disk")
+    return table
 
 
-@functools.cache
-def warn(message: str) -> None:
-    """A message of the library, once in a process."""
-    logging.getLogger("hgms").warning(message)
+@frozen
+class Made:
+    """A table that may be larger than memory: its arrays, in pieces, and its report."""
+
+    leaves: Mapping[str, Leaf]
+    report: Report
+
+    def table(self, digest: str) -> TokenTable:
+        """The table in memory."""
+        return TokenTable(
+            name="", digest=digest, report=self.report, **{name: leaf.tensor() for name, leaf in self.leaves.items()}
+        )
 
 
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"cannot write the token cache {folder}: {getattr(error, 'strerror', None) or error}\n"
-            "  free some space there, or set HGMS_CACHE to another folder"
-        ) from error
+def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
+    """The table of these arrays, for which no name and no padding is known yet."""
+    arrays = (leaves[leaf] for leaf in ("tokens", "mask", "offsets", "rows"))
+    return TokenTable("", *arrays, digest, leaves["keys"], report=report)
 
 
-def _checksum(leaves: dict[str, Tensor]) -> str:
-    sha = hashlib.sha256()
-    for leaf in LEAVES:
-        sha.update(leaves[leaf].numpy().data)
-    return sha.hexdigest()
+def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> Made:
+    """The rows of a table in another order, a few at a time."""
 
+    def of(leaf: str) -> Leaf:
+        def pieces() -> Iterator[np.ndarray]:
+            for some in order.split(rows):
+                where, inside = table._positions(some)
+                yield getattr(table, leaf)[where[inside]].numpy()
 
-def _save(path: Path, table: TokenTable) -> None:
-    import safetensors.torch
+        return Leaf(TYPES[leaf], len(getattr(table, leaf)), pieces)
 
-    leaves = {leaf: getattr(table, leaf) for leaf in LEAVES}
-    about = {"digest": table.digest, "sha256": _checksum(leaves), "report": json.dumps(attrs.asdict(table.report))}
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        safetensors.torch.save_file(leaves, aside, metadata=about)
-        with aside.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+    lengths = table.lengths[order]
+    plain = {leaf: Leaf.of(getattr(table, leaf)[order].numpy()) for leaf in ("rows", "keys")}
+    leaves = {"tokens": of("tokens"), "mask": of("mask"), "offsets": Leaf.of(offsets_of(lengths).numpy()), **plain}
+    return Made(leaves, table.report)
 
 
 def _load(path: Path, digest: str) -> TokenTable | None:
     """The entry, mapped into memory; None where there is none, or (with a warning) where it is damaged."""
-    if not path.exists():
+    if (stored := load(path, TYPES, "table", {"digest": digest})) is None:
         return None
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as stored:
-            about = stored.metadata() or {}
-            leaves = {leaf: stored.get_tensor(leaf) for leaf in LEAVES}
-        if about.get("digest") != digest:
-            problem = "it is of another table"
-        elif any(leaves[leaf].dtype != dtype for leaf, dtype in LEAVES.items()):
-            problem = "a tensor of the wrong type"
-        elif about.get("sha256") != _checksum(leaves):
-            problem = "its contents do not match the recorded sha256"
-        else:
-            return TokenTable(name="", digest=digest, report=Report(**json.loads(about["report"])), **leaves)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-    warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")
-    return None
+    leaves, about = stored
+    return table_of(leaves, digest, Report(**about["report"]))

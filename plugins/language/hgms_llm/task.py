@@ -35,7 +35,8 @@ from hgms_llm.losses import (
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.sources import Source, check_names, content, mixture_shares
-from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out, warn
+from hgms_llm.store import warn
+from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out
 from hgms_llm.templates import known_template
 from hgms_llm.tokens import token_table
 

@@ -11,18 +11,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 import torch
+from attrs import frozen
+from torch import Tensor
 
 from hgms_core import ConfigError, DataError, one_of
-from hgms_llm.formats import Message
-from hgms_llm.sources import Example, Source, content, read
-from hgms_llm.table import Report, TokenTable, cached, offsets_of
+from hgms_llm.formats import FORMATS, Message
+from hgms_llm.parts import Part, in_parts, together
+from hgms_llm.rows import Record, index_of, key_of, meter, records_at
+from hgms_llm.sources import Source, content, example_of
+from hgms_llm.store import Leaf, load, write, writing
+from hgms_llm.table import TYPES, Made, Report, TokenTable, cached, reordered, table_of
 from hgms_llm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
@@ -31,7 +36,6 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of everything between a row and its tokens; raised when any of that changes, so that old cache entries are not found."""
 
-CHUNK = 4096
 PROBED = 16
 TooLong = Literal["drop", "truncate"]
 
@@ -45,18 +49,22 @@ def token_table(
     max_length: int,
     too_long: TooLong = "drop",
     cache_dir: str | Path | None = None,
+    pick: Tensor | None = None,
 ) -> TokenTable:
-    """All rows of ``source`` that pass, as tokens.
+    """All rows of ``source`` that pass, as tokens; with ``pick``, of those at these places of its
+    :class:`~hgms_llm.rows.Index` alone.
 
     Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left out too (``drop``) or loses
     its end (``truncate``), unless no token of an answer would be left. ``report`` has the counts.
 
     With ``cache_dir`` the table is kept there under the digest of all that made it: the file's content (not its name), the
-    source's fields, template, tokenizer, lengths and this code's version. The file is written aside, renamed, and mapped into
-    memory when read; two processes that want one table make it once. A damaged entry is named in a warning and made anew.
+    source's fields, template, tokenizer, lengths and this code's version. It is made in parts by as many processes as torch has
+    threads, and put together on disk: memory holds the parts under way, whatever the number of rows, and what was done before a
+    kill is not done again. Two processes that want one table make it once. It is mapped into memory when read. A damaged entry
+    is named in a warning and made anew.
 
     Errors: those of :func:`~hgms_llm.sources.read` and :func:`~hgms_llm.templates.template_for`; DataError where no row is
-    left, or the cache cannot be written. Cost: one pass over the file and about 0.3 ms of a core a row; from the cache, a
+    left, or the cache cannot be written. Cost: two passes over the file and about 0.1 ms of a core a row; from the cache, a
     checksum of the entry.
     """
     one_of("value of too_long", too_long, ["drop", "truncate"])
@@ -74,61 +82,117 @@ def token_table(
         "max_length": max_length,
         "too_long": too_long,
     }
+    if pick is not None:
+        about["pick"] = hashlib.sha256(pick.numpy().tobytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    make = functools.partial(_encoded, name, source, tokenizer, written, max_length, too_long == "truncate", digest)
-    if cache_dir is None:
-        return make()
-    table = cached(Path(cache_dir).expanduser(), digest, make)
-    if table.report.bad > source.max_bad_rows:
-        return make()  # made when more bad rows were allowed: reading the source says which rows they are
-    return attrs.evolve(table, name=name, pad_id=tokenizer.pad_token_id)
+    work = functools.partial(Tokenising, tokenizer, written.name, max_length, too_long == "truncate")
+    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    make = functools.partial(_made, name, source, work, pick, digest, folder)
+    if folder is None:
+        table = make(None).table(digest)
+    else:
+        # one made when more bad rows were allowed is made anew: reading the source says which rows they are
+        table = cached(folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows)
+    return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
 
 
-def _encoded(
-    name: str, source: Source, tokenizer: PreTrainedTokenizerBase, template: Template, max_length: int, cut: bool, digest: str
-) -> TokenTable:
-    everything, report = read(name, source)
-    where, examples = f"source {name!r} ({source.where})", [example for example in everything if not example.blank]
-    tokens: list[np.ndarray] = []
-    masks: list[np.ndarray] = []
-    kept: list[Example] = []
-    longest, shortest, dropped, truncated = 0, 0, 0, 0
-    for chunk in (examples[at : at + CHUNK] for at in range(0, len(examples), CHUNK)):
+@frozen
+class Tokenising:
+    """Rows become tokens; those that are too long are left out or cut."""
+
+    types: ClassVar[Mapping[str, str]] = TYPES
+    tokenizer: PreTrainedTokenizerBase
+    template: str
+    max_length: int
+    cut: bool
+    form: str | None
+    completion: str | None
+    where: str
+
+    def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        template, form = template_for(self.template, self.tokenizer), None if self.form is None else FORMATS[self.form]
+        examples = [example_of(row, number, form, self.completion) for number, _, row in rows]
         pieces = []
-        for example in chunk:
+        for example in examples:
             try:
                 pieces.append(template.pieces(example.messages))
             except DataError as error:
-                raise DataError(f"{where}, row {example.row}: {error}") from error
-        for example, (ids, learned) in zip(chunk, encode(pieces, tokenizer, template), strict=True):
+                raise DataError(f"{self.where}, row {example.row}: {error}") from error
+        kept, tokens, masks = [], [], []
+        longest, shortest, dropped, truncated = 0, 0, 0, 0
+        for example, (ids, learned) in zip(examples, encode(pieces, self.tokenizer, template), strict=True):
             length = len(ids)
             longest, shortest = max(longest, length), min(shortest or length, length)
-            if length > max_length:
-                learned = learned[:max_length] if cut else []
+            if length > self.max_length:
+                learned = learned[: self.max_length] if self.cut else []
             # the loss of a token needs one before it
             if not any(learned[1:]):
                 dropped += 1
                 continue
-            truncated += length > max_length
+            truncated += length > self.max_length
             kept.append(example)
-            tokens.append(np.asarray(ids[:max_length], dtype=np.int32))
+            tokens.append(np.asarray(ids[: self.max_length], dtype=np.int32))
             masks.append(np.asarray(learned, dtype=np.bool_))
+        arrays = {
+            "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
+            "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
+            "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),  # where each row ends
+            "rows": np.array([example.row for example in kept], np.int64),
+            "keys": np.array([key_of(example.key) for example in kept], np.int64),
+        }
+        return arrays, {
+            "looked": len(rows),
+            "too_long": dropped,
+            "truncated": truncated,
+            "longest": longest,
+            "shortest": shortest,
+        }
+
+
+def _made(
+    name: str, source: Source, work: Callable[..., Tokenising], pick: Tensor | None, digest: str, cache: Path | None,
+    folder: Path | None,
+) -> Made:  # fmt: skip
+    index, where = index_of(name, source, cache), f"source {name!r} ({source.where})"
+    wanted = index.rows if pick is None else index.rows[pick.numpy()]
+    ascending = bool((wanted[1:] > wanted[:-1]).all())
+    form, records = records_at(where, source, wanted if ascending else np.sort(wanted))
+    working = work(form, source.completion, where)
+    with meter(f"tokenising {name}", " rows", len(wanted)) as bar:
+        parts = in_parts(records, working, folder=folder, watch=bar.update)
+    said = [part.about for part in parts if part.about["looked"]]
     report = attrs.evolve(
-        report, blank=report.examples - len(examples), too_long=dropped, truncated=truncated, longest=longest, shortest=shortest
+        index.report,
+        looked=len(wanted),
+        longest=max((part["longest"] for part in said), default=0),
+        shortest=min((part["shortest"] for part in said), default=0),
+        **{what: sum(part[what] for part in said) for what in ("too_long", "truncated")},
     )
-    if not kept:
-        raise DataError(_nothing_left(where, report, max_length, cut))
-    return TokenTable(
-        name,
-        torch.from_numpy(np.concatenate(tokens)),
-        torch.from_numpy(np.concatenate(masks)),
-        offsets_of(torch.tensor([len(row) for row in tokens])),
-        torch.tensor([example.row for example in kept]),
-        digest,
-        torch.tensor([key_of(example.key) for example in kept]),
-        int(tokenizer.pad_token_id),
-        report,
-    )
+    if not sum(part.counts["rows"] for part in parts):
+        raise DataError(_nothing_left(where, report, working.max_length, working.cut))
+    leaves = {leaf: together(parts, leaf) for leaf in TYPES}
+    made = Made({**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))}, report)
+    if ascending:
+        return made
+    if folder is None or not folder.is_dir():
+        table = made.table(digest)
+    else:
+        with writing(folder):
+            write(folder / "ascending", made.leaves, {})
+        stored = load(folder / "ascending", TYPES, "table", {})
+        assert stored is not None
+        table = table_of(stored[0], digest, report)
+    present = table.rows.numpy()
+    place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
+    return reordered(table, torch.from_numpy(place[present[place] == wanted]))
+
+
+def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:
+    yield np.zeros(1, np.int64)
+    before = 0
+    for part in parts:
+        yield before + part.array("offsets")
+        before += part.counts["tokens"]
 
 
 def _nothing_left(where: str, report: Report, max_length: int, cut: bool) -> str:
@@ -142,12 +206,6 @@ def _nothing_left(where: str, report: Report, max_length: int, cut: bool) -> str
         f"{where}: no row is left: {so} max_length = {max_length} tokens{also}\n"
         f"  the shortest row has {report.shortest} tokens: {cure}{other}"
     )
-
-
-def key_of(prompt: str) -> int:
-    """A 64-bit digest of a normalised prompt: among n prompts two different ones share it with probability n²/2⁶⁵."""
-    digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,0 +1,139 @@
+"""Sources at size: read row by row, in parts, on several processes, broken off and gone on with."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+import hgms_llm.parts
+import hgms_llm.tokens
+from hgms_llm import read_examples
+from hgms_llm.rows import examples_at, index_of
+from hgms_llm.sources import Source
+from hgms_llm.table import TokenTable
+from hgms_llm.tokenizers import byte_tokenizer
+from hgms_llm.tokens import Tokenising, token_table
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    """95 rows, some too long, blank or bad, in parts of ten."""
+    monkeypatch.setattr(hgms_llm.parts, "ROWS", 10)
+    with (tmp_path / "rows.jsonl").open("w") as stream:
+        for row in range(95):
+            answer = " " if row % 20 == 3 else "long " * 20 if row % 11 == 5 else f"answer {row}"
+            stream.write("{oops\n" if row == 42 else json.dumps({"prompt": f"Row {row}?", "completion": answer}) + "\n")
+    return Source(path=str(tmp_path / "rows.jsonl"), max_bad_rows=1)
+
+
+def table_of(source: Source, cache: Path | None = None, **options: Any) -> TokenTable:
+    return token_table("s", source, byte_tokenizer(), template="plain", max_length=40, cache_dir=cache, **options)
+
+
+def same(left: TokenTable, right: TokenTable) -> bool:
+    return all(getattr(left, leaf).equal(getattr(right, leaf)) for leaf in LEAVES) and left.report == right.report
+
+
+@pytest.mark.parametrize("choice", [{}, {"skip": 7, "rows": 61}, {"shuffle_seed": 3}, {"shuffle_seed": 3, "rows": 40}])
+def test_parts_on_disk_make_the_table_that_memory_makes(source: Source, tmp_path: Path, choice: dict[str, int]) -> None:
+    source = evolve(source, **choice)
+    expected = [example for example in read_examples("s", source) if not example.blank]
+    short = [row for row in expected if len(f"{row.messages[0].text}\n{row.messages[1].text}") < 40]
+    for cache in (None, tmp_path / "cache"):
+        table = table_of(source, cache)
+        assert table.rows.tolist() == [example.row for example in short]
+        written = [bytes(table.row(position)[0][:-1].tolist()).decode() for position in range(table.size)]
+        assert written == [f"{example.messages[0].text}\n{example.messages[1].text}" for example in short]
+        assert table.report.too_long == len(expected) - len(short)
+        assert table.report.looked == len(expected)
+    assert same(table_of(source), table)
+    left = {path.suffix for path in (tmp_path / "cache").iterdir()}
+    assert left <= {".safetensors", ".index", ".lock"}  # no parts
+
+
+def test_the_index_names_the_rows_that_have_an_answer(source: Source, tmp_path: Path) -> None:
+    source = evolve(source, shuffle_seed=5, rows=70)
+    expected = [example for example in read_examples("s", source) if not example.blank]
+    for index in (index_of("s", source), index_of("s", source, tmp_path), index_of("s", source, tmp_path)):
+        assert index.rows.tolist() == [example.row for example in expected]
+        assert (index.report.total, index.report.bad, index.report.examples) == (95, 1, 70)
+        assert index.report.blank == 70 - len(expected)
+    some = np.sort(index.rows[:9])
+    assert [example.row for example in examples_at("s", source, some)] == some.tolist()
+
+
+def test_a_pick_is_tokenised_alone(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = Tokenising.__call__
+    monkeypatch.setattr(
+        Tokenising, "__call__", lambda self, rows: (seen.extend(row[0] for row in rows), original(self, rows))[1]
+    )
+    index, pick = index_of("s", source), torch.tensor([30, 2, 55])
+    table = table_of(source, tmp_path / "cache", pick=pick)
+    assert table.rows.tolist() == index.rows[[30, 2, 55]].tolist()
+    assert sorted(seen) == sorted(table.rows.tolist())
+    assert table.digest != table_of(source, tmp_path / "cache", pick=pick.flip(0)).digest
+    whole = table_of(source)
+    for position, row in enumerate(table.rows.tolist()):
+        assert table.row(position)[0].equal(whole.row(whole.places[row])[0])
+
+
+def test_what_was_done_before_a_kill_is_not_done_again(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, cache = table_of(source), tmp_path / "cache"
+    original, done = Tokenising.__call__, []
+
+    def dying(self: Tokenising, rows: Any) -> Any:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(rows[0][0])
+        return original(self, rows)
+
+    monkeypatch.setattr(Tokenising, "__call__", dying)
+    with pytest.raises(KeyboardInterrupt):
+        table_of(source, cache)
+    (parts,) = cache.glob("*.parts")
+    assert len(list(parts.iterdir())) == 4
+    newest = max(parts.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")  # and a disk that lost a byte
+    done.clear()
+    monkeypatch.setattr(Tokenising, "__call__", lambda self, rows: (done.append(rows[0][0]), original(self, rows))[1])
+    assert same(table_of(source, cache), expected)
+    assert len(done) == 9 - 3
+    assert not parts.exists()
+
+
+def test_other_processes_make_the_same_parts(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = index_of("s", source)
+    monkeypatch.setattr(hgms_llm.parts, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    mine: list[int] = []
+    original = hgms_llm.parts._part
+    monkeypatch.setattr(hgms_llm.parts, "_part", lambda work, chunk, path: (mine.append(1), original(work, chunk, path))[1])
+    index = index_of("s", source, tmp_path / "cache")
+    assert len(mine) == 1
+    for leaf in ("rows", "keys", "whole"):
+        assert getattr(index, leaf).tolist() == getattr(expected, leaf).tolist()
+    assert index.report == expected.report
+
+
+def test_work_is_the_same_after_its_way_to_another_process() -> None:
+    work = Tokenising(byte_tokenizer(), "plain", 40, False, "prompt-completion", None, "source 's'")
+    rows = [
+        (0, "line 1", b'{"prompt": "Why?", "completion": "So."}'),
+        (1, "line 2", b'{"prompt": "How?", "completion": "So."}'),
+    ]
+    here, there = work(rows), pickle.loads(pickle.dumps(work))(rows)
+    assert {name: array.tolist() for name, array in here[0].items()} == {
+        name: array.tolist() for name, array in there[0].items()
+    }
+    assert here[1] == there[1] == {"looked": 2, "too_long": 0, "truncated": 0, "longest": 9, "shortest": 9}
