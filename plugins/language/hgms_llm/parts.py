@@ -1,6 +1,6 @@
 """Long work on many rows, in parts of a few thousand: on several processes, and each part kept as soon as it is done.
 
-A part that was finished before a kill is not made again. Memory holds the parts that are under way, however many rows there are.
+A part that was finished before a kill is not made again. Memory holds the parts under way, however many rows there are.
 """
 
 from __future__ import annotations

@@ -199,15 +199,13 @@ class Made:
 
     def table(self, digest: str) -> TokenTable:
         """The table in memory."""
-        return TokenTable(
-            name="", digest=digest, report=self.report, **{name: leaf.tensor() for name, leaf in self.leaves.items()}
-        )
+        return table_of({name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report)
 
 
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
     """The table of these arrays, for which no name and no padding is known yet."""
-    arrays = (leaves[leaf] for leaf in ("tokens", "mask", "offsets", "rows"))
-    return TokenTable("", *arrays, digest, leaves["keys"], report=report)
+    tokens, mask, offsets, rows, keys = (leaves[leaf] for leaf in TYPES)
+    return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
 
 
 def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> Made:
