@@ -13,7 +13,7 @@ from hgms_core import ConfigError, MissingExtra
 pytest.importorskip("transformers")
 
 from hgms_llm import BaseModel, model_folder, named_models
-from hgms_llm.table import warn
+from hgms_llm.store import warn
 
 PLACE = "task.model.path"
 MODULE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hgms_core import ConfigError, HgmsError
 from hgms_llm.files import expand
-from hgms_llm.table import warn
+from hgms_llm.store import warn
 
 GROUP = "hgms.models"
 """An entry, ``mine = "package:folder"``, is a function without arguments that returns the folder of a model in transformers'
