@@ -35,7 +35,8 @@ from hgms_llm.ranking import (
     sources_of,
 )
 from hgms_llm.sources import Example, Source, content, read_examples
-from hgms_llm.table import TokenTable, cache_folder, check_fits, warn
+from hgms_llm.store import warn
+from hgms_llm.table import TokenTable, cache_folder, check_fits
 from hgms_llm.task import SourceMixture
 from hgms_llm.templates import template_for
 from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
