@@ -159,10 +159,10 @@ def test_the_best_source_is_found() -> None:
     assert (method.untrained, op_mix().untrained) == ("", "x is a probe's (train_steps = 0)")
 
 
-def test_the_prior_is_of_sources_or_of_rows() -> None:
-    for prior, expected in (("uniform", [1 / 3] * 3), ("rows", [0.5, 0.3, 0.2])):
-        *_, (state, _) = through(op_mix(steps=1, kl=1e4, prior=prior), PROBLEM)
-        assert_same(weights(PROBLEM, state["theta"]), torch.tensor(expected, dtype=F64), atol=1e-3)
+def test_the_prior_is_what_the_problem_starts_at() -> None:
+    prior = torch.tensor([0.5, 0.3, 0.2], dtype=F64)
+    *_, (state, _) = through(op_mix(steps=1, kl=1e4), evolve(PROBLEM, theta0={"logits": prior.log()}))
+    assert_same(weights(PROBLEM, state["theta"]), prior, atol=1e-3)
 
 
 def test_a_validation_set_without_rows_has_no_law() -> None:
@@ -212,7 +212,7 @@ def test_bad_settings() -> None:
         op_mix(candidates=4).init(PROBLEM, 0)
     with pytest.raises(ConfigError, match=r"'own' must be above 1/3, the even share of 3 sources: 0\.3"):
         op_mix(own=0.3).init(PROBLEM, 0)
-    for options in ({"kl": 0.0}, {"own": 1.5}, {"prior": "sizes"}, {"candidates": 3}):
+    for options in ({"kl": 0.0}, {"own": 1.5}, {"steps": 0}, {"candidates": 3}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             OpMix(**options)
     with pytest.raises(NumericalError, match="the validation loss of a mixture is"):

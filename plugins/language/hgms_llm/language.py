@@ -156,6 +156,18 @@ class LanguageModel:
         types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
         return None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
 
+    @torch.no_grad()
+    def hidden(self, x: Tree, tokens: Tensor) -> Tensor:
+        """The last hidden states, ``[B, T, width]``: what the head would see of each place of rows padded on the right."""
+        self._count(x, tokens)
+        if self.adapters is not None:
+            with self.adapters.use(Active(x)):
+                return self._body(input_ids=tokens)
+        body, prefix = getattr(self.model, self.model.base_model_prefix), f"{self.model.base_model_prefix}."
+        own = {name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)}
+        states = torch.func.functional_call(body, own, kwargs={"input_ids": tokens, "use_cache": False}).last_hidden_state
+        return torch.as_tensor(states)
+
     def _body(self, **inputs: Any) -> Tensor:
         hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs, use_cache=False).last_hidden_state
         return hidden

@@ -54,13 +54,23 @@ class Rows:
 class Examples:
     """``problem.sources.examples`` of language models: the loss of each row, its mean over completion tokens.
 
-    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer."""
+    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer. ``representations(x, batch)`` is
+    a vector for each row, ``[B, width]``: the mean of its last hidden states with weights 1, 2, … by position (SGPT's), from
+    its first token to the last that is learned.
+
+    Source: Muennighoff, *SGPT: GPT sentence embeddings for semantic search*, 2022 (arXiv 2202.08904)."""
 
     rows: Rows
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, float]
 
     def __call__(self, x: Tree, batch: Batch) -> Tensor:
         return self.rows(x, batch)
+
+    def representations(self, x: Tree, batch: Batch) -> Tensor:
+        states, mask = self.rows.model.hidden(x, batch["tokens"]), batch["mask"]
+        place = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
+        weights = (place * (place <= (place * mask).amax(-1, keepdim=True))).to(states)
+        return (weights[..., None] * states).sum(-2) / weights.sum(-1, keepdim=True)
 
 
 @frozen(eq=False)

@@ -104,7 +104,16 @@ class SourceMixture:
     version: ClassVar[str] = "1"
     metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"sources", "per-example-losses", "few-upper", "smooth-lower", "stop-rows", "validation-rows", "reference:reference"}
+        {
+            "sources",
+            "per-example-losses",
+            "representations",
+            "few-upper",
+            "smooth-lower",
+            "stop-rows",
+            "validation-rows",
+            "reference:reference",
+        }
     )
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
@@ -256,9 +265,7 @@ class SourceMixture:
                 weights=weights,
                 theta=theta,
                 losses=g.sources,
-                examples=Examples(
-                    Rows(model, "example", torch.ones(0)), {name: table.size for name, table in everything["sources"].items()}
-                ),
+                examples=Examples(Rows(model, "example", torch.ones(0)), sizes),
                 pooled=UpperLoss(training),
             ),
             counters=lambda: model.tokens,

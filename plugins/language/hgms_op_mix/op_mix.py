@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field, validators
@@ -37,7 +37,7 @@ class OpMix:
         lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
         own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that source alone.
         candidates: points λ: the corners (the probes themselves), even weights, and random ones, even over the simplex.
-        kl: the weight of the prior. ``prior``: ``uniform`` over the sources, or their shares of all ``rows``.
+        kl: the weight of the prior, the mixture that the problem starts at (``task.prior``: even, by size, or of your own).
         chunk: validation rows whose losses are computed at a time.
         train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the budget is spent.
 
@@ -66,7 +66,6 @@ class OpMix:
     own: float = field(default=0.9, validator=hgms_llm.some_share)
     candidates: int = field(default=32, validator=validators.ge(4))
     kl: float = field(default=0.05, validator=positive)
-    prior: Literal["uniform", "rows"] = "uniform"
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_llm.optional_count)
 
@@ -88,6 +87,7 @@ class OpMix:
             raise ConfigError(f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}")
         return {
             **hgms_llm.first_state(seed, "probes", sources),
+            "theta": dict(problem.theta0),
             "run": 0,
             "probes": {},
             "losses": torch.empty(0, len(sources.parts), dtype=torch.float64),
@@ -103,7 +103,7 @@ class OpMix:
         return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture and the present probe's x, until there is more."""
+        """(θ, x): the prior and the present probe's x, until there is more."""
         return state["theta"], hgms_llm.adamw_part(state["train"], "x")
 
     @property
@@ -138,7 +138,7 @@ class OpMix:
         if at + 1 == self.candidates:
             mixtures = points @ self._trained_on(len(probes))
             laws = [fit(mixtures, losses[:, part]) for part in known.nonzero().flatten().tolist()]
-            omega = propose(laws, self._prior(problem), self.kl)
+            omega = propose(laws, sources.weights(problem.theta0).cpu(), self.kl)
             predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
             means = losses[:, known].mean(1)
             record |= {"predicted_loss": predicted, "law_error": max(law.error for law in laws), "lowest_loss": means.min()}
@@ -185,11 +185,6 @@ class OpMix:
                 sums[part] += len(own) * float(loss)
                 counts[part] += len(own)
         return sums / counts
-
-    def _prior(self, problem: Problem) -> Tensor:
-        names, sizes = _sources(problem).names, hgms_llm.source_sizes(problem)
-        shares = [sizes[name] if self.prior == "rows" else 1 for name in names]
-        return torch.tensor(shares, dtype=torch.float64) / sum(shares)
 
 
 def _sources(problem: Problem) -> Sources:

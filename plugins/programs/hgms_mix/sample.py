@@ -31,7 +31,7 @@ class Sample:
     Every source gives a whole number of rows by its learned weight (:func:`hgms_mix.apportion.apportion`: largest remainders,
     within what it has), drawn without replacement by a stream of its own that comes from ``seed`` and the source's *name*: the
     order of sources never matters, and a larger sample of a source contains the smaller ones. A method that ranks rows
-    (``less``, ``rho-loss``) is not drawn from: its ``size`` best rows are taken. The set is then shuffled.
+    (``less``, ``rho-loss``, ``rds``) is not drawn from: its ``size`` best rows are taken. The set is then shuffled.
 
     Arguments:
         size: rows in all.

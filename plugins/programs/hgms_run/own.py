@@ -235,6 +235,8 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
         traits.add("validation-rows")
     if problem.sources is not None:
         traits |= {"sources", "per-example-losses"}
+        if hasattr(problem.sources.examples, "representations"):
+            traits.add("representations")
     if problem.rows is not None:
         traits |= {"row-weights", "per-example-losses"}
     with torch.random.fork_rng(devices=[]):

@@ -104,7 +104,10 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
         rows = evolve(rows, losses=of_x(rows.losses))
     if sources is not None:
         pooled = tally.loss("g", sources.pooled)
-        sources = evolve(sources, losses=of_x(sources.losses), examples=of_x(sources.examples), pooled=pooled)
+        examples: Any = of_x(sources.examples)
+        if hasattr(sources.examples, "representations"):
+            examples.representations = of_x(sources.examples.representations)
+        sources = evolve(sources, losses=of_x(sources.losses), examples=examples, pooled=pooled)
     return evolve(
         problem,
         f=tally.loss("f", problem.f),

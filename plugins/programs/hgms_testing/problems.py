@@ -296,6 +296,11 @@ def _of_sources(
         share = torch.nn.functional.one_hot(batch["source"], len(names)).to(per_row)
         return (per_row @ share) / share.sum(0).clamp_min(1)
 
+    def each(x: Tree, batch: Tree) -> Tensor:
+        return examples(x, batch)
+
+    each.representations = lambda _, batch: batch["a"]  # type: ignore[attr-defined]
+
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
             raise ConfigError(f"the sources are {' and '.join(names)}: {dict(weights)}")
@@ -316,7 +321,7 @@ def _of_sources(
         f=lambda _, x, batch: examples(x, batch).mean(),
         lower_data=evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True))),
         upper_data={role: part(table) for role, table in zip(ROLES, upper, strict=True)},
-        sources=Sources(names=names, weights=weights, theta=theta, losses=losses, examples=examples),
+        sources=Sources(names=names, weights=weights, theta=theta, losses=losses, examples=each),
     )
 
 

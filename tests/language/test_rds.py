@@ -1,0 +1,215 @@
+"""RDS+: turns against a loop that takes rows one by one, and representations against transformers on each row alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, evolve
+from helpers import F64, assert_same, counted, network_problem, normal
+from source_problems import language_sources, network_sources
+from torch import Tensor
+
+from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
+from hgms_rds import Rds
+from hgms_rds.rds import first_turns
+from hgms_run import pack, unpack
+
+pytestmark = pytest.mark.plugins
+
+
+@define
+class Examples:
+    """Losses of rows, and their features as what they look like; how many rows were looked at."""
+
+    losses: Any
+    seen: int = 0
+
+    def __call__(self, x: Tree, batch: Tree) -> Tensor:
+        return torch.as_tensor(self.losses(x, batch))
+
+    def representations(self, x: Tree, batch: Tree) -> Tensor:
+        self.seen += len(batch["a"])
+        return batch["a"] + x["b"].sum()
+
+
+def with_looks(problem: Problem) -> Problem:
+    assert problem.sources is not None
+    return evolve(problem, sources=evolve(problem.sources, examples=Examples(problem.sources.examples)))
+
+
+PROBLEM = with_looks(network_sources())
+
+
+def rds(**options: Any) -> Rds:
+    return Rds(**({"chunk": 7, "keep": 0.2, "lr": 0.02, "batch_size": 3} | options))
+
+
+def through(method: Rds, problem: Problem) -> Iterator[tuple[State, dict[str, Any]]]:
+    """Every state and row until the method says that it has finished."""
+    state = method.init(problem, 3)
+    for _ in range(200):
+        if method.finished(state):
+            return
+        state, row = method.step(problem, state)
+        yield state, row
+    raise AssertionError("it does not finish")
+
+
+def taken(likeness: list[list[float]]) -> list[int]:
+    """Rows in the order in which takers take them, one after the other, each what it likes best of what it has not taken."""
+    order: list[int] = []
+    left = [sorted(range(len(likes)), key=lambda row: -likes[row]) for likes in likeness]
+    while any(left):
+        for rows in left:
+            row = rows.pop(0)
+            if row not in order:
+                order.append(row)
+    return order
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (3, 8), (7, 5), (4, 1)])
+def test_turns_are_those_of_taking_one_by_one(shape: tuple[int, int]) -> None:
+    for seed in range(10):
+        likeness = normal(*shape, seed=seed)
+        turns = first_turns(likeness)
+        assert turns.argsort().tolist() == taken(likeness.tolist())
+        assert len(turns.unique()) == shape[1]
+
+
+@pytest.mark.parametrize("turns", ["rows", "sets"])
+def test_rows_are_ranked_by_turns_of_validation_rows_or_sets(turns: str) -> None:
+    method = rds(turns=turns)
+    *_, (state, row) = through(method, PROBLEM)
+    shift = PROBLEM.x0["b"].sum()
+    validation, pool = (data.whole for data in (PROBLEM.upper_data["differentiate"], PROBLEM.lower_data))
+    cosines = [
+        [float(torch.nn.functional.cosine_similarity(own + shift, a + shift, dim=0)) for a in pool["a"]]
+        for own in validation["a"]
+    ]
+    if turns == "sets":
+        of = [[row for row, part in zip(cosines, validation["source"], strict=True) if part == number] for number in (0, 1)]
+        cosines = [[max(column) for column in zip(*rows, strict=True)] for rows in of]
+    expected = taken(cosines)
+    ranking = method.ranking(PROBLEM, state)
+    assert ranking.argsort(descending=True).tolist() == expected
+    assert state["kept"].tolist() == expected[:8]
+    assert PROBLEM.sources is not None
+    counts = torch.bincount(pool["source"][expected[:8]], minlength=3).to(F64)
+    assert_same(PROBLEM.sources.weights(method.result(state)[0]), counts / 8, atol=1e-9)
+    assert_same(method.result(state)[1], PROBLEM.x0)
+    assert (row["phase"], method.untrained) == ("pool", "x is where it starts (train_steps = 0)")
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> None:
+    pytest.importorskip("transformers")
+    from hgms_llm import Lora, SourceMixture
+
+    task = evolve(SourceMixture.testing_instance(), adapter=Lora(rank=2, targets=("c_attn",)) if adapter else None)
+    problem = task.problem(0, torch.device("cpu"), F64)
+    tokenizer = task.model.load_tokenizer()
+    model = task.model.load(torch.device("cpu"), F64, len(tokenizer))
+    assert problem.sources is not None
+    examples: Any = problem.sources.examples
+    batch = problem.lower_data.rows(torch.arange(problem.lower_data.size))
+    vectors = examples.representations(problem.x0, batch)
+    tables = task.tables(tokenizer)
+    rows = [tables[name].row(position)[0] for name in task.sources for position in range(tables[name].size)]
+    assert len({len(row) for row in rows}) > 1  # so some are padded
+    for tokens, vector in zip(rows, vectors, strict=True):
+        with torch.no_grad():
+            states = model(input_ids=tokens[None].long(), output_hidden_states=True).hidden_states[-1][0]
+        weights = torch.arange(1, len(tokens) + 1, dtype=F64)
+        assert_same(vector, (weights @ states.double()) / weights.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
+    problem = language_sources(2)
+    *_, (state, row) = through(rds(size=6, turns="sets"), problem)
+    assert problem.sources is not None
+    counts = 6 * problem.sources.weights(state["theta"])
+    assert_same(counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9)  # the one set is like the one source, and the other
+    assert row["cost_upper_values"] == 3 + 4  # 20 and 24 rows, 7 at a time
+
+
+def test_copies_in_two_sources_are_taken_alike() -> None:
+    whole = PROBLEM.lower_data.whole
+    near = {
+        name: leaf[:20].repeat(2, *[1] * (leaf.dim() - 1)) for name, leaf in whole.items() if name not in ("index", "source")
+    }
+    pool = {**near, "source": torch.arange(2).repeat_interleave(20)}
+    data = evolve(Data.of(pool), strata=(("near", 20), ("turned", 20)))
+    first = []
+    for seed in range(40):
+        problem, method = evolve(PROBLEM, lower_data=data), rds(chunk=40, size=9)
+        state = method.init(problem, seed)
+        while not method.finished(state):
+            state, _ = method.step(problem, state)
+        first.append(int((state["kept"] < 20).sum()))
+    # Nine rows take in turns, some the same: the first copy as often as the second.
+    assert sum(first) == pytest.approx(40 * 4.5, abs=3 * (40 * 9) ** 0.5 / 2)
+
+
+def test_training_on_the_kept_rows() -> None:
+    problem, calls = counted(PROBLEM)
+    method = rds(train_steps=5, size=7)
+    steps = list(through(method, problem))
+    kept = steps[-1][0]["kept"]
+    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+    from hgms_core import Key
+    from hgms_llm import epoch_rows
+
+    optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.0)
+    for update in range(5):
+        rows = kept[epoch_rows(Key(3).fold("train"), 7, update, 3)]
+        optimizer.zero_grad()
+        PROBLEM.f({}, x, PROBLEM.lower_data.rows(rows)).backward()
+        optimizer.step()
+    assert_same(method.result(steps[-1][0])[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-11)
+    assert (calls["pooled"], calls["f"], calls["g"]) == (5, 0, 0)
+    row = steps[-1][1]
+    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (5, 2 + 6)  # 9 and 40 rows, 7 at a time
+    assert row["cost_rows"] == 9 + 40 + 3 + 3 + 1 + 3 + 3
+
+
+@pytest.mark.parametrize("options", [{"train_steps": 3}, {"turns": "sets", "chunk": 100}])
+def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
+    method = rds(**options)
+    state = method.init(PROBLEM, 3)
+    for expected, row in through(method, PROBLEM):
+        structure, tensors = pack(state)
+        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
+        assert_same(again, row)
+        assert_same(state, expected)
+    assert method.finished(state)
+
+
+def test_before_all_rows_are_compared() -> None:
+    method = rds()
+    states = [method.init(PROBLEM, 3), *(state for state, _ in through(method, PROBLEM))]
+    assert PROBLEM.sources is not None
+    for state in states[:-1]:
+        assert bool(method.ranking(PROBLEM, state).isnan().all())
+        assert_same(PROBLEM.sources.weights(state["theta"]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+    assert not method.ranking(PROBLEM, states[-1]).isnan().any()
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ConfigError, match="method 'rds' chooses among the rows of data sources"):
+        rds().init(network_problem(), 0)
+    with pytest.raises(ConfigError, match="this problem has none\n  give its sources' `examples` the attribute"):
+        rds().init(network_sources(), 0)
+    with pytest.raises(ConfigError, match="the role 'differentiate', and there are none"):
+        rds().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0)
+    with pytest.raises(ConfigError, match="'size' must be at most the number of rows, 40: 41"):
+        rds(size=41).init(PROBLEM, 0)
+    for options in ({"turns": "tasks"}, {"keep": 0.0}, {"chunk": 0}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            Rds(**options)
+    broken = evolve(PROBLEM, x0={**PROBLEM.x0, "b": PROBLEM.x0["b"] * torch.nan})
+    with pytest.raises(NumericalError, match="step 1: the representation of a row is not finite"):
+        list(through(rds(), broken))
