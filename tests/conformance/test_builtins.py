@@ -150,6 +150,7 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
         "solver identity": {"dense-solve"},
         "selector first": {"permutation"},
         "method doremi": {"optimum"},
+        "method random-rows": {"optimum"},
         "hypergradient one-step": one_step,
         "hypergradient through-step": one_step,
         "hypergradient sama": one_step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from helpers import F64, assert_same, network_problem
 from source_problems import convex_sources, language_sources, network_sources
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Key, NumericalError, Problem, State, Tree
-from hgms_online_mixing import Aioli, DoGE, DoReMi, SkillIt
+from hgms_core import ConfigError, Data, Key, NumericalError, Problem, State, Tree, groups
+from hgms_online_mixing import Aioli, DoGE, DoReMi, SkillIt, gradients
 from hgms_online_mixing.aioli import mixing_law
 from hgms_online_mixing.training import mixture_rows
 from hgms_run import pack, unpack
@@ -192,6 +193,23 @@ def test_doge_is_its_loop(name: str) -> None:
     assert_ends(method, state, np.mean(history, 0), proxy.x)
     assert [row[f"score.{name}"] for name in SOURCES.names] == pytest.approx(score, rel=1e-7, abs=1e-9)
     assert ("upper_loss" in row) == (method.target == "validation")
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, "language"], ids=["network", "language"])
+def test_one_pass_gives_the_gradients_of_a_loop(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = language_sources(1) if problem == "language" else problem
+    index = gradients.even_rows(problem.lower_data, problem.sources, Key(0), 3, 1)[0]
+    results = {}
+    for mode in ("stacked", "loop"):
+        monkeypatch.setattr(gradients, "groups", partial(groups, mode=mode))
+        results[mode] = gradients.source_gradients(problem, problem.x0, index, 1)
+    assert_same(results["stacked"], results["loop"], rtol=1e-9, atol=1e-12)
+    alone = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+    pooled = problem.sources.pooled
+    losses = [pooled(problem.theta0, alone, problem.lower_data.rows(rows)) for rows in index]
+    for number, loss in enumerate(losses):
+        expected = torch.autograd.grad(loss, list(alone.values()), materialize_grads=True)
+        assert_same([leaf[number] for leaf in results["loop"][0]], list(expected), rtol=1e-8, atol=1e-11)
 
 
 def test_skill_it_is_its_loop() -> None:

@@ -28,7 +28,8 @@ class DoGE:
     pass with S copies of x where that is faster, and train x, too. Dropout is off. One step is up to ``updates`` updates.
 
     Use with a few sources and a target of its own, at the price of one training run. Avoid where lr is so small that x does not
-    move: W then knows the first state only. A gradient says what helps now, not what a long run needs.
+    move: W then knows the first state only. W is as large as ∇ℓ*: where that is small (small adapters, a target learned before)
+    weights hardly move at the authors' ``rate``. A gradient says what helps now, not what a long run needs.
 
     Arguments:
         steps: updates of the proxy. ``updates``: at most how many in one outer step.
