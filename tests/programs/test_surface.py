@@ -341,6 +341,8 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
         broken = call("mix.toml")
     assert broken.exit_code == 130, broken.output
     assert "run the same command again to go on from there" in broken.stderr
+    assert not list(here.glob("runs/mix/surface/runs/*/reweight"))  # nothing is learned
+    assert "warning" not in broken.stderr
     first = losses(here)
     assert len(first) == 2
     dry = call("mix.toml", "--dry-run")
@@ -353,10 +355,17 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
     every = losses(here)
     assert len(every) == 11
     assert {key: every[key] for key in first} == first
-    again = call("mix.toml", "--json")
+    larger = 'finetune.model={config = {model_type = "gpt2", n_layer = 1, n_embd = 16, n_head = 2, n_positions = 40}, tokenizer = "bytes"}'
+    again = call("mix.toml", "--json", "--check", "4", "--set", larger)
+    assert again.exit_code == 0, again.output
     report = json.loads(again.stdout)
+    assert report["check"]["mixtures"] == 4
+    assert -1 <= report["check"]["rank_correlation"]["value"] <= 1
+    assert "[4/4]" in again.stderr
+    every_too = losses(here)
+    assert len(every_too) == 15
+    assert {key: every_too[key] for key in every} == every
     assert "11 of 11 runs were done before" in again.stderr
-    assert losses(here) == every
     assert report["targets"] == {"validation_sums": 1.0}
     assert set(report["differences_by_metric"]) == {"validation_sums", "test_sums"}
     assert not list(here.glob("runs/mix/surface/runs/*/finetune/adapter"))

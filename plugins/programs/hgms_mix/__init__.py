@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     import click
 
     from hgms_mix.config import MixConfig as MixConfig
-    from hgms_mix.config import load as load
     from hgms_mix.config import read as read
     from hgms_mix.mix import STAGES as STAGES
     from hgms_mix.mix import Mix as Mix
     from hgms_mix.sample import read_rows as read_rows
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
-    from hgms_mix.summary import mix_path as mix_path
 
 
 @hookimpl

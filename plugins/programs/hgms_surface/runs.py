@@ -18,6 +18,7 @@ from hgms_core import ConfigError
 from hgms_mix import STAGES, Done, Mix, MixConfig, digest, read_rows
 from hgms_run import Progress, plain, replace_file
 from hgms_surface.design import Point
+from hgms_surface.process import sklearn
 from hgms_surface.tables import REPORTED, Runs
 
 DECIDES = "validation_"
@@ -42,7 +43,7 @@ class Outcome:
 class DesignRuns:
     """Carries out points of a design in ``folder``. What is finished under the same settings and data is taken over.
 
-    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so the stage ``reweight`` is left out.
+    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so stages before ``sample`` are left out.
     Validation and test sets are both evaluated at the end; the tuned model is not kept."""
 
     config: MixConfig
@@ -57,7 +58,17 @@ class DesignRuns:
 
     def check(self) -> None:
         """Raises ConfigError or MissingExtra for what can be known to fail before the first run begins."""
+        sklearn()
         self._mix.check("evaluate")
+
+    def limits(self) -> list[str]:
+        """A line for each source that has fewer rows than a mixture may ask for."""
+        size = self.config.sample.size
+        return [
+            f"source {name!r} has {count} of {size} rows: no run has more than {count / size:.2f} of it"
+            for name, count in self.rows().items()
+            if count < size
+        ]
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -139,8 +150,11 @@ class DesignRuns:
         task = self.config.task
         inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
         given = digest(inputs)
-        mix.done = {"reweight": Done(path=self.folder, key=given, facts={"weights": weights}, digest=given)}
-        return digest([given, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[1:])])
+        known = Done(path=self.folder, key=given, facts={"weights": weights}, digest=given)
+        names = [stage.name for stage in STAGES]
+        learning = names.index("sample")
+        mix.done = dict.fromkeys(names[:learning], known)
+        return digest([given, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:])])
 
     @property
     def _task(self) -> Any:
@@ -158,6 +172,8 @@ def evaluated(config: MixConfig) -> MixConfig:
             raise ConfigError(
                 f"repeats would not differ: every run of a surface has its own seed @ {table}.seed\n  leave it out"
             )
+    if config.sample.of != "sources":
+        raise ConfigError('runs of a surface are drawn from the sources @ sample.of\n  write of = "sources"')
     if config.finetune.start == "reweighted":
         raise ConfigError('runs of a surface learn no mixture to start from @ finetune.start\n  write start = "fresh"')
     task: Any = config.task

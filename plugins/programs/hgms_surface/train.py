@@ -33,6 +33,7 @@ class Plan:
     """What a mix file and the command line ask for. ``target`` is the configuration with the larger model, None where
     ``[finetune.model]`` names none."""
 
+    path: Path
     config: MixConfig
     target: MixConfig | None
     settings: SurfaceSettings
@@ -66,6 +67,7 @@ def load(
         raise ConfigError(f"--check {check}: a rank correlation needs 3 mixtures at least, and means little below 8")
     finetune = attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
     return Plan(
+        path=path,
         config=attrs.evolve(config, finetune=finetune),
         target=config if larger else None,
         settings=settings,
@@ -79,6 +81,8 @@ def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> di
     runs = DesignRuns(config=plan.config, folder=plan.folder)
     runs.check()
     points = points_of(plan, runs)
+    for line in runs.limits():
+        say(line)
     costs = {"surface": cost(runs, points, [runs.finished(point) for point in points])}
     say(f"surface: {costs['surface']}")
     if plan.check and plan.target is not None:
@@ -111,16 +115,25 @@ def carry_out(
     if plan.target is not None:
         say("the surface is learned with the task's model; finetune.model is for --check K")
     points = points_of(plan, runs)
+    for line in runs.limits():
+        say(line)
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _locked(plan.folder), _stoppable():
         outcomes = carried(runs, points, say)
         findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
-        more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes)}
+        more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
         if plan.check and plan.target is not None:
             larger = DesignRuns(config=plan.target, folder=plan.folder, view=view)
             larger.check()
             more["check"] = checked(findings, larger, proxy.chosen(findings, points, plan.check), say, plan.config.seed)
     return write(findings, plan.folder, say=show, more=more)
+
+
+def following(plan: Plan, findings: Findings) -> str:
+    """The command that tunes on what was found: the recommended mixture, or the prior where that is as good."""
+    weights = findings.recommendation.weights if findings.apart else findings.prior
+    shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(findings.runs.sources, weights, strict=True))
+    return f"hgms mix {plan.path} --set budget=1steps --set 'method={{name = \"fixed\", mixture = {{{shares}}}}}'"
 
 
 def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:

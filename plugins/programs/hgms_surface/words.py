@@ -41,6 +41,8 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
         click.echo(report["check"]["sentence"])
     for line in report["files"]:
         click.echo(f"  {line}")
+    if "next" in report:
+        click.echo(f"next: {report['next']}")
 
 
 def sentences(findings: Findings) -> Iterator[str]:
