@@ -1,10 +1,12 @@
 """One outer step of source reweighting against its floor: the same passes, each alone, on the same model and batches.
 
     python benchmarks/bench_llm.py                                    # a small GPT-2 on the CPU
+    python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu   # that model's shape, random weights
     python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape, random weights, on a GPU
 
 The floor of a step with N candidates: N training passes (forward and backward), N scoring forward passes, one validation pass
-(forward and backward), two forward passes for the exact hypergradient. Prints the ratio, tokens, model FLOP utilisation where
+(forward and backward), two forward passes for the exact hypergradient. Beside it plain fine-tuning of the same adapter with
+transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP utilisation where
 the device's peak is known, the measured peak of memory beside the one predicted, and what a pass is made of.
 """
 
@@ -32,6 +34,10 @@ from hgms_selectors import BestOfN
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 8192},
     "gpt2": {"model_type": "gpt2", "vocab_size": 50257},
+    "smollm2-135m": {
+        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
     "qwen-2-7b": {
         "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
@@ -55,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of the frozen base")
     parser.add_argument("--chunk", type=int, default=None)
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--checkpointing", action="store_true")
@@ -74,15 +81,17 @@ def rows(folder: Path, name: str, count: int, length: int) -> Source:
     return Source(path=str(path))
 
 
+def targets(shape: str) -> tuple[str, ...]:
+    gpt2 = SHAPES[shape]["model_type"] == "gpt2"
+    return ("c_attn", "attn.c_proj") if gpt2 else ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
 def problem_of(options: argparse.Namespace, folder: Path, device: torch.device) -> Problem:
-    targets = (
-        ("c_attn", "attn.c_proj") if SHAPES[options.shape]["model_type"] == "gpt2" else ("q_proj", "k_proj", "v_proj", "o_proj")
-    )
     task = SourceMixture(
         sources={name: rows(folder, name, 64, options.length) for name in ("first", "second")},
         validation={"held-out": rows(folder, "held-out", 64, options.length)},
-        model=BaseModel(config=SHAPES[options.shape], tokenizer="bytes"),
-        adapter=Lora(rank=options.rank, alpha=2.0 * options.rank, targets=targets),
+        model=BaseModel(config=SHAPES[options.shape], tokenizer="bytes", dtype=options.dtype),
+        adapter=Lora(rank=options.rank, alpha=2.0 * options.rank, targets=targets(options.shape)),
         template="plain",
         max_length=options.length,
         too_long="truncate",
@@ -155,6 +164,36 @@ def head_seconds(problem: Problem, options: argparse.Namespace, device: torch.de
         torch.autograd.grad(model.head_losses(leaf, target).sum(), leaf)
 
     return tuple(seconds(call, device, options.repeats, options.clock) for call in (forward, training))  # type: ignore[return-value]
+
+
+def trainer_seconds(options: argparse.Namespace, device: torch.device) -> float:
+    """Of one optimiser step of transformers' Trainer on the rows of a training pass: the median, the first left out."""
+    import peft
+    import transformers
+
+    base = BaseModel(config=SHAPES[options.shape], tokenizer="bytes", dtype=options.dtype).load(device)
+    adapter = peft.LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=list(targets(options.shape)))
+    model = peft.get_peft_model(base, adapter)
+    row = {"input_ids": [97] * options.length, "labels": [97] * options.length}
+    now = time.perf_counter if options.clock == "wall" else time.process_time
+    times: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.started = now()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(now() - self.started)
+
+    with TemporaryDirectory() as folder:
+        settings = transformers.TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=options.batch, max_steps=options.repeats + 1, report_to=[],
+            save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu", learning_rate=1e-4,
+        )  # fmt: skip
+        transformers.Trainer(model, settings, train_dataset=[row] * 64, callbacks=[Clock()]).train()
+    return statistics.median(times[1:])
 
 
 def flops_of(problem: Problem, tokens: dict[str, int], length: int) -> float:
@@ -239,6 +278,10 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     flops = flops_of(problem, tokens, options.length)
     print(f"{'tokens a second':<44}{(tokens['forward_tokens'] + tokens['backward_tokens']) / step:10.0f} (both passes)")
     print(f"{'model FLOPs a step':<44}{flops:.3e} ({flops / step / 1e12:.2f} TFLOP/s)")
+    rows_a_pass = batch * options.length
+    trainer = trainer_seconds(options, device)
+    print(f"{'a step of the Trainer':<44}{trainer:10.4f} s   (a training pass here: {train / trainer:.3f} of it)")
+    print(f"{'  its tokens a second':<44}{2 * rows_a_pass / trainer:10.0f} (both passes)")
     known = next(
         (peak for name, peak in PEAK_FLOPS.items() if device.type == "cuda" and name in torch.cuda.get_device_name()), None
     )

@@ -130,14 +130,14 @@ def curvature(
 
 def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
     """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding; at a coarser
-    ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, whatever ‖x‖ (on adapters of norm 3 to 13, 0.2 to 0.4 were best)."""
+    ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in
+    bfloat16, measured: of norm 13, pretrained, 0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)"""
+    size = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
     if precision is not None and torch.finfo(precision).eps > torch.finfo(x.dtype).eps:
-        step: Tensor = (3 * torch.finfo(precision).eps) ** (1 / 3) / length
-    else:
-        step = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)) / length
-    return step
+        return (0.03 * size).clamp_max((3 * torch.finfo(precision).eps) ** (1 / 3)) / length
+    return torch.finfo(x.dtype).eps ** (1 / 3) * size / length
 
 
 def cross_product(

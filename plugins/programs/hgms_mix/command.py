@@ -87,6 +87,7 @@ def mix() -> None:
     hgms mix sample mix.toml           up to one of them
     hgms mix --null mix.toml           can the weights be told from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
+    hgms mix --demo --model NAME       the same with a pretrained one, such as smollm2-135m
 
     A stage makes those before it first, where they are not made. What is finished is not made again, what was broken off
     goes on. Options are those of `hgms mix all --help`.
@@ -163,16 +164,18 @@ def null(
 
 
 @mix.command("demo", short_help="HG-MS against uniform weights on small texts.")
-@click.option("--out", type=FILE, default=Path("hgms-mix-demo"), show_default=True, help="Folder for results.")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Mixes of each method.")
+@click.option("--out", type=FILE, help="Folder for results.  [default: hgms-mix-demo, with the model's name after it]")
+@click.option("--seeds", type=click.IntRange(min=1), help="Mixes of each method.  [default: 3; with --model 1]")
+@click.option("--model", metavar="NAME", help="A pretrained model: smollm2-135m, a folder, or a name on the Hub.")
 @json_option
-def demo(out: Path, seeds: int, as_json: bool) -> None:
+def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) -> None:
     """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix --demo`."""
     from hgms_mix.demo import run_demo
     from hgms_run import Progress
 
     with Progress(enabled=not as_json) as view:
-        result = run_demo(out, seeds=seeds, say=_to_stderr, view=view)
+        folder = out or Path("hgms-mix-demo" if model is None else f"hgms-mix-demo-{Path(model).name}")
+        result = run_demo(folder, seeds=seeds or (3 if model is None else 1), model=model, say=_to_stderr, view=view)
     if as_json:
         print_json(result.as_dict())
     else:

@@ -1,4 +1,5 @@
-"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one budget, in three minutes."""
+"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one budget, in three minutes; with
+``--model`` on a pretrained model, in some more."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from typing import Any
 
 import attrs
 import click
+import tomlkit
 from attrs import frozen
 
 from hgms_cli import print_table
 from hgms_mix import pictures, texts
 from hgms_mix.config import MixConfig, read
 from hgms_mix.evaluate import UNIFORM
-from hgms_mix.summary import carry_out
+from hgms_mix.summary import carry_out, spell
 from hgms_results import Interval, paired
 from hgms_run import Progress, RunFolder, read_toml, replace_file
 
-METHOD, REFERENCE = "hg-ms", UNIFORM
+REFERENCE = UNIFORM
 TEST = "word-problems"
 
 
@@ -27,6 +29,7 @@ TEST = "word-problems"
 class Demo:
     """The reports of the demo's mixes, by method and seed."""
 
+    method: str
     reports: Mapping[str, Mapping[int, Mapping[str, Any]]]
     picture: Path | None
     folder: Path
@@ -38,7 +41,7 @@ class Demo:
     @property
     def difference(self) -> Interval:
         """HG-MS − uniform over the seeds."""
-        return paired(self.losses(METHOD), self.losses(REFERENCE))
+        return paired(self.losses(self.method), self.losses(REFERENCE))
 
     def rows(self) -> list[dict[str, str]]:
         """The table: per method the mean weights and counts of the sources, and the test loss."""
@@ -65,8 +68,10 @@ class Demo:
         return {"methods": methods, "difference": spread(self.difference), "picture": picture, "folder": str(self.folder)}
 
     def print(self) -> None:
-        budget = next(iter(self.reports[METHOD].values()))["budget"]
-        click.echo(f"{budget} of reweighting a mix; mean ± half width of the 95 % interval over seeds (more with --json)")
+        first = next(iter(self.reports[self.method].values()))
+        click.echo(
+            f"{first['budget']} of reweighting a mix; mean ± half width of the 95 % interval over seeds (more with --json)"
+        )
         rows = self.rows()
         print_table(tuple(rows[0]), rows)
         gap = self.difference
@@ -74,46 +79,69 @@ class Demo:
         sure = ""
         if gap.count >= 2:
             sure = ", and the interval excludes zero" if gap.excludes_zero else ", but the interval holds zero"
-        click.echo(f"{METHOD}'s test loss − {REFERENCE}'s, by seed: {gap}: {verdict}{sure}")
+        click.echo(f"{self.method}'s test loss − {REFERENCE}'s, by seed: {gap}: {verdict}{sure}")
+        if gap.count < 2:
+            rows = first["test"][TEST]
+            click.echo(
+                f"  over the {rows['rows']} test rows of this seed: {spell(rows['against_uniform'])} (95 % interval, paired)"
+            )
         if self.picture is not None:
             click.echo(f"  {self.picture}")
         click.echo(f"  {self.folder}")
-        click.echo(f"next: put your own files and model into a copy of {self.folder / 'demo.toml'}, then run hgms mix on it")
+        click.echo("next:")
+        click.echo(f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run hgms mix on that")
+        tuned = Path(first["folder"]) / "finetune" / first["finetune"]["kind"]
+        click.echo(f"  what was tuned first, in transformers' or peft's format: {tuned}")
+        click.echo("  docs/how-to/mix-data.md: your own sources, other methods, and what the figures do not say")
 
 
-def configs(out: Path, seeds: int) -> list[MixConfig]:
-    """Every mix of the demo: both methods with each seed. What they share is one file, ``demo.toml``."""
-    text = files("hgms_mix").joinpath("demo.toml").read_text(encoding="utf-8").replace("FOLDER", (out / "texts").as_posix())
+def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
+    """Every mix of the demo: both methods with each seed, uniform weights first. What they share is one file, ``demo.toml``."""
+    name = "demo.toml" if model is None else "demo-model.toml"
+    text = files("hgms_mix").joinpath(name).read_text(encoding="utf-8").replace("FOLDER", (out / "texts").as_posix())
+    if model is not None:
+        text = text.replace('"MODEL"', tomlkit.string(model).as_string()).replace("TEMPLATE", _template(model))
     replace_file(out / "demo.toml", text.encode())
     mixes = []
     for seed in range(seeds):
-        for name in (METHOD, REFERENCE):
+        for uniform in (True, False):
             table = read_toml(text, "demo.toml") | {"seed": seed}
             table["run"]["out"] = str(out)
-            if name == REFERENCE:
+            if uniform:
                 generator = table["method"]["generator"]
-                table["method"] = {"name": name, "generator": {key: generator[key] for key in ("lr", "batch_size", "mode")}}
+                kept = {key: value for key, value in generator.items() if key != "count"}
+                table["method"] = {"name": REFERENCE, "generator": kept}
             mixes.append(read(table, "demo.toml"))
     return mixes
+
+
+def _template(model: str) -> str:
+    from hgms_llm import BaseModel
+
+    return "model" if BaseModel(path=model).load_tokenizer().chat_template else "plain"
 
 
 def run_demo(
     out: str | Path = "hgms-mix-demo",
     *,
     seeds: int = 3,
+    model: str | None = None,
     say: Callable[[str], None] = lambda line: None,
     view: Progress | None = None,
 ) -> Demo:
-    """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is there already is kept."""
+    """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is there already is kept.
+    ``model``: a pretrained model, as ``task.model.path`` names it; None: a small one that learns from scratch."""
     out = Path(out)
     texts.write(out / "texts")
-    reports: dict[str, dict[int, Mapping[str, Any]]] = {METHOD: {}, REFERENCE: {}}
-    for config in configs(out, seeds):
+    mixes = configs(out, seeds, model)
+    method = mixes[-1].method_name
+    reports: dict[str, dict[int, Mapping[str, Any]]] = {method: {}, REFERENCE: {}}
+    for config in mixes:
         say(f"{config.method_name}, seed {config.seed}")
         reports[config.method_name][config.seed] = carry_out(config, "demo", say=lambda line: say(f"  {line}"), view=view)
-    demo = Demo(reports=reports, picture=None, folder=out)
-    if not reports[METHOD][0]["pictures"]:
+    demo = Demo(method=method, reports=reports, picture=None, folder=out)
+    if not reports[method][0]["pictures"]:
         return demo  # matplotlib is not installed; the report says how to get it
-    runs = [RunFolder(Path(report["stages"]["reweight"]["folder"])).records() for report in reports[METHOD].values()]
+    runs = [RunFolder(Path(report["stages"]["reweight"]["folder"])).records() for report in reports[method].values()]
     losses = {method: list(demo.losses(method).values()) for method in reports}
     return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))
