@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import json
-import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ import attrs
 import pytest
 import torch
 
-from hgms_core import CheckpointError, ConfigError, DataError, HgmsError, MissingExtra
+from hgms_core import CheckpointError, ConfigError, DataError, HgmsError
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate, Judge, Verifier
 from hgms_evaluation.generate import Prompts, fingerprint, prompt_cap, replies
@@ -418,52 +414,3 @@ def test_the_table_is_read_like_any_configuration() -> None:
 def test_wrong_settings_are_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Evaluate(**table)
-
-
-def test_vllm_where_it_is_not_installed(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
-    if importlib.util.find_spec("vllm") is not None:
-        pytest.skip("vLLM is installed")
-    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[vllm\]'"):
-        attrs.evolve(stage, engine="vllm").run(*llama, tmp_path / "out")
-
-
-def test_the_files_vllm_is_given_are_the_model_with_its_adapter(
-    stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
-    model, tokenizer = small_model()
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-    adapted.double()
-    usual = attrs.evolve(stage, benchmarks=("gsm8k",)).run(adapted, tokenizer, tmp_path / "usual")
-    seen: dict[str, Any] = {}
-
-    class LLM:  # what vLLM's class of that name is called with, answered by transformers from the files
-        def __init__(self, model: str, max_model_len: int, seed: int) -> None:
-            seen["files"] = sorted(path.name for path in Path(model).iterdir())
-            seen["length"] = max_model_len
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
-
-        def generate(self, prompts: list[dict[str, Any]], greedy: Any) -> list[Any]:
-            answers = [
-                by_hand(self.model, prompt["prompt_token_ids"], greedy.max_tokens, tuple(greedy.stop_token_ids))
-                for prompt in prompts
-            ]
-            ended = [tokens[-1] in greedy.stop_token_ids for tokens in answers]
-            return [
-                types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=t, finish_reason="stop" if e else "length")])
-                for t, e in zip(answers, ended, strict=True)
-            ]
-
-    vllm = types.ModuleType("vllm")
-    vllm.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
-    vllm.__dict__.update(LLM=LLM, SamplingParams=lambda **options: types.SimpleNamespace(**options))
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    before = fingerprint(adapted)
-    other = attrs.evolve(stage, benchmarks=("gsm8k",), engine="vllm")
-    assert other.run(adapted, tokenizer, tmp_path / "vllm") == usual
-    answers = [{r["id"]: r for r in read(tmp_path / name / "gsm8k.answers.jsonl")} for name in ("usual", "vllm")]
-    assert answers[0] == answers[1]
-    assert seen["length"] == 512
-    assert {"config.json", "model.safetensors"} <= set(seen["files"])
-    assert not list((tmp_path / "vllm").glob("vllm-*"))
-    assert fingerprint(adapted) == before

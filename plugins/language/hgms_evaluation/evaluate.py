@@ -11,6 +11,7 @@ from attrs import field, frozen, validators
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_evaluation import asking, questions, records, scores
+from hgms_evaluation.harness import LmEval
 from hgms_evaluation.judge import Judge, Request, messages
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier, require_math_verify
@@ -62,6 +63,7 @@ class Evaluate:
         template: "model" (the tokenizer's chat template), or a named one: the one the model was fine-tuned with.
         judge: of MT-Bench; "none" leaves the answers to be rated later, by :meth:`rate`.
         resamples, seed: of MT-Bench's bootstrap.
+        lm_eval: tasks of the lm-eval harness beside these benchmarks (an extra package).
 
     Cost: one generation per turn. Scoring takes about 7 ms a right and 20 ms a wrong answer on one core.
 
@@ -84,6 +86,7 @@ class Evaluate:
     judge: Judge | None = field(factory=Judge)
     resamples: int = field(default=10_000, validator=validators.ge(100))
     seed: int = field(default=0, validator=validators.ge(0))
+    lm_eval: LmEval | None = field(default=None, metadata={"since": "0.7"})
 
     def new_tokens(self, benchmark: Benchmark) -> int:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens
@@ -117,7 +120,8 @@ class Evaluate:
             if self.judge is not None:
                 self.rate(folder, report)
         results = _results(folder)
-        return {name: results[name] for name in self.benchmarks}
+        mine: dict[str, Any] = {name: results[name] for name in self.benchmarks}
+        return mine if self.lm_eval is None else mine | self._harness(self.lm_eval, model, tokenizer, folder, report)
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
         """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up to date and returns it.
@@ -143,6 +147,21 @@ class Evaluate:
             from hgms_evaluation import vllm_engine
 
             vllm_engine.require()
+        if self.lm_eval is not None:
+            self.lm_eval.check()
+
+    @property
+    def titles(self) -> list[str]:
+        """What is evaluated, in words."""
+        return [*self.benchmarks, *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ()))]
+
+    def _harness(
+        self, harness: LmEval, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Report
+    ) -> dict[str, Any]:
+        results = harness.run(model, tokenizer, folder, report)
+        for name, result in results.items():
+            _write(folder, name, result)
+        return results
 
     def _generate(
         self, name: Benchmark, listed: Sequence[Question], source: str, model: PreTrainedModel,
@@ -250,7 +269,7 @@ def _scored(verifier: Verifier, name: Benchmark, listed: Sequence[Question], fol
     return result
 
 
-def _write(folder: Path, name: Benchmark, result: Mapping[str, Any]) -> None:
+def _write(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     records.replace(folder / "results.json", {**_results(folder), name: result})
 
 

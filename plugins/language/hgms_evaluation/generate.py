@@ -71,10 +71,14 @@ def prompts_for(
 
     form = template_for(template, tokenizer)
     tokens = [prompt_tokens([Message(role, text) for role, text in turns], tokenizer, form) for turns in conversations]
-    own = model.generation_config.eos_token_id if model.generation_config is not None else None
-    more = own if isinstance(own, (list, tuple)) else [own]
-    stops = sorted({*stop_tokens(tokenizer, form), *(int(token) for token in more if token is not None)})
+    stops = sorted({*stop_tokens(tokenizer, form), *own_stops(model)})
     return Prompts(tokens, stops, prompt_cap(model, max_prompt_tokens, new_tokens), new_tokens)
+
+
+def own_stops(model: PreTrainedModel) -> list[int]:
+    """What the model's own generation settings call an end."""
+    own = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return [int(token) for token in (own if isinstance(own, (list, tuple)) else [own]) if token is not None]
 
 
 def prompt_cap(model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int) -> int:
@@ -117,7 +121,7 @@ def replies(
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
     seen = prompts.seen()
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
-    with _answering(model, GenerationConfig()):
+    with answering(model, GenerationConfig()):
         while order:
             now = order[:batch_size]
             try:
@@ -152,7 +156,7 @@ def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) ->
 
 
 @contextlib.contextmanager
-def _answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
+def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
     """The model without dropout and without generation settings of its own, which would fill what ours leave open."""
     adapted: Any = model
     inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model  # peft hands its own settings down

@@ -71,7 +71,7 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
     if benchmark == "mt-bench":
         questions, digest = _mt_bench(path)
     else:
-        rows, digest = _rows(path)
+        rows, digest = rows_of(path)
         read = _gsm8k if benchmark == "gsm8k" else _math
         questions = [Question(number, *read(row, where)) for number, (where, row) in enumerate(rows)]
     if not questions:
@@ -84,7 +84,7 @@ def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
     path = folder / "judge_prompts.jsonl"
     prompts = {
         _text(row, "name", where): JudgePrompt(_text(row, "system_prompt", where), _text(row, "prompt_template", where))
-        for where, row in _rows(path)[0]
+        for where, row in rows_of(path)[0]
     }
     for name in ("single-v1", "single-v1-multi-turn", "single-math-v1", "single-math-v1-multi-turn"):
         if name not in prompts:
@@ -102,8 +102,8 @@ def _math(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:
 
 
 def _mt_bench(folder: Path) -> tuple[list[Question], str]:
-    rows, digest = _rows(folder / "question.jsonl")
-    answers, other = _rows(folder / "reference_answer_gpt-4.jsonl")
+    rows, digest = rows_of(folder / "question.jsonl")
+    answers, other = rows_of(folder / "reference_answer_gpt-4.jsonl")
     references: dict[int, tuple[str, ...]] = {}
     for where, row in answers:
         try:
@@ -122,7 +122,8 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
     return questions, hashlib.sha256((digest + other).encode()).hexdigest()
 
 
-def _rows(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+def rows_of(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+    """The JSON objects of a file, each with its place in words, and the SHA-256 of the text."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()

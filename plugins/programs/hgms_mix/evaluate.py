@@ -39,7 +39,7 @@ class Evaluation(Stage):
         return {"settings": plain(mix.config.evaluate)}
 
     def title(self, mix: Mix) -> str:
-        return ", ".join([*mix.task.test, *mix.config.evaluate.benchmarks]) or "nothing to evaluate"
+        return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         evaluate, model = mix.config.evaluate, tuned(mix)
@@ -49,7 +49,7 @@ class Evaluation(Stage):
             tests[name] = means(of_rows, seed=mix.config.seed)
             replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
         benchmarks = {}
-        if evaluate.benchmarks:
+        if evaluate.titles:
             benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
         return [losses_file(folder, name) for name in tests], {"test": tests, "benchmarks": benchmarks}
 

@@ -1,0 +1,190 @@
+"""lm-eval beside our evaluation: the same greedy texts, its own tasks on local files, and where the two checkers differ."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import load_script
+
+import hgms_evaluation
+from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core.registry import Registry
+from hgms_evaluation import Evaluate, LmEval, Verifier, harness
+from hgms_fields import Invalid
+from hgms_llm import BaseModel, Message, prompt_tokens, template_for
+from hgms_run import converter_for, plain
+
+pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
+needs_harness = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install 'hgms[lm-eval]'"
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+GSM8K = [
+    {"question": "How much is 6 times 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"},
+    {"question": "Half of 2,500?", "answer": "2500 / 2 = 1250\n#### 1,250"},
+    {"question": "3 - 5?", "answer": "3 - 5 = -2\n#### -2"},
+]
+MATH = [
+    {"problem": r"What is $\frac{1}{2}+\frac{1}{4}$?", "solution": r"It is $\boxed{\frac{3}{4}}$.", "subject": "Algebra"},
+    {"problem": "Which interval?", "solution": r"So $x \in \boxed{[2,5)}$.", "subject": "Algebra"},
+]
+
+
+OWN = """
+task: own
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{source}"}}, cache_dir: "{cache}"}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{asked}}}}"
+doc_to_target: "{{{{known}}}}"
+generation_kwargs: {{until: ["<never>"]}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data with three questions of GSM8K and two of MATH."""
+    folder = tmp_path / "data"
+    for name, rows in (("gsm8k", GSM8K), ("math", MATH)):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            with gzip.open(folder / name / f"{split}.jsonl.gz", "wt") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+    monkeypatch.setenv("HGMS_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, Any]:
+    shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 1200}
+    base = BaseModel(config={"model_type": "gpt2", "initializer_range": 0.4, **shape}, tokenizer="bytes", dtype="float32")
+    tokenizer = base.load_tokenizer()
+    return base.load(torch.device("cpu"), torch.float32, len(tokenizer)), tokenizer
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@needs_harness
+def test_it_generates_what_our_stage_generates(small: tuple[Any, Any], below: Path, tmp_path: Path) -> None:
+    """A task file of one's own with the prompt of our stage: token for token the same greedy answers."""
+    ours = Evaluate(benchmarks=("gsm8k",), template="plain", max_new_tokens=12, judge=None)
+    ours.run(*small, tmp_path / "ours")
+    prompts = [row["question"] + "\n" + ours.instruction for row in GSM8K]
+    source = tmp_path / "asked.jsonl"
+    tokenizer = small[1]
+    form = template_for("plain", tokenizer)
+    texts = [tokenizer.decode(prompt_tokens([Message("user", text)], tokenizer, form)) for text in prompts]
+    source.write_text("".join(json.dumps({"asked": text, "known": "42"}) + "\n" for text in texts))
+    (tmp_path / "own.yaml").write_text(OWN.format(source=source, cache=tmp_path / "cache"))
+    stage = LmEval(tasks=(str(tmp_path / "own.yaml"),), max_new_tokens=12, batch_size=2)
+    results = stage.run(*small, tmp_path / "theirs", print)
+    samples = {row["id"]: row for row in read(tmp_path / "theirs" / "lm-eval.own.samples.jsonl")}
+    answers = {row["id"]: row for row in read(tmp_path / "ours" / "gsm8k.answers.jsonl")}
+    assert [samples[i]["response"].strip() for i in range(3)] == [answers[i]["text"] for i in range(3)]
+    assert results["lm-eval own exact_match"]["n"] == 3
+
+
+@needs_harness
+def test_its_own_gsm8k_reads_our_files_and_is_run_once(small: tuple[Any, Any], tmp_path: Path) -> None:
+    stage = Evaluate(lm_eval=LmEval(tasks=("gsm8k_cot_zeroshot",), max_new_tokens=4, limit=2), judge=None)
+    said: list[str] = []
+    results = stage.run(*small, tmp_path / "out", said.append)
+    assert said == ["lm-eval: gsm8k_cot_zeroshot"]
+    name = "lm-eval gsm8k_cot_zeroshot flexible-extract exact_match"
+    assert set(results) == {name, name.replace("flexible-extract", "strict-match")}
+    assert (results[name]["n"], results[name]["unit"]) == (2, "percent")
+    samples = read(tmp_path / "out" / "lm-eval.gsm8k_cot_zeroshot.samples.jsonl")
+    assert [row["prompt"] for row in samples[:2]] == [
+        f"Q: {row['question']}\nA: Let's think step by step." for row in GSM8K[:2]
+    ]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert stage.run(*small, tmp_path / "out", said.append) == results
+    assert len(said) == 1
+
+
+def test_means_are_shares_with_intervals_only_where_scores_are_zero_or_one() -> None:
+    rows = [{"filter": "none", "metrics": ["right", "length"], "right": int(i < 3), "length": 2.5 * i} for i in range(4)]
+    results = harness.summary("t", rows)
+    right, length = results["lm-eval t right"], results["lm-eval t length"]
+    assert (right["score"], right["unit"]) == (75.0, "percent")
+    assert (right["interval"]["low"], right["interval"]["high"]) == pytest.approx((30.064, 95.441), abs=1e-3)  # by hand
+    assert length == {"score": 3.75, "unit": "length", "n": 4, "interval": None}
+
+
+@needs_harness
+def test_where_the_two_checkers_differ_on_the_same_texts() -> None:
+    """Every form of benchmarks/answer_checkers.py, whose table is in the README: both are right about wrong answers, and the
+    harness knows fewer of the ways to write a right one."""
+    script = load_script("answer_checkers", ROOT / "benchmarks" / "answer_checkers.py")
+    pairs: dict[tuple[str, str], Counter[tuple[bool, bool]]] = {}
+    with Verifier() as verifier:
+        for name, task, rows, forms in (
+            ("gsm8k", "gsm8k", GSM8K, script.NUMBER), ("math", "hendrycks_math", MATH, script.LATEX),
+        ):  # fmt: skip
+            loaded = harness.load(task)
+            rows = list(loaded.test_docs())
+            for form, which, text, ours, theirs in script.compared(verifier, name, loaded, rows, forms):
+                right = forms[form][0]
+                assert not (theirs and not right), text
+                assert ours == right or form in ("`#### 18` and then another question", "the answer alone"), text
+                pairs.setdefault((form, which), Counter())[ours, theirs] += 1
+    both, only_ours, only_theirs = (True, True), (True, False), (False, True)
+    assert set(pairs["the data set's own solution", "strict-match"]) == {both}
+    assert set(pairs["`The answer is 18.`", "strict-match"]) == {only_ours}
+    assert set(pairs["`The answer is 18.`", "flexible-extract"]) == {both}
+    assert set(pairs["`The answer is 18. That took 3 steps.`", "flexible-extract"]) == {only_ours}
+    assert pairs["`#### 18` and then another question", "strict-match"][only_theirs] == 3
+    assert set(pairs["the data set's own solution", "none"]) == {only_ours}
+    assert set(pairs["the answer alone in dollars", "none"]) == {both}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"tasks": []}, "Length of 'tasks' must be >= 1"),
+        ({"tasks": ["gsm8"]}, "unknown task 'gsm8'; did you mean 'gsm8k'"),
+        ({"tasks": ["gsm8k"], "fewshot": 3}, "unknown key 'fewshot'; did you mean 'num_fewshot'"),
+    ],
+)
+def test_wrong_settings_are_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        converter_for(Registry.load()).structure({"lm_eval": table}, Evaluate)
+
+
+def test_it_is_a_part_of_the_table_evaluate() -> None:
+    converter = converter_for(Registry.load())
+    stage = converter.structure({"lm_eval": {"tasks": ["gsm8k"], "limit": 5}}, Evaluate)
+    assert stage == Evaluate(lm_eval=LmEval(tasks=("gsm8k",), limit=5))
+    assert stage.titles == ["lm-eval gsm8k"]
+    assert converter.structure(plain(stage), Evaluate) == stage
+    assert "lm_eval" not in plain(Evaluate())  # what was evaluated before there was one keeps its key
+
+
+@needs_harness
+def test_data_that_are_not_there(monkeypatch: pytest.MonkeyPatch, below: Path) -> None:
+    (below / "math" / "train.jsonl.gz").unlink()
+    with pytest.raises(DataError, match=r"there is no math/train\.jsonl\.gz below HGMS_DATA"):
+        LmEval(tasks=("hendrycks_math",)).check()
+    with pytest.raises(ConfigError, match=r"there is no task file none\.yaml"):
+        LmEval(tasks=("none.yaml",)).check()
+    monkeypatch.delenv("HGMS_DATA")
+    with pytest.raises(DataError, match="Set HGMS_DATA"):
+        LmEval(tasks=("gsm8k",)).check()
+
+
+def test_where_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hgms_evaluation.harness.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[lm-eval\]'"):
+        Evaluate(lm_eval=LmEval(tasks=("gsm8k",))).check()
