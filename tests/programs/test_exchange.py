@@ -117,6 +117,14 @@ def test_a_folder_of_hgms_mix_gives_the_export_of_its_file(here: Path, tmp_path:
     assert one == two
 
 
+def test_a_sample_of_the_validation_sets_is_handed_over_too(here: Path, tmp_path: Path) -> None:
+    choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
+    right("sample", "plain.toml", *choice)
+    done = json.loads(right("export", "plain.toml", *choice, "--to", "olmo", "--out", tmp_path / "out", "--json").stdout)
+    assert [(row["source"], row["rows"], row["weight"]) for row in done["sources"]] == [("sums", 5, 1.0)]
+    assert set(texts_of(tmp_path / "out")) <= {f"5 + {i} =|{5 + i}" for i in range(8)}
+
+
 @pytest.mark.parametrize("name", ["chat", "plain"])
 def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: str) -> None:
     from datasets import Dataset

@@ -13,8 +13,7 @@ from typing import Any, final
 from attrs import frozen
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_mix import load, mix_path, read_rows
-from hgms_run import plain
+from hgms_mix import Mix, Sampling, load, mix_path, read_rows
 
 Row = Mapping[str, Any]
 
@@ -86,7 +85,8 @@ class Sampled:
 
         template = template_for(self.config.task.template, self.tokenizer)
         if template.name == "alpaca":  # an input stands apart from its instruction, which a conversation does not show
-            known = {example.row: example.messages for example in read_examples(part.name, self.config.task.sources[part.name])}
+            source = getattr(self.config.task, self.config.sample.of)[part.name]
+            known = {example.row: example.messages for example in read_examples(part.name, source)}
             chats: Iterable[Any] = (known[row["row"]] for row in part.rows)
         else:
             chats = ([Message(turn["role"], turn["content"]) for turn in row["messages"]] for row in part.rows)
@@ -125,10 +125,8 @@ def sampled(
     folder = folder or mix_path(config, place.stem)
     how = f"hgms mix sample {place if place.is_file() else file}"
     manifest = _manifest(folder / "sample" / "manifest.json", how)
-    if (
-        manifest["inputs"].get("settings") != json.loads(json.dumps(plain(config.sample)))
-        or manifest["inputs"].get("seed") != config.seed
-    ):
+    settings = json.loads(json.dumps(Sampling().inputs(Mix(config, folder))))
+    if {key: manifest["inputs"].get(key) for key in settings} != settings:
         raise ConfigError(
             f"the sample in {folder / 'sample'} was drawn with other settings than {file} has\n  draw it anew: {how}"
         )
@@ -142,15 +140,16 @@ def sampled(
     for row in read_rows(rows):
         by_source.setdefault(row["source"], []).append(row)
     stems = stems_of(sorted(by_source))
+    total = float(sum(facts["weights"].values()))
     parts = [
         Part(
             name=name,
             stem=stems[name],
-            weight=float(facts["weights"][name]),
+            weight=float(facts["weights"][name]) / total,
             rows=by_source[name],
             available=facts["capacity"][name],
         )
-        for name in config.task.sources
+        for name in getattr(config.task, config.sample.of)
         if name in by_source
     ]
     return Sampled(title=folder.parent.parent.name, config=config, parts=parts, ranked=facts["by"] == "ranking")

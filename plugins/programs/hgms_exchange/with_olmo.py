@@ -34,7 +34,7 @@ def tokens(sample: Sampled, part: Part, table: Any) -> Iterator[tuple[Tensor, Te
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    tables, end = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer.eos_token_id
+    tables, end = sample.config.task.tables(sample.tokenizer, sample.config.sample.of), sample.tokenizer.eos_token_id
     kind = dtype_of(len(sample.tokenizer))
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
     lengths: dict[str, int] = {}
@@ -81,7 +81,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 def whole(sample: Sampled) -> Mapping[str, str]:
     """ω as shares of tokens: a source of long rows has a larger one."""
-    tables = sample.config.task.tables(sample.tokenizer, "sources")
+    tables = sample.config.task.tables(sample.tokenizer, sample.config.sample.of)
     lengths = {part.name: float(tables[part.name].lengths.double().mean()) for part in sample.parts}
     shares = normalised({part.name: part.weight * lengths[part.name] for part in sample.parts})
     return {name: f"`target_ratio: {share:.6g}`" for name, share in shares.items()}

@@ -7,5 +7,7 @@ from __future__ import annotations
 
 from hgms_loops.lower_solution import lower_solution
 from hgms_loops.outer_steps import OuterSteps
+from hgms_loops.surroundings import moved as moved
+from hgms_loops.surroundings import undisturbed as undisturbed
 
 __all__ = ["OuterSteps", "lower_solution"]

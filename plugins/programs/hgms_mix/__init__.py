@@ -27,7 +27,7 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "digest": "stages", "load": "config",
+    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "Sampling": "sample", "digest": "stages", "load": "config",
     "mix_path": "summary", "read": "config", "read_rows": "sample",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""

@@ -1,0 +1,319 @@
+"""Weights of sources that a training learns while it runs: a callback for the Trainer of transformers and TRL's SFTTrainer.
+``MixtureCallback`` is made of these hooks when it is first asked for; the rules are in ``rules.py``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hgms_core import CheckpointError, ConfigError, Key, MissingExtra, OuterOptimizer, State
+from hgms_exchange.plan import Plan
+from hgms_exchange.rules import Alignment, Loss, Losses, Rule
+from hgms_exchange.trainer import normalised
+from hgms_loops import moved, undisturbed
+from hgms_run import load_state, save_state
+
+__all__ = ["Alignment", "Losses", "MixtureCallback"]  # noqa: F822 - the last is made when it is asked for
+
+FILE = "mixture.safetensors"
+
+
+class MixedRows(Dataset[Any]):
+    """Rows in the order of a plan. ``rows`` holds the sources one after the other; ``length`` rows are an epoch."""
+
+    def __init__(self, rows: Any, plan: Plan, length: int) -> None:
+        self.rows, self.plan, self.length, self.before, self.furthest = rows, plan, length, 0, -1
+        self._first = dict(zip(plan.names, torch.tensor([0, *plan.sizes]).cumsum(0).tolist(), strict=False))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        place = self.before + index
+        self.furthest = max(self.furthest, place)
+        return self.of(*self.plan.row(place))
+
+    def of(self, name: str, row: int) -> Any:
+        return self.rows[self._first[name] + row]
+
+
+class Hooks:
+    """The weights of data sources, learned while a training runs::
+
+        θ ← outer step on h = −∇_θ Σ_s ω_s(θ) a_s,    ω = softmax(θ),    after every ``every``-th optimiser step
+
+    a_s are the scores of ``rule``, on fresh rows of every source and fresh validation rows, with the trainer's own loss. From
+    the batch after the next on (one is already loaded) rows are drawn by the new ω; within a source they come in shuffled
+    epochs.
+
+    ``attach(trainer)`` puts the callback to work. The trainer's ``train_dataset`` must hold the sources' rows one after the
+    other, as many of each as ``sources`` says, in the trainer's own format: TRL's SFTTrainer has prepared them by then.
+
+    Use when the mixture shall follow the training, or when learning one beforehand costs too much. Avoid for comparing
+    mixtures: what comes out is a path, and its end suits the model as it is then.
+
+    Arguments:
+        sources: rows of each source, by name, in the order in which they stand in ``train_dataset``.
+        outer: an outer optimiser (``hgms_outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
+        rule: ``Alignment()`` or ``Losses()``, or a class of your own with their methods.
+        every: optimiser steps between two changes, ≥ 1.
+        start: the first mixture, by name; None: in proportion to the rows.
+        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``. ``Losses`` needs none.
+        seed: of all draws.
+        loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
+
+    The row of each change is in ``records`` and goes to the trainer's log: ``mixture/NAME`` and ``mixture/score/NAME``. During
+    a change the model is in evaluation mode, and the global generators are restored afterwards. Every checkpoint gets a
+    file ``mixture.safetensors``: θ, the outer optimiser, and which mixture began where. A resumed training goes on from there,
+    and on the CPU ends with the very bits of an uninterrupted one, gradient accumulation included.
+
+    Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling strategy, batch size search or
+    ``ignore_data_skip``, since each would take rows that the plan does not know of; for packed rows or a wrong number of rows;
+    CheckpointError where a training is resumed without that file, or with that of other sources.
+
+    Cost: every ``every`` steps that of the rule: for ``Alignment`` a gradient of ``rows`` rows for each source, and one of
+    ``upper`` validation rows.
+
+    Source: this project; the update is the outer loop of HG-MS's source reweighting with one step of the training as its lower
+    level.
+    """
+
+    def __init__(
+        self,
+        *,
+        sources: Mapping[str, int],
+        outer: OuterOptimizer,
+        rule: Rule | None = None,
+        every: int = 100,
+        start: Mapping[str, float] | None = None,
+        validation: Sequence[Any] | None = None,
+        seed: int = 0,
+        loss: Loss | None = None,
+    ) -> None:
+        if len(sources) < 2 or any(not isinstance(count, int) or count < 1 for count in sources.values()):
+            raise ConfigError(f"'sources' must have the number of rows of two sources or more: {dict(sources)}")
+        if every < 1:
+            raise ConfigError(f"'every' must be 1 or more: {every}")
+        shares = {name: float(count) for name, count in sources.items()} if start is None else dict(start)
+        if set(shares) != set(sources) or any(not 0 <= share < math.inf for share in shares.values()):
+            raise ConfigError(f"'start' must have a weight ≥ 0 of each source ({', '.join(sources)}): {shares}")
+        self.outer, self.rule, self.every, self.validation, self.loss = outer, rule or Alignment(), every, validation, loss
+        self.rule.check(tuple(sources))
+        first = normalised(shares)
+        weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
+        self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
+        self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
+        self.records: list[dict[str, Any]] = []
+        self._trainer: Any = None
+        self._memory: State
+        self._loaded = False
+        self._reset()
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The mixture ω by name."""
+        return dict(zip(self.plan.names, self.theta.softmax(0).tolist(), strict=True))
+
+    def attach(self, trainer: Any) -> None:
+        """Has ``trainer`` take its rows by this mixture, and change it as it trains."""
+        rows, validation = trainer.train_dataset, self.validation if self.validation is not None else trainer.eval_dataset
+        total = sum(self.plan.sizes)
+        if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+            raise ConfigError(
+                "rows are taken by their number, and train_dataset is an IterableDataset: give one with rows by number"
+            )
+        if len(rows) != total:
+            raise ConfigError(
+                f"train_dataset has {len(rows)} rows, and 'sources' says {total}: {self._sizes}\n"
+                "  rows of the sources one after the other; without packing, which puts rows of several into one"
+            )
+        if self.rule.upper and (
+            not hasattr(validation, "__getitem__") or not hasattr(validation, "__len__") or len(validation) == 0
+        ):
+            raise ConfigError(
+                f"the rule {self.rule.name} compares with validation rows: give 'validation', or the trainer an eval_dataset"
+            )
+        self._checked(trainer.args)
+        self._trainer, self._validation = trainer, validation
+        self.rows = MixedRows(rows, self.plan, total)
+        trainer.train_dataset = self.rows
+        trainer.args.train_sampling_strategy = "sequential"  # the order is the plan's
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is None:
+            raise ConfigError("the callback was not attached: call callback.attach(trainer) instead of add_callback")
+        self._checked(args)
+        if state.global_step > 0 and not self._loaded:
+            self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        elif not self._loaded:
+            self._reset()
+        self._loaded, self.rows.furthest = False, -1
+        self._collate = kwargs["train_dataloader"].collate_fn
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        epoch, steps = self._epoch(args)
+        self.rows.before = state.global_step // steps * epoch
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every:
+            return
+        model, device = kwargs["model"], next(kwargs["model"].parameters()).device
+        lower, upper = self._probes(len(self.records))
+        loss = self.loss or (lambda model, inputs: self._trainer.compute_loss(model, inputs))
+        with undisturbed(model, device):
+            batches = [moved(self._collate(rows), device) for rows in lower]
+            wanted = moved(self._collate(upper), device) if upper else None
+            scores = self.rule.scores(loss, model, batches, wanted, kwargs.get("optimizer")).double().cpu()
+        self._change(scores, state.global_step, min(1.0, state.global_step / max(state.max_steps, 1)))
+        self.plan.begin(self._next_place(args, state.global_step), self.theta.softmax(0))
+        row = {f"mixture/{name}": weight for name, weight in self.weights.items()}
+        row |= {f"mixture/score/{name}": score for name, score in zip(self.plan.names, scores.tolist(), strict=True)}
+        wanted_log = control.should_log
+        self._trainer.log(row)
+        control.should_log = wanted_log  # logging anything takes the Trainer's own row for logged
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the state into a checkpoint's folder, whole or not at all."""
+        history = self.plan.history()
+        save_state(Path(folder) / FILE, {
+            "sources": self._sizes, "seed": self.key.seed,
+            "theta": self.theta, "memory": self._memory, "records": self.records,
+            "starts": [start for start, _ in history], "mixtures": torch.stack([weights for _, weights in history]),
+        })  # fmt: skip
+
+    def load(self, folder: str | Path) -> None:
+        """Takes the state from a checkpoint's folder; a training that is resumed next starts with it."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"the training goes on from a checkpoint, and {path} is not there: its mixture is unknown\n"
+                "  load it from the folder it is in with callback.load(…), or begin anew"
+            )
+        state = load_state(path)
+        own = (self._sizes, self.key.seed)
+        if (state["sources"], state["seed"]) != own:
+            raise CheckpointError(
+                f"{path} is of other sources or another seed: {state['sources']}, seed {state['seed']}; "
+                f"here {own[0]}, seed {own[1]}"
+            )
+        self.theta, self._memory = state["theta"], state["memory"]
+        self.records[:] = [dict(row) for row in state["records"]]
+        self.plan.replay(list(zip(state["starts"], state["mixtures"], strict=True)))
+        self._loaded = True
+
+    def _reset(self) -> None:
+        self.theta, self.records[:] = self._start.clone(), []
+        self._memory = self.outer.init({"logits": self.theta})
+        self.plan.replay([(0, self.theta.softmax(0))])
+
+    def _change(self, scores: Tensor, step: int, progress: float) -> None:
+        """θ stays as it is where a score is not finite."""
+        weights = self.theta.softmax(0)
+        if bool(scores.isfinite().all()):
+            h = -weights * (scores - weights @ scores)
+            after, self._memory = self.outer.step({"logits": self.theta}, {"logits": h}, self._memory, progress)
+            self.theta = after["logits"].detach()
+        now = self.theta.softmax(0)
+        self.records.append(
+            {"step": step, "weights": now.tolist(), "scores": scores.tolist(), "moved": float((now - weights).abs().sum())}
+        )
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return dict(zip(self.plan.names, self.plan.sizes, strict=True))
+
+    def _probes(self, change: int) -> tuple[list[list[Any]], list[Any]]:
+        """The rows that this change looks at: of each source, and of validation."""
+        count, many = self.rule.rows, self.rule.upper
+        lower = [
+            [self.rows.of(name, row) for row in self._fresh(name, size, change * count, count)]
+            for name, size in self._sizes.items()
+        ]
+        if not many:
+            return lower, []
+        return lower, [self._validation[row] for row in self._fresh("", len(self._validation), change * many, many)]
+
+    def _fresh(self, name: str, size: int, first: int, count: int) -> list[int]:
+        """Rows ``first`` to ``first + count`` of shuffled epochs of a source (the empty name: of validation), by a stream of
+        its own: the training's draws do not depend on them."""
+        rows: list[int] = []
+        for number in range(first, first + count):
+            epoch, position = divmod(number, size)
+            rows.append(int(_order(self.key, name, size, epoch)[position]))
+        return rows
+
+    def _epoch(self, args: Any) -> tuple[int, int]:
+        """Rows that an epoch takes, and its optimiser steps."""
+        batch, length = args.train_batch_size, len(self.rows)
+        taken = length // batch * batch if args.dataloader_drop_last else length
+        return taken, max(1, math.ceil(math.ceil(taken / batch) / args.gradient_accumulation_steps))
+
+    def _next_place(self, args: Any, step: int) -> int:
+        """Where the mixture after optimiser step ``step`` begins: behind the batch that the loader has already."""
+        epoch, steps = self._epoch(args)
+        passed, within = divmod(step, steps)
+        place = (
+            passed * epoch
+            + min(epoch, within * args.gradient_accumulation_steps * args.train_batch_size)
+            + args.train_batch_size
+        )
+        if self.rows.furthest >= place:
+            raise ConfigError(
+                f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row {place}): a resumed training "
+                "would differ"
+            )
+        return int(place)
+
+    def _checked(self, args: Any) -> None:
+        faults = (
+            (
+                args.world_size > 1,
+                f"this training has {args.world_size} processes, and each would change the mixture by itself",
+            ),
+            (args.dataloader_num_workers > 0, "loader workers hold copies of the plan: set dataloader_num_workers=0"),
+            (
+                args.train_sampling_strategy not in ("random", "sequential"),
+                f"the order of rows is the mixture's: leave out train_sampling_strategy={args.train_sampling_strategy!r}",
+            ),
+            (args.auto_find_batch_size, "rows are planned for a known batch size: leave out auto_find_batch_size"),
+            (
+                args.ignore_data_skip,
+                "a resumed training would begin at the plan's first rows again: leave out ignore_data_skip",
+            ),
+        )
+        for wrong, why in faults:
+            if wrong:
+                raise ConfigError(f"MixtureCallback cannot work here: {why}")
+
+
+@functools.lru_cache(maxsize=64)
+def _order(key: Key, name: str, size: int, epoch: int) -> Tensor:
+    return torch.randperm(size, generator=key.fold("scores", name, epoch).generator())
+
+
+@functools.cache
+def _callback() -> type:
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
+        ) from error
+    return type("MixtureCallback", (Hooks, TrainerCallback), {"__doc__": Hooks.__doc__, "__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MixtureCallback":
+        return _callback()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

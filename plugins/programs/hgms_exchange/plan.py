@@ -1,0 +1,102 @@
+"""Which row of which source a training takes at which place, while the weights change: a function of the places and of when
+each mixture began, so that nothing else has to be kept to go on from anywhere."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from hgms_core import Key
+
+BLOCK = 1024
+
+
+@define(eq=False)
+class Stretch:
+    """Places from ``start`` on that are drawn with one mixture. ``before`` counts what each source gave until then; ``source``
+    and ``rank`` say for each place, as far as they were asked for, whose row it is and which of that source's draws."""
+
+    start: int
+    weights: Tensor
+    before: Tensor
+    source: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
+    rank: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+class Plan:
+    """Place 0, 1, 2, … of a training: a source drawn by the mixture that is in force there, and its next row.
+
+    The numbers that decide are a function of the key and the place. A source's rows come in a new shuffled order each time it
+    has given all of them, so none comes twice before all came once.
+
+    >>> plan = Plan({"a": 3, "b": 5}, Key(0))
+    >>> plan.begin(0, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    >>> sorted(plan.row(place) for place in range(3))
+    [('a', 0), ('a', 1), ('a', 2)]
+    >>> plan.begin(3, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    >>> plan.row(3)[0], plan.row(2)[0]
+    ('b', 'a')
+    """
+
+    def __init__(self, sizes: Mapping[str, int], key: Key) -> None:
+        self.names, self.sizes, self.key = tuple(sizes), tuple(sizes.values()), key
+        self.stretches: list[Stretch] = []
+        self._order = functools.lru_cache(maxsize=4 * len(self.names))(self._shuffled)
+
+    def begin(self, start: int, weights: Tensor) -> None:
+        """From place ``start`` on this mixture is in force."""
+        weights = (weights / weights.sum()).to(torch.float64)
+        before = torch.zeros(len(self.names), dtype=torch.int64)
+        while self.stretches and self.stretches[-1].start >= start:
+            self.stretches.pop()
+        if self.stretches:
+            last = self.stretches[-1]
+            self._extend(last, start - last.start)
+            last.source, last.rank = last.source[: start - last.start].clone(), last.rank[: start - last.start].clone()
+            before = last.before + torch.bincount(last.source, minlength=len(self.names))
+            for earlier in self.stretches[-2:-1]:
+                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)  # drawn again if anybody asks
+        self.stretches.append(Stretch(start, weights, before))
+
+    def row(self, place: int) -> tuple[str, int]:
+        """The source at a place, and the number of the row."""
+        stretch = self.stretches[bisect_right([one.start for one in self.stretches], place) - 1]
+        at = place - stretch.start
+        self._extend(stretch, at + 1)
+        number, rank = int(stretch.source[at]), int(stretch.rank[at])
+        epoch, position = divmod(rank, self.sizes[number])
+        return self.names[number], int(self._order(number, epoch)[position])
+
+    def history(self) -> list[tuple[int, Tensor]]:
+        return [(stretch.start, stretch.weights) for stretch in self.stretches]
+
+    def replay(self, history: Sequence[tuple[int, Tensor]]) -> None:
+        self.stretches.clear()
+        for start, weights in history:
+            self.begin(int(start), weights)
+
+    def _extend(self, stretch: Stretch, count: int) -> None:
+        if count <= len(stretch.source):
+            return
+        stop = stretch.start + max(count, 2 * len(stretch.source), BLOCK)
+        blocks = range(stretch.start // BLOCK, (stop - 1) // BLOCK + 1)
+        drawn = torch.cat(
+            [torch.rand(BLOCK, dtype=torch.float64, generator=self.key.fold("place", block).generator()) for block in blocks]
+        )
+        drawn = drawn[stretch.start - blocks[0] * BLOCK :][: stop - stretch.start]
+        edges = stretch.weights.cumsum(0)
+        source = torch.searchsorted(edges / edges[-1], drawn, right=True)
+        stretch.source = source.clamp(max=int(stretch.weights.nonzero().max()))
+        stretch.rank = torch.empty_like(stretch.source)
+        for number in range(len(self.names)):
+            mine = stretch.source == number
+            stretch.rank[mine] = stretch.before[number] + torch.arange(int(mine.sum()))
+
+    def _shuffled(self, number: int, epoch: int) -> Tensor:
+        key = self.key.fold("rows", self.names[number], epoch)
+        return torch.randperm(self.sizes[number], generator=key.generator())
