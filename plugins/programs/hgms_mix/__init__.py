@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hgms_mix.config import read as read
     from hgms_mix.mix import STAGES as STAGES
     from hgms_mix.mix import Mix as Mix
+    from hgms_mix.sample import Sampling as Sampling
     from hgms_mix.sample import read_rows as read_rows
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
@@ -27,8 +28,8 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "Sampling": "sample", "digest": "stages", "load": "config",
-    "mix_path": "summary", "read": "config", "read_rows": "sample",
+    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "Sampling": "sample", "digest": "stages",
+    "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 
