@@ -18,7 +18,7 @@ TRAITS: Mapping[str, str] = {
     "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
     "few-upper": "few upper variables (about 1000 at most), so that they can be searched without derivatives",
     "per-example-losses": "a loss for each single example",
-    "representations": "a vector for each single row, that says what it is like (`Problem.sources.examples.representations`)",
+    "representations": "a vector for each row that says what it is like (`representations` of `Problem.sources.examples`)",
     "row-weights": "one weight for each lower row (`Problem.rows`)",
     "sources": "named data sources with one weight each",
     "stop-rows": "validation data for the role `stop`",

@@ -16,6 +16,7 @@ import torch
 from hgms_feature_penalties import FeaturePenalties
 
 NO_SOURCES = "it needs named data sources with one weight each"
+NO_LOOKS = "it needs a vector for each row that says what it is like (`representations` of `Problem.sources.examples`)"
 NO_WEIGHTS = "it needs one weight for each lower row (`Problem.rows`)"
 NOT_DIRECT = "it needs an upper loss that depends on θ directly (∂_θ f ≠ 0)"
 
@@ -38,8 +39,23 @@ def verdicts() -> dict[str, tuple[bool | None, str]]:
 def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
     assert len(verdicts) > 20
     refused = {name: why for name, (fits, why) in verdicts.items() if fits is False}
-    assert set(refused) >= {"fixed", "less", "regmix", "rho-loss", "doremi", "doge", "skill-it", "aioli"}
-    assert {why.partition(" (its part")[0] for why in refused.values()} == {NO_SOURCES, NO_WEIGHTS, NOT_DIRECT}
+    mixing = {
+        "fixed",
+        "less",
+        "regmix",
+        "rho-loss",
+        "rds",
+        "fastmix",
+        "op-mix",
+        "random-rows",
+        "doremi",
+        "doge",
+        "skill-it",
+        "aioli",
+    }
+    assert set(refused) >= mixing
+    reasons = {why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it needs", " and")) for why in refused.values()}
+    assert reasons == {NO_SOURCES, NO_LOOKS, NO_WEIGHTS, NOT_DIRECT}
     # and it is true: all training rows are of one kind, none has a weight of its own, and f does not see θ
     problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
     assert problem.sources is None
