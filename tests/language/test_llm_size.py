@@ -14,12 +14,13 @@ from attrs import evolve
 
 import hgms_llm.parts
 import hgms_llm.tokens
+from hgms_core import DataError, Key
 from hgms_llm import read_examples
 from hgms_llm.rows import examples_at, index_of
 from hgms_llm.sources import Source
 from hgms_llm.table import TokenTable
 from hgms_llm.tokenizers import byte_tokenizer
-from hgms_llm.tokens import Tokenising, token_table
+from hgms_llm.tokens import Tokenising, drawn_table, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
@@ -78,9 +79,10 @@ def test_a_pick_is_tokenised_alone(source: Source, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         Tokenising, "__call__", lambda self, rows: (seen.extend(row[0] for row in rows), original(self, rows))[1]
     )
-    index, pick = index_of("s", source), torch.tensor([30, 2, 55])
+    numbers = index_of("s", source).rows[[30, 2, 55]]
+    pick = torch.from_numpy(numbers)
     table = table_of(source, tmp_path / "cache", pick=pick)
-    assert table.rows.tolist() == index.rows[[30, 2, 55]].tolist()
+    assert table.rows.tolist() == numbers.tolist()
     assert sorted(seen) == sorted(table.rows.tolist())
     assert table.digest != table_of(source, tmp_path / "cache", pick=pick.flip(0)).digest
     whole = table_of(source)
@@ -137,3 +139,37 @@ def test_work_is_the_same_after_its_way_to_another_process() -> None:
         name: array.tolist() for name, array in there[0].items()
     }
     assert here[1] == there[1] == {"looked": 2, "too_long": 0, "truncated": 0, "longest": 9, "shortest": 9}
+
+
+@pytest.mark.parametrize("count", [1, 9, 30, 60, 500])
+@pytest.mark.parametrize("choice", [{}, {"shuffle_seed": 3, "rows": 80}])
+def test_rows_are_drawn_before_they_become_tokens(
+    source: Source, tmp_path: Path, count: int, choice: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that pass, in the order of a permutation of the rows that have an answer."""
+    source, key = evolve(source, **choice), Key(7)
+    whole, index = table_of(source), index_of("s", source)
+    order = torch.randperm(index.size, generator=key.generator()).tolist()
+    passing = [number for number in index.rows[order].tolist() if number in whole.places]
+    taken = set(passing[:count])
+    expected = [number for number in whole.rows.tolist() if number in taken]
+    seen: set[int] = set()
+    original = Tokenising.__call__
+    monkeypatch.setattr(
+        Tokenising, "__call__", lambda self, rows: (seen.update(row[0] for row in rows), original(self, rows))[1]
+    )
+    options = {"template": "plain", "max_length": 40, "cache_dir": tmp_path / "cache"}
+    table = drawn_table("s", source, byte_tokenizer(), count=count, key=key, **options)
+    assert table.rows.tolist() == expected
+    assert all(table.row(place)[0].equal(whole.row(whole.places[row])[0]) for place, row in enumerate(expected))
+    assert len(seen) <= 1.3 * count + 16
+
+
+def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": "long " * 20 if row else "a"} for row in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, options = Source(path=str(tmp_path / "rows.jsonl")), {"template": "plain", "max_length": 40}
+    for seed in range(3):
+        assert drawn_table("s", source, byte_tokenizer(), count=2, key=Key(seed), **options).rows.tolist() == [0]
+    with pytest.raises(DataError, match="no row is left: 60 of 60 rows"):
+        drawn_table("s", source, byte_tokenizer(), count=2, key=Key(0), template="plain", max_length=3)

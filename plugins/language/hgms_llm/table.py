@@ -127,10 +127,13 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     for part, tables in parts.items():
         for name, table in tables.items():
             report = table.report
-            faults = ("bad", "without an answer", "too long", "cut")
-            counts = zip(faults, (report.bad, report.blank, report.too_long, report.truncated), strict=True)
-            if listed := ", ".join(f"{count} {what}" for what, count in counts if count):
-                lines.append(f"  {part} {name!r}: {listed}, of {report.examples + report.bad}")
+            read, looked = report.examples + report.bad, report.looked
+            some = {f"of {read}": {"bad": report.bad, "without an answer": report.blank}}
+            shown = f"of {read}" if looked >= report.examples - report.blank else f"of {looked} drawn"
+            some.setdefault(shown, {}).update({"too long": report.too_long, "cut": report.truncated})
+            for of, counts in some.items():
+                if listed := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+                    lines.append(f"  {part} {name!r}: {listed}, {of}")
     return "\n".join(["rows left out or cut:", *lines]) if lines else ""
 
 

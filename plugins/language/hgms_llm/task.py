@@ -34,11 +34,12 @@ from hgms_llm.losses import (
 )
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
+from hgms_llm.rows import Index, index_of
 from hgms_llm.sources import Source, check_names, content, mixture_shares
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out
 from hgms_llm.templates import known_template
-from hgms_llm.tokens import token_table
+from hgms_llm.tokens import drawn_table, token_table
 
 T = TypeVar("T")
 Which = Literal["sources", "validation", "test"]
@@ -164,8 +165,7 @@ class SourceMixture:
 
     def tables(self, tokenizer: Any, which: Which = "sources") -> dict[str, TokenTable]:
         """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
-        options: Any = {"max_length": self.max_length, "too_long": self.too_long, "cache_dir": cache_folder()}
-        tables = self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, template=self.template, **options))
+        tables = self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, **self._written))
         return tables if self.halves is None or which != "sources" else in_halves(tables, Key(self.halves))
 
     def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
@@ -197,12 +197,31 @@ class SourceMixture:
         """What the problem depends on beside this configuration: the contents of its files, and of the model's folder."""
         return {"files": self.contents(), "model": self.model.digest()}
 
-    def cached(self, tables: Mapping[str, TokenTable], seed: int) -> dict[str, TokenTable]:
-        """The rows that the mixture is learned on: ``cache`` of each source."""
+    def pool(self, tokenizer: Any, seed: int) -> dict[str, TokenTable]:
+        """The rows that the mixture is learned on: ``cache`` of each source, which are drawn before any becomes tokens."""
         if self.cache is None:
-            return dict(tables)
-        chosen = {name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache] for name, table in tables.items()}
-        return {name: table.take(chosen[name].sort().values) for name, table in tables.items()}
+            return self.tables(tokenizer)
+        if self.halves is not None:
+            tables = self.tables(tokenizer)
+            drawn = {name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache] for name, table in tables.items()}
+            return {name: table.take(drawn[name].sort().values) for name, table in tables.items()}
+
+        def draw(name: str, source: Source) -> TokenTable:
+            assert self.cache is not None
+            key = Key(seed).fold("cache", name)
+            return drawn_table(name, source, tokenizer, count=self.cache, key=key, **self._written)
+
+        return self._by_name("sources", draw)
+
+    def rows(self) -> dict[str, Index]:
+        """Which rows of each source have an answer; none becomes tokens."""
+        return self._by_name("sources", functools.partial(index_of, cache_dir=cache_folder()))
+
+    @property
+    def _written(self) -> dict[str, Any]:
+        """How rows become tokens."""
+        lengths = {"max_length": self.max_length, "too_long": self.too_long}
+        return {"template": self.template, "cache_dir": cache_folder(), **lengths}
 
     def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
         base = self.model.load(device, dtype, len(tokenizer))
@@ -211,10 +230,13 @@ class SourceMixture:
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         tokenizer = self.model.load_tokenizer()
-        everything: Mapping[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS}
-        for message in filter(None, (left_out(everything), overlap_warning(overlaps(*everything.values())))):
+        pool = self.pool(tokenizer, seed)
+        judged: dict[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS[1:]}
+        everything: Mapping[str, dict[str, TokenTable]] = {"sources": pool, **judged}
+        whole = self.cache is None or self.halves is not None
+        read: Mapping[str, Index | TokenTable] = self.tables(tokenizer) if whole else self.rows()
+        for message in filter(None, (left_out(everything), overlap_warning(overlaps(read, *judged.values())))):
             warn(message)
-        pool = self.cached(everything["sources"], seed)
         model = self.language_model(tokenizer, device, dtype)
         check_fits(model.model, everything)
 
@@ -235,7 +257,7 @@ class SourceMixture:
             share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
-        sizes = {name: float(table.size) for name, table in everything["sources"].items()}
+        sizes = {name: float(table.size) for name, table in read.items()}
         prior = {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior] if isinstance(self.prior, str) else self.prior
 
         best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -21,7 +22,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError, one_of
+from hgms_core import ConfigError, DataError, Key, one_of
 from hgms_llm.formats import FORMATS, Message
 from hgms_llm.parts import Part, in_parts, together
 from hgms_llm.rows import Record, index_of, key_of, meter, records_at
@@ -40,6 +41,10 @@ PROBED = 16
 TooLong = Literal["drop", "truncate"]
 
 
+class NothingLeft(DataError):
+    """No row of a source passes."""
+
+
 def token_table(
     name: str,
     source: Source,
@@ -51,8 +56,7 @@ def token_table(
     cache_dir: str | Path | None = None,
     pick: Tensor | None = None,
 ) -> TokenTable:
-    """All rows of ``source`` that pass, as tokens; with ``pick``, of those at these places of its
-    :class:`~hgms_llm.rows.Index` alone.
+    """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers alone, in that order.
 
     Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left out too (``drop``) or loses
     its end (``truncate``), unless no token of an answer would be left. ``report`` has the counts.
@@ -94,6 +98,37 @@ def token_table(
         # one made when more bad rows were allowed is made anew: reading the source says which rows they are
         table = cached(folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
+
+
+def drawn_table(
+    name: str, source: Source, tokenizer: PreTrainedTokenizerBase, *, count: int, key: Key, **options: Any
+) -> TokenTable:
+    """``count`` rows of ``source`` that pass, drawn by ``key`` without replacement, in the source's order; all where there are
+    fewer. Other arguments are those of :func:`token_table`.
+
+    Rows are drawn before they become tokens: of a source of millions, some more than ``count`` rows are tokenised. A larger
+    draw contains the smaller ones. Cost: two or three passes over the file, most of it unparsed, and tokens of what is drawn.
+    """
+    index = index_of(name, source, options.get("cache_dir"))
+    order = torch.randperm(index.size, generator=key.generator())
+    tried = min(count, index.size)
+    while True:
+        numbers = torch.from_numpy(index.rows[order[:tried].numpy()])  # in the order of the draw
+        pick = torch.from_numpy(index.rows[order[:tried].sort().values.numpy()]) if tried < index.size else None
+        try:
+            table = token_table(name, source, tokenizer, **options, pick=pick)
+        except NothingLeft:
+            if pick is None:
+                raise
+            passed = torch.zeros(0, dtype=torch.int64)
+        else:
+            ascending, back = table.rows.sort()
+            place = torch.searchsorted(ascending, numbers).clamp_max(table.size - 1)
+            passed = back[place[ascending[place] == numbers]]
+        if len(passed) >= count or pick is None:
+            return table if len(passed) == table.size <= count else table.take(passed[:count].sort().values)
+        # as many more as the share that passed asks for, and a tenth
+        tried = min(index.size, max(2 * tried if not len(passed) else math.ceil(1.1 * count * tried / len(passed)), tried + 16))
 
 
 @frozen
@@ -154,7 +189,7 @@ def _made(
     folder: Path | None,
 ) -> Made:  # fmt: skip
     index, where = index_of(name, source, cache), f"source {name!r} ({source.where})"
-    wanted = index.rows if pick is None else index.rows[pick.numpy()]
+    wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     form, records = records_at(where, source, wanted if ascending else np.sort(wanted))
     working = work(form, source.completion, where)
@@ -169,7 +204,7 @@ def _made(
         **{what: sum(part[what] for part in said) for what in ("too_long", "truncated")},
     )
     if not sum(part.counts["rows"] for part in parts):
-        raise DataError(_nothing_left(where, report, working.max_length, working.cut))
+        raise NothingLeft(_nothing_left(where, report, working.max_length, working.cut))
     leaves = {leaf: together(parts, leaf) for leaf in TYPES}
     made = Made({**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))}, report)
     if ascending:

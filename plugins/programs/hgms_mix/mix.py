@@ -117,6 +117,12 @@ class Mix:
         tables: dict[str, Any] = self.task.tables(self.tokenizer, which)
         return tables
 
+    @functools.cached_property
+    def pool(self) -> dict[str, Any]:
+        """The rows that the mixture is learned on."""
+        pool: dict[str, Any] = self.task.pool(self.tokenizer, self.config.seed)
+        return pool
+
     @property
     def adapter(self) -> Any:
         """The adapter that is fine-tuned, None for all parameters."""

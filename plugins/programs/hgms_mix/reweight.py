@@ -110,13 +110,12 @@ def say_memory(mix: Mix, problem: Problem) -> None:
         return
     mode = getattr(generator, "mode", "auto")
     apart = mode == "loop" or (mode == "auto" and (mix.device.type == "cpu" or task.adapter is None))
-    pool = task.cached(mix.tables("sources"), mix.config.seed)
     memory = predicted_memory(
         problem,
         candidates=count,
         batch=problem.lower_data.count(rows),
         chunk=1 if apart else getattr(generator, "chunk", None),
-        length=max(int(table.lengths.max()) for table in pool.values()),
+        length=max(int(table.lengths.max()) for table in mix.pool.values()),
     )
     if memory is not None:
         mix.say(f"  {memory}")

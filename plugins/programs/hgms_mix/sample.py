@@ -161,7 +161,7 @@ def row_scores(mix: Mix, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
             f"{config.method_name} ranks rows once it has finished, which it had not when its budget of "
             f"{config.budget} was spent\n  raise the budget"
         )
-    pool = mix.task.cached(tables, config.seed)
+    pool = mix.pool
     scores = {}
     for (name, cached), part in zip(pool.items(), ranking.split([table.size for table in pool.values()]), strict=True):
         place = tables[name].places
