@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
 from hgms_llm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
+from hgms_llm.passes import needed, passes, start_tokens
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -25,9 +26,11 @@ class LanguageModel:
     ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with their number. ``x`` may
     hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are padded on the right, so the causal mask alone keeps
     padding out of what is scored, and attention needs no mask (the fast kernels take none); rows padded on the left bring
-    ``attention``. At most ``rows`` rows of one candidate go through the model at a time (None: all); with gradients, each such
-    pass is computed again in the backward pass, so activations of one pass are held at a time. ``tokens`` counts what went
-    through.
+    ``attention``. Rows of similar length go through together (:mod:`~hgms_llm.passes`), each pass as wide as its longest row:
+    the losses are those of the batch's full width, to rounding. At most ``rows`` rows of one candidate go through at a time
+    (None: all); with gradients, each such pass is computed again in the backward pass, so activations of one pass are held at a
+    time. Where dropout masks are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
+    passes are of the full width. ``tokens`` counts what went through.
     """
 
     model: Any
@@ -36,6 +39,7 @@ class LanguageModel:
     plain_head: bool = True
     quantised: bool = False
     checkpointed: list[nn.Module] | None = None
+    start_tokens: int = 0
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod
@@ -45,7 +49,7 @@ class LanguageModel:
         adapters = None if spec is None else Adapters.on(model, spec, length)
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         layers = checkpoint_layers(model, adapters) if checkpointing else None
-        language = cls(model, adapters, rows, quantised=quantised, checkpointed=layers)
+        language = cls(model, adapters, rows, quantised=quantised, checkpointed=layers, start_tokens=start_tokens(model))
         language.plain_head = language._head_is_plain()
         return language
 
@@ -60,6 +64,22 @@ class LanguageModel:
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for stacked adapters."""
+        count, batch = mask[..., 1:].sum(-1), tokens.shape[-2]
+        if seeds is not None or attention is not None or _transformed():
+            return self._full_width(x, tokens, mask, seeds, attention), count
+        order, cut = passes(needed(mask), self.start_tokens, self.rows)
+        by_length = order.unsqueeze(-1).expand_as(tokens)
+        tokens, mask = tokens.gather(-2, by_length), mask.gather(-2, by_length)
+        parts = []
+        for first, last, width in cut:
+            part, marked = (leaf[..., first:last, :width].reshape(-1, width) for leaf in (tokens, mask))
+            losses = self._pass(x, part, marked, again=(self.rows or batch) < batch)
+            parts.append(losses.reshape(*order.shape[:-1], -1))
+        return torch.cat(parts, dim=-1).gather(-1, order.argsort(dim=-1)), count
+
+    def _full_width(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None
+    ) -> Tensor:
         lead, length = tokens.shape[:-1], tokens.shape[-1]
         parts, batch = [], lead[-1]
         step = self.rows or batch
@@ -68,13 +88,18 @@ class LanguageModel:
             part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
             extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
-            if step < batch and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-                losses = recomputed(self._rows, x, part, marked, own, extra)
-            else:
-                losses = self._rows(x, part, marked, own, extra)
-            parts.append(losses.reshape(*lead[:-1], -1))
-        count = mask[..., 1:].sum(-1)
-        return torch.cat(parts, dim=-1), count
+            parts.append(self._pass(x, part, marked, own, extra, again=step < batch).reshape(*lead[:-1], -1))
+        return torch.cat(parts, dim=-1)
+
+    def _pass(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None,
+        *, again: bool,
+    ) -> Tensor:  # fmt: skip
+        """One pass; ``again``: computed a second time in the backward pass, for memory."""
+        if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
+            losses: Tensor = recomputed(self._rows, x, tokens, mask, seeds, attention)
+            return losses
+        return self._rows(x, tokens, mask, seeds, attention)
 
     def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
         if self.quantised and _transformed():

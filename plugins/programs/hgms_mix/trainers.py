@@ -11,6 +11,7 @@ from attrs import frozen as plain_frozen
 
 from hgms_fields import frozen
 from hgms_mix.batches import collate, completion_loss
+from hgms_mix.lengths import ByLength
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -71,10 +72,11 @@ class TrainerPart(Protocol):
 @final
 @frozen(kw_only=True)
 class Transformers:
-    """The Trainer of transformers, rows padded to the longest of their micro-batch.
+    """The Trainer of transformers. The rows of an optimiser step are sorted by length, and padded to the longest of their
+    micro-batch.
 
-    Use when: there is no reason for another. Avoid when padding is most of the work (rows of very different lengths on a GPU):
-    ``trl`` packs them.
+    Use when: there is no reason for another. Avoid when an optimiser step has few rows of very different lengths, in
+    micro-batches of several: ``trl`` packs them.
 
     Cost: a forward and a backward pass over every row, an epoch.
 
@@ -90,7 +92,15 @@ class Transformers:
     def build(self, job: Job) -> Trainer:
         from transformers import PrinterCallback, Trainer, TrainingArguments
 
-        trainer = Trainer(
+        class Sorted(Trainer):
+            def get_train_dataloader(self) -> Any:
+                loader = super().get_train_dataloader()
+                lengths = torch.tensor([len(job.rows[number][0]) for number in range(len(job.rows))])
+                batches, together = loader.batch_sampler, job.settings.micro_batch * job.settings.accumulation
+                batches.sampler = ByLength(batches.sampler, lengths, together)
+                return loader
+
+        trainer = Sorted(
             model=job.model, args=on_one_device(TrainingArguments(**job.arguments())), train_dataset=job.rows,
             data_collator=lambda batch: collate(batch, job.pad),
             compute_loss_func=lambda outputs, labels, num_items_in_batch=None: completion_loss(

@@ -1,0 +1,63 @@
+"""How much of what goes through a model is padding, in batches of rows drawn evenly from several sources.
+
+    python benchmarks/llm/padding.py --tokenizer "$HGMS_DATA/gpt2_bpe" a.jsonl b.jsonl …
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from hgms_core import Key
+from hgms_llm import Batches, Source
+from hgms_llm.passes import needed, passes
+from hgms_llm.table import cache_folder
+from hgms_llm.tokenizers import load_tokenizer
+from hgms_llm.tokens import drawn_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+")
+    parser.add_argument("--tokenizer", default="bytes")
+    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--cache", type=int, default=500, help="rows of a source")
+    parser.add_argument("--batch", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--start", type=int, nargs="+", default=[0, 5, 200], help="tokens that starting a pass is worth")
+    parser.add_argument("--batches", type=int, default=200)
+    options = parser.parse_args()
+    tokenizer, key = load_tokenizer(options.tokenizer), Key(0)
+    written = {"template": "alpaca", "max_length": options.max_length, "cache_dir": cache_folder()}
+    tables = []
+    for path in options.sources:
+        name = Path(path).parent.name
+        tables.append(drawn_table(name, Source(path=path, max_bad_rows=10**6), tokenizer, count=options.cache, key=key, **written))
+        print(f"{name}: {tables[-1].size} rows, {float(tables[-1].lengths.double().mean()):.0f} tokens on average", flush=True)
+    batches = Batches(tuple(tables), torch.device("cpu"))
+    data = batches.data(tuple(f"{number}" for number in range(len(tables))))
+    for size in options.batch:
+        real = wide = 0
+        cut_to: dict[tuple[int, int | None], list[int]] = {}
+        for number in range(options.batches):
+            index = data.draw(key.fold("batch", number), size, 1)
+            assert index is not None
+            mask = batches.rows(index[0])["mask"]
+            lengths = needed(mask)
+            real, wide = real + int(lengths.sum()), wide + mask.numel()
+            for start in options.start:
+                for most in (None, 4):
+                    _, cut = passes(lengths, start, most)
+                    total = cut_to.setdefault((start, most), [0, 0])
+                    total[0] += sum((last - first) * width for first, last, width in cut)
+                    total[1] += len(cut)
+        print(f"batch {size}: one pass of the full width: {1 - real / wide:.1%} padding")
+        for (start, most), (tokens, count) in cut_to.items():
+            rows = "any number of rows" if most is None else f"at most {most} rows"
+            passed = count / options.batches
+            print(f"  start {start}, {rows}: {1 - real / tokens:.1%} padding, {passed:.1f} passes, {tokens / wide:.0%} of the tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Passes of rows of like length: little padding, and the losses of the batch's full width."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from hgms_llm import BaseModel, LanguageModel, Lora
+from hgms_llm.passes import needed, passes, start_tokens
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def language_model(adapter: Lora | None, rows: int | None = None) -> LanguageModel:
+    config = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 48}
+    base = BaseModel(config=config, tokenizer="bytes").load(torch.device("cpu"), torch.float64, 259)
+    return LanguageModel.of(base, adapter, length=48, rows=rows)
+
+
+def batch(shape: tuple[int, ...], width: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of very different lengths, right-padded; what is scored ends up to three tokens before the row."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, width, shape, generator=draw)
+    columns = torch.arange(width)
+    tokens = torch.randint(0, 256, (*shape, width), generator=draw).where(columns < lengths.unsqueeze(-1), 258)
+    last = (lengths - torch.randint(0, 3, shape, generator=draw)).unsqueeze(-1)
+    return tokens, (columns < last) & (columns >= lengths.unsqueeze(-1) // 2)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("adapter", [Lora(rank=2, alpha=4, targets=["c_attn"]), None], ids=["adapter", "all parameters"])
+def test_losses_and_gradients_are_those_of_the_full_width(adapter: Any, stacked: bool, rows: int | None) -> None:
+    if stacked and adapter is None:
+        return
+    from hgms_core import Key
+
+    model = language_model(adapter, rows)
+    starts = [model.start(Key(seed), torch.float64) for seed in range(2 if stacked else 1)]
+    x = {name: torch.stack([start[name] for start in starts]) if stacked else leaf for name, leaf in starts[0].items()}
+    draw = torch.Generator().manual_seed(1)
+    x = {name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+    tokens, mask = batch((2, 7) if stacked else (7,))
+    results, read = [], []
+    for start in (0, 10**9):  # passes of few rows; and one of the full width
+        model.start_tokens = start
+        model.tokens.update(forward_tokens=0, backward_tokens=0)
+        leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+        losses, count = model.nll(leaves, tokens, mask)
+        gradient = torch.autograd.grad(
+            (losses * torch.arange(1.0, losses.numel() + 1).reshape(losses.shape)).sum(), list(leaves.values())
+        )
+        results.append((losses, count, *gradient))
+        read.append(model.tokens["forward_tokens"])
+    full, fully = model._full_width(x, tokens, mask, None, None), mask[..., 1:].sum(-1)
+    torch.testing.assert_close(results[0][0].detach(), full, rtol=1e-12, atol=1e-12)
+    assert results[0][1].equal(fully)
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
+    if rows is None:
+        assert read[0] < 0.75 * read[1]
+
+
+def test_what_is_cut_is_the_cheapest_of_all_ways() -> None:
+    lengths = torch.tensor([3, 3, 4, 9, 9, 20])
+    for start, most in itertools.product((0, 1, 5, 12, 100), (None, 2, 4)):
+        order, cut = passes(lengths, start, most)
+        sizes = [last - first for first, last, _ in cut]
+        assert order.equal(lengths.argsort(stable=True))
+        assert [first for first, _, _ in cut] == [0, *itertools.accumulate(sizes)][:-1]
+        assert sum(sizes) == 6
+        assert all(width == int(lengths[last - 1]) for _, last, width in cut)
+        assert most is None or max(sizes) <= most
+
+        def price(parts: list[int], start: int = start) -> int:
+            return sum(
+                start + size * int(lengths[end - 1]) for size, end in zip(parts, itertools.accumulate(parts), strict=True)
+            )
+
+        ways = (
+            [right - left for left, right in itertools.pairwise([0, *borders, 6])]
+            for count in range(6)
+            for borders in itertools.combinations(range(1, 6), count)
+        )
+        assert price(sizes) == min(price(way) for way in ways if most is None or max(way) <= most)
+
+
+def test_candidates_are_sorted_each_for_itself() -> None:
+    order, cut = passes(torch.tensor([[9, 2], [1, 8]]), start=0)
+    assert order.tolist() == [[1, 0], [0, 1]]
+    assert cut == [(0, 1, 2), (1, 2, 9)]
+
+
+def test_only_columns_up_to_the_last_scored_token_are_needed() -> None:
+    mask = torch.tensor([[False, True, True, False], [False, False, False, True], [False, False, False, False]])
+    assert needed(mask).tolist() == [3, 4, 2]
+
+
+def test_starting_a_pass_is_dear_for_small_models() -> None:
+    small = language_model(None).model
+    assert start_tokens(small) > 500
