@@ -1,6 +1,6 @@
 """How much of what goes through a model is padding, in batches of rows drawn evenly from several sources.
 
-    python benchmarks/llm/padding.py --tokenizer "$HGMS_DATA/gpt2_bpe" a.jsonl b.jsonl …
+python benchmarks/llm/padding.py --tokenizer "$HGMS_DATA/gpt2_bpe" a.jsonl b.jsonl …
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main() -> None:
     tables = []
     for path in options.sources:
         name = Path(path).parent.name
-        tables.append(drawn_table(name, Source(path=path, max_bad_rows=10**6), tokenizer, count=options.cache, key=key, **written))
+        tables.append(
+            drawn_table(name, Source(path=path, max_bad_rows=10**6), tokenizer, count=options.cache, key=key, **written)
+        )
         print(f"{name}: {tables[-1].size} rows, {float(tables[-1].lengths.double().mean()):.0f} tokens on average", flush=True)
     batches = Batches(tuple(tables), torch.device("cpu"))
     data = batches.data(tuple(f"{number}" for number in range(len(tables))))
@@ -56,7 +58,9 @@ def main() -> None:
         for (start, most), (tokens, count) in cut_to.items():
             rows = "any number of rows" if most is None else f"at most {most} rows"
             passed = count / options.batches
-            print(f"  start {start}, {rows}: {1 - real / tokens:.1%} padding, {passed:.1f} passes, {tokens / wide:.0%} of the tokens")
+            print(
+                f"  start {start}, {rows}: {1 - real / tokens:.1%} padding, {passed:.1f} passes, {tokens / wide:.0%} of the tokens"
+            )
 
 
 if __name__ == "__main__":

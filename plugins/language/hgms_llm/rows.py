@@ -86,7 +86,7 @@ class _Scan:
 
 def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> Index:
     """The index of ``source``, from ``cache_dir`` where it was made before. Cost: one pass over the file, about 15 µs of a core
-    a row; memory: 33 bytes a row (on disk with ``cache_dir``), and what is under way.
+    a row; memory: 25 bytes a row (on disk with ``cache_dir``), and what is under way.
 
     Errors: those of :func:`~hgms_llm.sources.read`.
     """
