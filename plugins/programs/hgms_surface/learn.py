@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from hgms_core import ConfigError, Key
+from hgms_surface.outliers import gone_wrong
 from hgms_surface.process import Surface, fit
 from hgms_surface.recommend import Gap, Recommendation, gap, recommend
 from hgms_surface.settings import SurfaceSettings
@@ -21,11 +22,14 @@ TARGET = "target"
 
 @frozen(kw_only=True, eq=False)
 class Findings:
-    """What the runs say. ``surfaces`` holds that of the target (``TARGET``), by which ``recommendation`` was made, and one of
-    every metric; ``differences`` the expected loss of the recommended mixture minus the prior's, by metric; ``calibration`` the
-    root mean square of the target's standardised leave-one-out errors, ``covered`` the share of them in a 95 % interval."""
+    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surfaces`` holds that of the target
+    (``TARGET``), by which ``recommendation`` was made, and one of every metric; ``differences`` the expected loss of the
+    recommended mixture minus the prior's, by metric; ``calibration`` the root mean square of the target's standardised
+    leave-one-out errors, ``covered`` the share of them in a 95 % interval."""
 
+    every: Runs
     runs: Runs
+    aside: Runs
     prior: np.ndarray
     targets: Mapping[str, float]
     surfaces: Mapping[str, Surface]
@@ -38,6 +42,11 @@ class Findings:
     def apart(self) -> bool:
         """Whether the recommended mixture can be told apart from the prior, and is better."""
         return self.recommendation.against_prior.high < 0
+
+    @property
+    def lost(self) -> list[float]:
+        """The target of the runs set aside."""
+        return [float(loss) for loss in _weighted(self.aside, self.targets)]
 
     @property
     def prior_name(self) -> str:
@@ -58,6 +67,7 @@ class Findings:
         return {
             "runs": len(self.runs.names),
             "mixtures": len(np.unique(self.runs.mixtures.round(6), axis=0)),
+            "set_aside": list(self.aside.names),
             "targets": dict(self.targets),
             "prior": named(self.prior),
             "recommended": named(found.weights),
@@ -75,6 +85,7 @@ class Findings:
 def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None) -> Findings:
     """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that decide.
 
+    Runs whose loss is far above what all others allow are set aside (:func:`hgms_surface.outliers.gone_wrong`).
     The mean is fitted itself, so that repeats show its noise, whatever correlation metrics have. Where the leave-one-out errors
     of the target are larger than the surface expects, its intervals are widened by their root mean square.
 
@@ -83,21 +94,23 @@ def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping
     Raises:
         ConfigError: too few mixtures, or names that are not there.
     """
-    sources = len(runs.sources)
+    sources, deciding = len(runs.sources), runs.deciding
+    if not deciding:
+        raise ConfigError("every metric begins with 'test_', and test sets do not decide\n  rename the one that shall")
+    targets = settings.target_weights(deciding)
+    wrong = (
+        gone_wrong(runs.mixtures, _weighted(runs, targets)) if len(runs.names) > sources else np.zeros(len(runs.names), bool)
+    )
+    every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:
         raise ConfigError(
             f"{len(tried)} different mixtures of {sources} sources were run; a surface needs {sources + 2} at least\n  run more"
         )
-    deciding = runs.deciding
-    if not deciding:
-        raise ConfigError("every metric begins with 'test_', and test sets do not decide\n  rename the one that shall")
-    targets = settings.target_weights(deciding)
     counts: Mapping[str, int | None] = {name: None if rows is None else rows[name] for name in runs.sources}
     prior = settings.prior_over(counts)
     key = Key(seed).fold("surface")
-    values = np.sum([weight * runs.metrics[name] for name, weight in targets.items()], axis=0)
-    surface = fit(runs.mixtures, values, key.fold("fit", TARGET))
+    surface = fit(runs.mixtures, _weighted(runs, targets), key.fold("fit", TARGET))
     errors = surface.left_out()
     calibration = float(np.sqrt(np.mean(errors**2)))
     surface = attrs.evolve(surface, widening=max(calibration, 1.0))
@@ -106,7 +119,9 @@ def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping
     for name, losses in runs.metrics.items():
         surfaces[name] = surface if name == only else fit(runs.mixtures, losses, key.fold("fit", name))
     return Findings(
+        every=every,
         runs=runs,
+        aside=aside,
         prior=prior,
         targets=targets,
         surfaces=surfaces,
@@ -115,3 +130,8 @@ def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping
         calibration=calibration,
         covered=float(np.mean(np.abs(errors / surface.widening) < 1.96)),
     )
+
+
+def _weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
+    """The target of each run."""
+    return np.asarray(sum(weight * runs.metrics[name] for name, weight in targets.items()))

@@ -49,7 +49,7 @@ def write(
     the findings and the report."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = (folder / "ratios.csv", folder / "metrics.csv")
-    write_runs(findings.runs, *tables)
+    write_runs(findings.every, *tables)
     written = [str(path) for path in tables]
     try:
         written.insert(0, str(draw(findings, folder / "surface.png")))

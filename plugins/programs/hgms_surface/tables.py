@@ -35,6 +35,15 @@ class Runs:
         """The metrics that may decide: not those of test sets."""
         return [name for name in self.metrics if not name.startswith(REPORTED)]
 
+    def only(self, which: np.ndarray) -> Runs:
+        """Those that a mask chooses."""
+        return Runs(
+            names=tuple(name for name, chosen in zip(self.names, which, strict=True) if chosen),
+            sources=self.sources,
+            mixtures=self.mixtures[which],
+            metrics={name: values[which] for name, values in self.metrics.items()},
+        )
+
 
 def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
     """Both files. Numbers are written so that reading gives the same ones."""

@@ -48,6 +48,9 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
 def sentences(findings: Findings) -> Iterator[str]:
     """The verdict, and how far it can be believed."""
     found, prior = findings.recommendation, findings.prior_name
+    if findings.aside.names:
+        losses = ", ".join(f"{name} {loss:.4g}" for name, loss in zip(findings.aside.names, findings.lost, strict=True))
+        yield f"set aside, since the others do not allow for such losses: {losses}. Did fine-tuning diverge? Lower finetune.lr"
     yield verdict(found.against_prior, prior)
     best = found.against_best
     if best.excludes_zero:
