@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from hgms_cli import main
 from hgms_core import DataError, Key
 from hgms_results import scan
+from hgms_uncertainty import over_seeds
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -269,5 +270,9 @@ def test_what_is_to_be_warned_of() -> None:
     assert line.startswith("x learned nothing that validation shows: it moved by 0.0001 of its length")
     (line,) = warnings(even, good, {0: even, 1: {"a": 0.4, "b": 0.6}}, None)
     assert line == "2 seeds disagree on the largest source: a, b"
+    agreed = over_seeds([even, {"a": 0.61, "b": 0.39}, {"a": 0.62, "b": 0.38}], {"a": 0.5, "b": 0.5})
+    assert agreed.evidence
+    (line,) = warnings(even, good, {0: even}, {**table(0), "evidence": False}, agreed)
+    assert line.endswith("and the null test sees nothing: each amplifies the same luck of the rows")
     (line,) = warnings(even, {**good, "rows_by_angle": table(-1)}, {0: even}, None)
     assert line == "a gains by the size of its gradients only: by their direction it is worse than the prior"

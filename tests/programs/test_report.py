@@ -597,6 +597,21 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert by_title(section, "results").columns[4] == "recovery error ↓"
 
 
+def test_what_seeds_say_of_weights_is_said_of_methods_that_learn_them(mixtures: Study) -> None:
+    section = of(mixtures, "3600 s")
+    rows = cells(by_title(section, "certainty"))
+    assert {row[0] for row in rows} == {"hg-ms", "scalebio"}  # uniform weights never move
+    first, second = rows[:2]
+    # three seeds with 0.89, 0.90, 0.91: far from 0.1, and in log-ratios within 0.02 of each other
+    assert first[:3] == ["hg-ms", "source-0", "0.100"]
+    assert first[-1] == "more"
+    assert second[1] == "source-1"
+    certain = section.mixtures["hg-ms"].certainty
+    assert certain.effects[0].low < 0.9 < certain.effects[0].high
+    turned = {row[1]: row[-1] for row in rows if row[0] == "scalebio"}
+    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}  # one of its seeds went the other way
+
+
 def test_a_single_seed_has_weights_without_an_interval(tmp_path: Path) -> None:
     write_mixtures(tmp_path, budgets=[3600.0])
     for path in tmp_path.glob("source-mixture/*/seed-[12]"):

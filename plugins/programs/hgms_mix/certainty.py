@@ -143,7 +143,7 @@ def together(mix: Mix) -> dict[str, Any]:
         "seeds": None if seeds is None else seeds.as_dict(),
         "null": null,
         "sentences": sentences,
-        "warnings": list(warnings(weights, facts, runs, null)) if learned else [],
+        "warnings": list(warnings(weights, facts, runs, null, seeds)) if learned else [],
     }
 
 
@@ -152,6 +152,7 @@ def warnings(
     facts: Mapping[str, Any],
     runs: Mapping[int, Mapping[str, float]],
     null: Mapping[str, Any] | None,
+    seeds: Certainty | None = None,
 ) -> Iterator[str]:
     """Why the weights of a mixture are not to be trusted as they are.
 
@@ -178,6 +179,8 @@ def warnings(
     leaders = {max(run, key=run.__getitem__) for run in runs.values()}
     if len(leaders) > 1:
         yield f"{len(runs)} seeds disagree on the largest source: {', '.join(sorted(leaders))}"
+    if seeds is not None and seeds.evidence and null is not None and not null["evidence"]:
+        yield f"{len(runs)} seeds agree, and the null test sees nothing: each amplifies the same luck of the rows"
     if "rows" in facts:
         for row in facts["rows"]["sources"]:
             if row["evidence"] > 0 and _sign(facts["rows_by_angle"], row["source"]) < 0:

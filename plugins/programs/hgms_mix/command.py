@@ -65,7 +65,7 @@ class _Mix(click.Group):
         return command if isinstance(command, click.Command) else _broken(name, f"{command!r} is no click command")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --null CONFIG [OPTIONS]  |  --demo [OPTIONS]")
 
 
 def _broken(name: str, why: str) -> click.Command:

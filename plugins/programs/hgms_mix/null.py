@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 from hgms_cli import print_table
 from hgms_core import Key
 from hgms_mix.config import MixConfig, held
+from hgms_mix.mix import Mix
 from hgms_mix.reweight import Reweight
 from hgms_mix.stages import StageFolder, digest
 from hgms_mix.summary import locked, mix_path
@@ -55,6 +57,7 @@ def null_test(
         for split in range(splits)
     ]
     say(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(task.sources)} halves")
+    Mix(config, folder, say).check("reweight")
     folder.mkdir(parents=True, exist_ok=True)
     learned: list[dict[str, Any]] = []
     with locked(folder):
@@ -106,6 +109,7 @@ def weights_of(
         say(f"  {path.name}: done before")
         return dict(done.facts["weights"])
     say(f"  {path.name}: {'going on' if stage.begin() else run.budget}")
+    gc.collect()  # the last run's model goes before this one's comes
     last = run_config(run, resume=True, view=view, path=path).records[-1]
     weights = {key.removeprefix("weight."): float(value) for key, value in last.items() if key.startswith("weight.")}
     kept = [path / name for name in ("config.toml", "steps.jsonl", "summary.json")]

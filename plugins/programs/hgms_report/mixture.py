@@ -15,6 +15,7 @@ from attrs import frozen
 
 from hgms_report.curves import together
 from hgms_results import Interval, StoredRun
+from hgms_uncertainty import Certainty, over_seeds
 
 PREFIX = "weight."
 TOKENS = ("step_forward_tokens", "step_backward_tokens")
@@ -24,12 +25,14 @@ _EQUAL = 1e-6  # weights of equal logits differ by the rounding of a softmax in 
 @frozen(kw_only=True, eq=False)
 class Mixture:
     """One method's mixture. ``finals`` are what its runs returned, in the order of ``sources``; ``over_time`` is the mean over
-    them, ``[source, point]``, at the points ``x``."""
+    them, ``[source, point]``, at the points ``x``; ``prior`` are the
+    weights that they began with, empty where that is not known."""
 
     sources: tuple[str, ...]
     finals: Mapping[StoredRun, tuple[float, ...]]
     x: np.ndarray
     over_time: np.ndarray
+    prior: tuple[float, ...] = ()
 
     @functools.cached_property
     def weights(self) -> dict[str, Interval]:
@@ -37,6 +40,13 @@ class Mixture:
         columns = zip(self.sources, zip(*self.finals.values(), strict=True), strict=True)
         means = {source: Interval.of(values) for source, values in columns}
         return dict(sorted(means.items(), key=lambda item: -item[1].mean))
+
+    @functools.cached_property
+    def certainty(self) -> Certainty:
+        """Intervals of the weights over the seeds, and tests against the prior."""
+        runs = [dict(zip(self.sources, weights, strict=True)) for weights in self.finals.values()]
+        equal = (1 / len(self.sources),) * len(self.sources)
+        return over_seeds(runs, dict(zip(self.sources, self.prior or equal, strict=True)))
 
     @property
     def uniform(self) -> bool:
@@ -65,6 +75,7 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
     sources = tuple(dict.fromkeys(name for columns in rows.values() for name in columns if name.startswith(PREFIX)))
     finals: dict[StoredRun, tuple[float, ...]] = {}
     lines: list[tuple[np.ndarray, np.ndarray]] = []
+    begun: list[np.ndarray] = []
     for run, columns in rows.items():
         if not sources or not all(name in columns for name in sources):
             continue
@@ -73,12 +84,14 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
         if known.any():
             table = table[:, known]
             finals[run] = tuple(table[:, -1].tolist())
+            begun += [table[:, 0]] if known[0] else []  # the row of the start
             lines.append((columns[axis][known], table))
     if not lines:
         return None
     x, over_time = together(lines, points)
     names = tuple(name.removeprefix(PREFIX) for name in sources)
-    return Mixture(sources=names, finals=finals, x=x, over_time=over_time)
+    prior = tuple(np.mean(begun, axis=0).tolist()) if begun else ()
+    return Mixture(sources=names, finals=finals, x=x, over_time=over_time, prior=prior)
 
 
 def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:

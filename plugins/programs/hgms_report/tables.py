@@ -116,7 +116,15 @@ _ROLES = (
 
 def tables(section: Section) -> list[Table]:
     """A section's tables, in their order; those without a row are left out."""
-    shown = [scores(section), mixture(section), weights(section), work(section), passes(section), pairs(section)]
+    shown = [
+        scores(section),
+        mixture(section),
+        weights(section),
+        certainty(section),
+        work(section),
+        passes(section),
+        pairs(section),
+    ]
     if len(section.metrics) > _METRICS:
         shown.append(scores(section, every=True))
     return [table for table in (*shown, solves(section), settings(section)) if table.rows]
@@ -211,6 +219,28 @@ def weights(section: Section) -> Table:
         rows.append(row)
     caption = "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
     return Table(title="Final weights", columns=["source", *mixtures], rows=rows, caption=caption, ident="weights")
+
+
+def certainty(section: Section) -> Table:
+    """What seeds say of every source's weight, of methods that learn weights and have two seeds."""
+    rows, words = [], {1: "more", -1: "less", 0: "cannot be told"}
+    for label, mixed in section.mixtures.items():
+        if len(mixed.finals) < 2 or not mixed.moves:
+            continue
+        for effect in mixed.certainty.effects:
+            shown = f"{effect.value:.3f}" + ("" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]")
+            said = text(words[effect.sign])
+            rows.append(
+                [text(label), text(effect.source), Cell(f"{effect.null:.3f}", effect.null), Cell(shown, effect.value),
+                 amount(effect.p), said]
+            )  # fmt: skip
+    caption = (
+        "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a weight as at the start, by Holm's "
+        "rule over the sources of a method. Seeds see the same data: that they agree says nothing of these; the null test "
+        "(hgms mix --null) does."
+    )
+    columns = ["method", "source", "start", "weight", "p", "over seeds"]
+    return Table(title="Certainty of the mixture over seeds", columns=columns, rows=rows, caption=caption, ident="certainty")
 
 
 def passes(section: Section) -> Table:
