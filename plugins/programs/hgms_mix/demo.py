@@ -20,6 +20,7 @@ from hgms_mix.evaluate import UNIFORM
 from hgms_mix.summary import carry_out, spell
 from hgms_results import Interval, paired
 from hgms_run import Progress, RunFolder, read_toml, replace_file
+from hgms_uncertainty import Certainty, in_words, over_seeds
 
 REFERENCE = UNIFORM
 TEST = "word-problems"
@@ -42,6 +43,12 @@ class Demo:
     def difference(self) -> Interval:
         """HG-MS − uniform over the seeds."""
         return paired(self.losses(self.method), self.losses(REFERENCE))
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """What the seeds say of the learned weights; None of one seed."""
+        runs = [{row["source"]: row["weight"] for row in report["sources"]} for report in self.reports[self.method].values()]
+        return over_seeds(runs, dict.fromkeys(runs[0], 1 / len(runs[0]))) if len(runs) > 1 else None
 
     def rows(self) -> list[dict[str, str]]:
         """The table: per method the mean weights and counts of the sources, and the test loss."""
@@ -85,6 +92,8 @@ class Demo:
             click.echo(
                 f"  over the {rows['rows']} test rows of this seed: {spell(rows['against_uniform'])} (95 % interval, paired)"
             )
+        if (said := self.certainty) is not None:
+            click.echo(f"{self.method}'s weights {in_words(said)}")
         if self.picture is not None:
             click.echo(f"  {self.picture}")
         click.echo(f"  {self.folder}")

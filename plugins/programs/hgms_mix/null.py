@@ -14,7 +14,6 @@ import click
 import numpy as np
 
 from hgms_cli import print_table
-from hgms_core import Key
 from hgms_mix.config import MixConfig, held
 from hgms_mix.mix import Mix
 from hgms_mix.reweight import Reweight
@@ -70,7 +69,7 @@ def null_test(
                 raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
         names = tuple(task.sources)
         table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
-        result = halves_test(table, names, Key(config.seed)).as_dict()
+        result = halves_test(table, names).as_dict()
         of = {"task_version": task.version, "config": held(config.reweight), **contents}
         result = {
             "name": name, "method": config.method_name, "budget": str(config.budget), "folder": str(folder), **result,
@@ -131,7 +130,7 @@ def show(result: Mapping[str, Any]) -> None:
         for row in result["sources"]
     ]
     print_table(tuple(rows[0]), rows)
-    click.echo("log-odds, mean with 95 % interval over runs; p by permutation of halves, after Holm's rule")
+    click.echo("log-odds, with 95 % intervals: over runs; with the luck that halves show. p after Holm's rule")
     click.echo(f"  {result['verdict']}")
     click.echo(f"  {result['folder']}")
 

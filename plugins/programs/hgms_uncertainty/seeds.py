@@ -42,7 +42,7 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
     error = moved.std(0, ddof=1) / math.sqrt(count) if count > 1 else np.full(len(names), math.nan)
     spread = error * math.sqrt(max(count, 1)) > ROUNDING
     half = np.where(spread, error, math.nan) * (_quantile(count - 1) if count > 1 else math.nan)
-    chances = [_chance(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))]
+    chances = [_two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))]
     adjusted, ended = over_sources(chances), start + mean
     effects = [
         Effect(
@@ -79,7 +79,7 @@ def _quantile(freedom: int) -> float:
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def _chance(ratio: float, freedom: int) -> float:
+def _two_sided(ratio: float, freedom: int) -> float:
     """The two-sided p-value of a t-test."""
     from scipy import special
 
