@@ -127,6 +127,22 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
         assert_same(vector, (weights @ states.double()) / weights.sum(), rtol=1e-5, atol=1e-5)
 
 
+def test_places_are_counted_exactly_where_states_are_coarse() -> None:
+    from types import SimpleNamespace
+
+    from hgms_llm.losses import Examples, Rows
+
+    states = normal(2, 400, 3).to(torch.bfloat16)
+    model: Any = SimpleNamespace(hidden=lambda x, tokens: states)
+    mask = torch.zeros(2, 400, dtype=torch.bool)
+    mask[0, 350:], mask[1, [20, 29]] = True, True
+    examples = Examples(Rows(model, "example", torch.ones(0)), {})
+    vectors = examples.representations({}, {"tokens": mask.long(), "mask": mask})
+    for vector, row, length in zip(vectors, states.double(), (400, 30), strict=True):
+        weights = torch.arange(1, length + 1, dtype=F64)
+        assert_same(vector.double(), weights @ row[:length] / weights.sum(), rtol=1e-4, atol=1e-6)
+
+
 def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
     problem = language_sources(2)
     *_, (state, row) = through(rds(size=6, turns="sets"), problem)

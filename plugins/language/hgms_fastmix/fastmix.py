@@ -27,8 +27,9 @@ class FastMix:
     h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order: a source whose gradient points where that of the
     validation loss does gains weight. The products may be over some leaves of x alone; the authors take the output layer.
 
-    Use when one run has to do, and there are many sources. Avoid where the best mixture is none of the corners: the step looks
-    one update ahead, so the weights follow whatever source is of most use now.
+    Use when one run has to do, and sources differ much. Avoid reading the weights of one run where they may not: Adam gives
+    noise full length, so that halves of one source part. Avoid too where the best mixture is no corner: the step looks one
+    update ahead, and the weights follow whatever source is of most use now.
 
     Arguments:
         updates: of x, in one outer step. ``lr``, ``weight_decay``, ``betas``, ``eps``, ``batch_size`` (None: all rows): of x.
