@@ -5,9 +5,9 @@
     python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape, random weights, on a GPU
 
 The floor of a step with N candidates: N training passes (forward and backward), N scoring forward passes, one validation pass
-(forward and backward), two forward passes for the exact hypergradient. Beside it plain fine-tuning of the same adapter with
-transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP utilisation where
-the device's peak is known, the measured peak of memory beside the one predicted, and what a pass is made of.
+(forward and backward), and for the hypergradient one training pass on a fresh batch and two forward passes. Beside it plain
+fine-tuning of the same adapter with transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP
+utilisation where the device's peak is known, the measured peak of memory beside the one predicted, and what a pass is made of.
 """
 
 from __future__ import annotations
@@ -258,13 +258,14 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     validate = seconds(lambda: gradient(problem.f, theta, x, above), device, options.repeats, options.clock)
     plain = seconds(lambda: forward(problem.g, below), device, options.repeats, options.clock)
     feed = seconds(lambda: problem.lower_data.batch(index), device, options.repeats, options.clock)
-    floor = count * train + count * score + validate + 2 * plain
+    floor = (count + 1) * train + count * score + validate + 2 * plain
 
     print(f"{options.shape}, N = {count}, batch {batch} × {options.length} tokens, rank {options.rank}, {device}")
     for label, value in (
         ("outer step", step),
         ("floor", floor),
         (f"  {count} training passes (one: {train:.4f})", count * train),
+        ("  one more, on the hypergradient's batch", train),
         (f"  {count} scoring passes (one: {score:.4f})", count * score),
         ("  validation pass", validate),
         ("  two forward passes", 2 * plain),

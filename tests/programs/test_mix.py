@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -475,6 +476,29 @@ def test_the_demo_finds_the_source_that_matches(tmp_path: Path) -> None:
         assert max(weights, key=weights.__getitem__) == "word-problems"
         assert weights["blank-answers"] < 0.05
     assert Path(result["picture"]).exists()
+
+
+@pytest.mark.extended
+def test_the_demo_on_a_pretrained_model_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any folder of a model will do: here one that knows nothing, byte by byte, without a chat template."""
+    from hgms_llm import BaseModel
+    from hgms_llm.tokenizers import byte_tokenizer
+    from hgms_mix.demo import run_demo
+
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 256}
+    built = BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes").load(torch.device("cpu"), vocabulary=259)
+    built.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    demo = run_demo(tmp_path / "out", seeds=1, model=str(tmp_path / "model"))
+    assert demo.method == "hg-ms-mixture"
+    assert 'template = "plain"' in (tmp_path / "out" / "demo.toml").read_text(encoding="utf-8")
+    demo.print()
+    shown = capsys.readouterr().out
+    assert re.search(r"over the 60 test rows of this seed: -?\d\.\d+ \[.*\] \(95 % interval, paired\)", shown)
+    tuned = Path(re.search(r"peft's format: (.*)", shown)[1])
+    assert (tuned / "adapter_model.safetensors").is_file()
+    assert (tuned / "tokenizer_config.json").is_file()
+    assert shown.index("next:") < shown.index(f"a copy of {tmp_path / 'out' / 'demo.toml'}, and run hgms mix on that")
 
 
 def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Path) -> None:
