@@ -8,11 +8,12 @@ from __future__ import annotations
 from hgms_evaluation.answers import Extracted, boxed, extract
 from hgms_evaluation.evaluate import Evaluate
 from hgms_evaluation.harness import LmEval
+from hgms_evaluation.inspect_judge import InspectJudge
 from hgms_evaluation.intervals import Range, bootstrap, half_widths, wilson
 from hgms_evaluation.judge import Judge, rating
 from hgms_evaluation.verifier import Verifier
 
 __all__ = [
-    "Evaluate", "Extracted", "Judge", "LmEval", "Range", "Verifier", "bootstrap", "boxed", "extract",
+    "Evaluate", "Extracted", "InspectJudge", "Judge", "LmEval", "Range", "Verifier", "bootstrap", "boxed", "extract",
     "half_widths", "rating", "wilson",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import itertools
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgms_core import HgmsError
 from hgms_evaluation import records
+from hgms_evaluation.inspect_judge import InspectJudge
 from hgms_evaluation.judge import Judge, Request, rating
 
 if TYPE_CHECKING:
@@ -28,20 +30,20 @@ Ratings = dict[tuple[int, int], dict[str, Any]]
 """The records of a judge's ratings by question and turn."""
 
 
-def ratings_path(judge: Judge, folder: Path) -> Path:
+def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
     """Each judge has its own file."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
     return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
 
 
-def stored(judge: Judge, folder: Path, requests: Sequence[Request]) -> Ratings:
+def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
     """The records this judge has of exactly these answers; the last one counts."""
     wanted = {request.key: request.digest for request in requests}
     ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
 
 
-def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]) -> Ratings:
+def rate(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]) -> Ratings:
     """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
 
     Raises:
@@ -55,9 +57,9 @@ def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callab
     path = ratings_path(judge, folder)
     report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
     kept = len(requests) - len(todo)
-    with records.Journal(path) as journal, _client(judge) as client:
+    with records.Journal(path) as journal, _asked(judge, folder, todo) as answers:
         try:
-            for record in _Session(judge, client).rated(todo):
+            for record in answers:
                 journal.write(record)
                 done[record["id"], record["turn"]] = record
                 kept += record["rating"] is not None
@@ -69,6 +71,16 @@ def rate(judge: Judge, folder: Path, requests: Sequence[Request], report: Callab
         reason = next(record["reason"] for record in done.values())
         raise HgmsError(f"no reply of the judge {judge.where} holds a rating: {reason}\n  the replies are in {path}")
     return done
+
+
+@contextlib.contextmanager
+def _asked(judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The records of what is asked, as they come."""
+    if isinstance(judge, InspectJudge):
+        yield judge.rated(todo, folder / "inspect")
+        return
+    with _client(judge) as client:
+        yield _Session(judge, client).rated(todo)
 
 
 class _Session:

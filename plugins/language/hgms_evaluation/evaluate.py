@@ -12,6 +12,7 @@ from attrs import field, frozen, validators
 from hgms_core import CheckpointError, ConfigError
 from hgms_evaluation import asking, questions, records, scores
 from hgms_evaluation.harness import LmEval
+from hgms_evaluation.inspect_judge import InspectJudge
 from hgms_evaluation.judge import Judge, Request, messages
 from hgms_evaluation.questions import Benchmark, Question
 from hgms_evaluation.verifier import Verifier, require_math_verify
@@ -61,7 +62,8 @@ class Evaluate:
         engine: "transformers", or "vllm" (an extra package; for models that it knows).
         instruction: what follows each question of GSM8K and MATH, on a line of its own; "" for nothing.
         template: "model" (the tokenizer's chat template), or a named one: the one the model was fine-tuned with.
-        judge: of MT-Bench; "none" leaves the answers to be rated later, by :meth:`rate`.
+        judge: of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package); "none" leaves the answers to be rated
+            later, by :meth:`rate`.
         resamples, seed: of MT-Bench's bootstrap.
         lm_eval: tasks of the lm-eval harness beside these benchmarks (an extra package).
 
@@ -83,7 +85,7 @@ class Evaluate:
     engine: Literal["transformers", "vllm"] = field(default="transformers", validator=validators.in_(("transformers", "vllm")))
     instruction: str = INSTRUCTION
     template: str = "model"
-    judge: Judge | None = field(factory=Judge)
+    judge: Judge | InspectJudge | None = field(factory=Judge)
     resamples: int = field(default=10_000, validator=validators.ge(100))
     seed: int = field(default=0, validator=validators.ge(0))
     lm_eval: LmEval | None = field(default=None, metadata={"since": "0.7"})

@@ -167,9 +167,11 @@ class _Reader:
         if type(None) in members and value in (None, "none"):
             return None
         members = [member for member in members if member is not type(None)]
-        names = [getattr(member, "name", None) for member in members if attrs.has(member)]
-        if len(members) == sum(isinstance(name, str) for name in names) > 1:
-            return self.part(value, dict(zip(map(str, names), members, strict=True)))
+        names = {member: getattr(member, "name", None) for member in members if attrs.has(member)}
+        parts = {name: member for member, name in names.items() if isinstance(name, str)}
+        if len(members) > 1 and parts and (len(parts) == len(members) or _is_named(value)):
+            return self.part(value, parts)
+        members = [member for member in members if len(members) == 1 or member not in parts.values()]
         members = [member for member in members if not origin_is(member, Callable)] or members  # a file holds no function
         members.sort(key=lambda member: type(value) is not member)
         failures = []
@@ -227,6 +229,10 @@ class _Reader:
         if not isinstance(value, Mapping):
             fail(f"expected {spell(Budget)}, got {show(value)}")
         return typing.cast(Budget, self.table(value, Budget))
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, Mapping) and "name" in value)
 
 
 def _scalar(value: object, wanted: type) -> Any:
