@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from hgms_cli import main
@@ -71,9 +72,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "plain.toml").write_text(head + task + tail)
     chat = task.replace('"plain"', '"model"').replace('"bytes"', '"tokenizer"').replace("max_length = 40", "max_length = 64")
     (here / "chat.toml").write_text(head + chat.replace("n_positions = 40", "n_positions = 64") + tail)
+    rows = [{"instruction": f"Add {i}.", "input": "and 1" * (i % 2), "output": str(i + 1)} for i in range(40)]
+    (here / "alpa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    alpaca = task.replace('"plain"', '"alpaca"').replace("sums.jsonl", "alpa.jsonl").replace("= 40", "= 280")
+    (here / "alpaca.toml").write_text(head + alpaca + tail)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        for name in ("plain", "chat"):
+        for name in ("plain", "chat", "alpaca"):
             right("sample", f"{name}.toml")
     return here
 
@@ -170,19 +175,58 @@ class TestTrl:
         assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (1, 0.01, 0.0)
         assert training.completion_only_loss is True
         adapter = get_peft_config(model)
-        assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, "c_attn")
+        assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, r"(.*\.)?c_attn")
         rows = get_dataset(data)["train"].to_list()
         written = [row for path in (out / "rows").glob("*.jsonl") for row in lines(path)]
         assert sorted(map(str, rows)) == sorted(map(str, written))
         assert len(rows) == 30
 
+    def test_the_settings_that_hgms_mix_gives_it_come_along(self, here: Path, tmp_path: Path) -> None:
+        sets = ("finetune.trainer.name=trl", "finetune.trainer.packing=true", "finetune.trainer.sft.packing_strategy=bfd")
+        right(
+            "export",
+            "plain.toml",
+            "--to",
+            "trl",
+            "--out",
+            tmp_path / "out",
+            *(word for pair in sets for word in ("--set", pair)),
+        )
+        table = yaml.safe_load((tmp_path / "out" / "sft.yaml").read_text())
+        assert (table["packing"], table["padding_free"], table["packing_strategy"]) == (True, False, "bfd")
 
-def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(here: Path, tmp_path: Path) -> None:
+    @pytest.mark.filterwarnings("ignore")  # of trl and peft, about what each gives the other
+    @pytest.mark.parametrize("name", ["chat", "plain"])
+    def test_its_own_script_trains_on_it(self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`trl sft`, in this process: adapter and all, three optimiser steps."""
+        from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+        from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+        from trl.scripts.sft import main as sft
+
+        out, model = tmp_path / "out", tmp_path / "model"
+        tokenizer = AutoTokenizer.from_pretrained(here / "tokenizer")
+        tokenizer.save_pretrained(model)
+        ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        size = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 64}
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(model)
+        right("export", f"{name}.toml", "--to", "trl", "--out", out)
+        monkeypatch.chdir(out)
+        parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+        options = {"model_name_or_path": model, "use_cpu": "true", "bf16": "false", "report_to": "none", "max_steps": 3}
+        words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
+        state = torch.get_rng_state()
+        sft(*parser.parse_args_and_config(["--config", "sft.yaml", *words]))
+        torch.set_rng_state(state)
+        assert (out / "tuned" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["plain", "alpaca"])
+def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(here: Path, tmp_path: Path, name: str) -> None:
     """Segments of axolotl, put together, are the tokens and masks of the mix's own table."""
     from hgms_exchange.sampled import sampled
 
-    right("export", "plain.toml", "--to", "axolotl", "--out", tmp_path / "out")
-    sample = sampled(Path("plain.toml"))
+    right("export", f"{name}.toml", "--to", "axolotl", "--out", tmp_path / "out")
+    sample = sampled(Path(f"{name}.toml"))
     tables, tokenizer = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer
     for part in sample.parts:
         for row, written in zip(part.rows, lines(tmp_path / "out" / "rows" / f"{part.stem}.jsonl"), strict=True):

@@ -88,7 +88,13 @@ def yaml() -> Any:
 
 
 def model_name(sample: Sampled) -> str:
-    return str(sample.model.path or UNNAMED)
+    """The base model as other programs find it from the export's folder: where it lies, or its name on the Hub."""
+    from hgms_llm import model_folder
+
+    if sample.model.path is None:
+        return UNNAMED
+    folder = model_folder(sample.model.path, "task.model.path")
+    return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
 
 
 def numbers(value: Any, count: int, where: str) -> list[float]:

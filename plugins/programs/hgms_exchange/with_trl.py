@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     if lora is None:
         return {}
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
+    if lora.targets is not None and len(lora.targets) == 1:  # trl makes one name a pattern, which must match all of a module's
+        targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
     return {"use_peft": True, "lora_r": lora.rank, "lora_alpha": int(lora.alpha), "lora_dropout": lora.dropout, **targets}
 
 
@@ -61,15 +64,19 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         for part in sample.parts
     ]
     answers = "assistant_only_loss" if sample.chat and sample.turns > 1 else "completion_only_loss"
+    own = sample.config.finetune.trainer
+    here = own.name == "trl"  # then [finetune.trainer] has settings of its own for it
+    options = {"packing": own.packing, "padding_free": own.padding_free, **own.sft} if here else {}
     table = {
         "model_name_or_path": model_name(sample),
         "datasets": data,
-        answers: True,
+        answers: own.completion_only_loss if here else True,
         "max_length": sample.config.task.max_length,
         "gradient_checkpointing": sample.config.finetune.checkpointing,
         **settings(sample),
         "warmup_steps": sample.config.finetune.warmup,
         **adapter(sample),
+        **options,
         "output_dir": "tuned",
     }
     write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
