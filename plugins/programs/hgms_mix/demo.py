@@ -100,6 +100,7 @@ class Demo:
         click.echo("next:")
         click.echo(f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run hgms mix on that")
         tuned = Path(first["folder"]) / "finetune" / first["finetune"]["kind"]
+        click.echo("  hgms mix export that copy --to trl --out DIR hands its sample to a trainer you already use")
         click.echo(f"  what was tuned first, in transformers' or peft's format: {tuned}")
         click.echo("  docs/how-to/mix-data.md: your own sources, other methods, and what the figures do not say")
 
