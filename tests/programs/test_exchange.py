@@ -235,7 +235,7 @@ def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(her
                 piece = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
                 ids += piece
                 labels += [segment["label"]] * len(piece)
-            tokens, mask = tables[part.name].row(row["position"])
+            tokens, mask = tables[part.name].row(tables[part.name].places[row["row"]])
             assert ids == tokens.tolist()
             assert labels == mask.tolist()
 
@@ -305,9 +305,9 @@ def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> 
         lengths.append(len(flat))
         stops = (flat == end).nonzero()[0] + 1
         documents = [flat[begin:stop].tolist() for begin, stop in zip([0, *stops[:-1]], stops, strict=True)]
-        assert documents == [tables[part.name].row(row["position"])[0].tolist() for row in part.rows]
+        assert documents == [tables[part.name].row(tables[part.name].places[row["row"]])[0].tolist() for row in part.rows]
         assert masks.tolist() == [
-            learned for row in part.rows for learned in tables[part.name].row(row["position"])[1].tolist()
+            learned for row in part.rows for learned in tables[part.name].row(tables[part.name].places[row["row"]])[1].tolist()
         ]
     assert [source["target_ratio"] for source in sources] == pytest.approx([length / sum(lengths) for length in lengths])
 

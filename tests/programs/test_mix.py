@@ -437,16 +437,36 @@ def test_two_at_once_are_refused(here: Path) -> None:
 
 
 def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None:
-    """The stages' keys prevent it; a rows file that was copied in does not get past the digests."""
-    from hgms_mix.finetune import ChosenRows
+    from hgms_mix.config import load
+    from hgms_mix.finetune import chosen_rows
+    from hgms_mix.mix import Mix
 
-    report = report_of("sample", "mix.toml")
-
-    class Changed:
-        digest, pad_id = "another", 0
-
+    mix = Mix(load(Path("mix.toml")), here / "folder")
+    mix.run("sample")
+    assert len(chosen_rows(mix)) == 30
+    write_sums(Path("dots.jsonl"), 100, 60, "!")
     with pytest.raises(Exception, match="source 'dots' changed since its rows were drawn"):
-        ChosenRows({"sums": Changed, "dots": Changed}, sampled(report), {"sums": "another", "dots": "old"})
+        chosen_rows(mix)
+
+
+def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_llm.tokens import Tokenising
+
+    seen: dict[str, set[int]] = {}
+    original = Tokenising.__call__
+
+    def watched(self: Any, rows: Any) -> Any:
+        seen.setdefault(self.where, set()).update(row[0] for row in rows)
+        return original(self, rows)
+
+    monkeypatch.setattr(Tokenising, "__call__", watched)
+    report = report_of("mix.toml", "--set", "task.cache=5", "--set", "sample.size=8")
+    rows = sampled(report)
+    assert len(rows) == 8
+    for name in ("sums", "dots"):
+        (numbers,) = (numbers for where, numbers in seen.items() if f"source '{name}'" in where and f"{name}.jsonl" in where)
+        assert {row["row"] for row in rows if row["source"] == name} <= numbers
+        assert len(numbers) <= 5 + 4
 
 
 def test_it_runs_after_its_folder_has_moved(here: Path) -> None:

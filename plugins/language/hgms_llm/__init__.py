@@ -34,6 +34,7 @@ from hgms_llm.ranking import (
     source_sizes,
     sources_of,
 )
+from hgms_llm.rows import examples_at
 from hgms_llm.sources import Example, Source, content, read_examples
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits
@@ -44,7 +45,8 @@ from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 __all__ = [
     "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
     "TokenTable", "adamw", "adamw_moved", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits",
-    "check_size", "content", "epoch_rows", "first_state", "halves_of", "highest", "in_phases", "interpolated", "model_folder",
+    "check_size", "content", "epoch_rows", "examples_at", "first_state", "halves_of", "highest", "in_phases", "interpolated",
+    "model_folder",
     "named_models", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples",
     "some_share", "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
     "token_table", "warn",

@@ -8,12 +8,13 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from attrs import field, validators
+from torch import Tensor
 
 from hgms_core import DataError, Key, Problem, Sources, Tree, roles
 from hgms_fields import frozen, lowering, optional_whole, validation_shares
@@ -39,7 +40,7 @@ from hgms_llm.sources import Source, check_names, content, mixture_shares
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out
 from hgms_llm.templates import known_template
-from hgms_llm.tokens import drawn_table, token_table
+from hgms_llm.tokens import NothingLeft, drawn_table, token_table
 
 T = TypeVar("T")
 Which = Literal["sources", "validation", "test"]
@@ -181,11 +182,13 @@ class SourceMixture:
         """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
         return {which: self._by_name(which, content) for which in SETS}
 
-    def _by_name(self, which: str, read: Callable[[str, Source], T]) -> dict[str, T]:
-        """What ``read`` makes of every source of a set. Bad data is placed in the configuration: validation and test sets may
-        bear a source's name."""
+    def _by_name(self, which: str, read: Callable[[str, Source], T], names: Collection[str] | None = None) -> dict[str, T]:
+        """What ``read`` makes of every source of a set, or of those with these names. Bad data is placed in the configuration:
+        validation and test sets may bear a source's name."""
         results = {}
         for name, source in getattr(self, which).items():
+            if names is not None and name not in names:
+                continue
             try:
                 results[name] = read(name, source)
             except DataError as error:
@@ -206,12 +209,28 @@ class SourceMixture:
             drawn = {name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache] for name, table in tables.items()}
             return {name: table.take(drawn[name].sort().values) for name, table in tables.items()}
 
-        def draw(name: str, source: Source) -> TokenTable:
-            assert self.cache is not None
-            key = Key(seed).fold("cache", name)
-            return drawn_table(name, source, tokenizer, count=self.cache, key=key, **self._written)
+        return self.draw(tokenizer, dict.fromkeys(self.sources, self.cache), lambda name: Key(seed).fold("cache", name))
 
-        return self._by_name("sources", draw)
+    def draw(self, tokenizer: Any, counts: Mapping[str, int], key: Callable[[str], Key]) -> dict[str, TokenTable]:
+        """So many rows of each source, drawn without replacement by a key of its own before any becomes tokens; all rows of a
+        source that has fewer."""
+
+        def some(name: str, source: Source) -> TokenTable:
+            return drawn_table(name, source, tokenizer, count=counts[name], key=key(name), **self._written)
+
+        return self._by_name("sources", some, counts)
+
+    def picked(self, tokenizer: Any, which: Which, numbers: Mapping[str, Tensor]) -> dict[str, TokenTable]:
+        """The rows with these numbers of each set, without those that are too long in the tokenizer's tokens."""
+
+        def some(name: str, source: Source) -> TokenTable | None:
+            try:
+                return token_table(name, source, tokenizer, pick=numbers[name], **self._written)
+            except NothingLeft:
+                return None
+
+        tables = self._by_name(which, some, numbers)
+        return {name: table for name, table in tables.items() if table is not None}
 
     def rows(self) -> dict[str, Index]:
         """Which rows of each source have an answer; none becomes tokens."""

@@ -125,14 +125,14 @@ class Finetuning(Stage):
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
-    """The sampled rows as (tokens, completion mask), read from the token tables when they are needed."""
+    """The sampled rows as (tokens, completion mask), read from the token tables when they are needed; without those that these
+    do not hold."""
 
-    def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], digests: Mapping[str, str]) -> None:
-        for name in dict.fromkeys(row["source"] for row in rows):
-            if tables[name].digest != digests[name]:
-                raise DataError(f"source {name!r} changed since its rows were drawn\n  run the command again: it draws anew")
-        self._tables, self._rows = tables, [(row["source"], row["position"]) for row in rows]
-        self.pad = next(iter(tables.values())).pad_id
+    def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        places = {name: table.places for name, table in tables.items()}
+        present = [(row["source"], places.get(row["source"], {}).get(row["row"])) for row in rows]
+        self._tables, self._rows = tables, [(name, place) for name, place in present if place is not None]
+        self.pad = next((table.pad_id for table in tables.values()), 0)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,21 +144,24 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
 
 
 def chosen_rows(mix: Mix) -> ChosenRows:
-    """The sampled rows for the model that is fine-tuned: where that has another tokenizer, the same rows of the sources in its
-    tokens, without those that are too long in them."""
+    """The sampled rows for the model that is fine-tuned, in its own tokens.
+
+    Errors: DataError where a source changed since its rows were drawn, or all rows are too long in these tokens.
+    """
+    from hgms_llm import content
+
     sample = mix.done["sample"]
-    tables = mix.tuned_tables(sample.facts.get("of", "sources"))
+    for name, source in getattr(mix.task, sample.facts["of"]).items():
+        if content(name, source) != sample.facts["sources"][name]:
+            raise DataError(f"source {name!r} changed since its rows were drawn\n  run the command again: it draws anew")
     rows = list(read_rows(sample.path / "rows.jsonl.gz"))
-    if mix.config.finetune.model is None:
-        return ChosenRows(tables, rows, sample.facts["sources"])
-    places = {name: table.places for name, table in tables.items()}
-    kept = [{**row, "position": places[row["source"]][row["row"]]} for row in rows if row["row"] in places[row["source"]]]
-    if len(kept) < len(rows):
+    chosen = ChosenRows(mix.drawn_tables(), rows)
+    if len(chosen) < len(rows):
         most = mix.task.max_length
-        mix.say(f"  {len(rows) - len(kept)} of {len(rows)} rows have more than {most} tokens of finetune.model: left out")
-    if not kept:
+        mix.say(f"  {len(rows) - len(chosen)} of {len(rows)} rows have more than {most} tokens of finetune.model: left out")
+    if not len(chosen):
         raise DataError("no row is left to fine-tune on\n  raise task.max_length")
-    return ChosenRows(tables, kept, {name: table.digest for name, table in tables.items()})
+    return chosen
 
 
 def start(mix: Mix) -> dict[str, Tensor] | None:

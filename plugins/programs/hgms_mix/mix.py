@@ -19,7 +19,7 @@ from hgms_mix.config import MixConfig
 from hgms_mix.evaluate import Evaluation
 from hgms_mix.finetune import Finetuning
 from hgms_mix.reweight import Reweight
-from hgms_mix.sample import Sampling
+from hgms_mix.sample import Sampling, read_rows
 from hgms_mix.stages import Done, Stage, StageFolder
 from hgms_run import Progress, RunFolder, device_called
 
@@ -148,8 +148,17 @@ class Mix:
         from hgms_llm import check_fits
 
         model = (self.config.finetune.model or self.task.model).load(self.device, torch.float32, len(self.tuned_tokenizer))
-        check_fits(model, {which: self.tuned_tables(which) for which in ("sources", "test")})
+        check_fits(model, {"sample": self.drawn_tables(), "test": self.tuned_tables("test")})
         return model
+
+    def drawn_tables(self) -> dict[str, Any]:
+        """The sampled rows of each source (or validation set) in the tokens of the model that is fine-tuned."""
+        sample, numbers = self.done["sample"], dict[str, list[int]]()
+        for row in read_rows(sample.path / "rows.jsonl.gz"):
+            numbers.setdefault(row["source"], []).append(row["row"])
+        of = {name: torch.tensor(sorted(rows)) for name, rows in numbers.items()}
+        tables: dict[str, Any] = self.task.picked(self.tuned_tokenizer, sample.facts["of"], of)
+        return tables
 
 
 def up_to(last: str) -> Sequence[Stage]:

@@ -94,7 +94,7 @@ class Sampling(Stage):
     """Writes the drawn rows with their texts, so that any other program can train on them too."""
 
     name: ClassVar[str] = "sample"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         settings = plain(mix.config.sample).items()
@@ -108,16 +108,21 @@ class Sampling(Stage):
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         sample, seed = mix.config.sample, mix.config.seed
-        tables = mix.tables(sample.of)
-        capacity = {name: table.size for name, table in tables.items()}
-        learned = sample.of == "sources"
-        weights = mix.done["reweight"].facts["weights"] if learned else capacity
-        scores = row_scores(mix, tables) if learned else None
-        if scores is None:
-            chosen = sample.draw(weights, capacity, seed=seed)
-            short = moved(weights, {name: len(rows) for name, rows in chosen.items()}, sample.size)
+        learned, short = sample.of == "sources", []
+        weights = mix.done["reweight"].facts["weights"] if learned else {}
+        if learned and (scores := row_scores(mix)) is not None:
+            tables, chosen = mix.pool, sample.top(scores)
+            capacity = {name: index.size for name, index in mix.task.rows().items()}
+        elif learned and mix.task.halves is None:
+            scores, (tables, capacity) = None, drawn(mix, weights)
+            chosen = {name: torch.arange(table.size) for name, table in tables.items()}
         else:
-            chosen, short = sample.top(scores), []
+            scores, tables = None, mix.tables(sample.of)
+            capacity = {name: table.size for name, table in tables.items()}
+            weights = weights or capacity
+            chosen = sample.draw(weights, capacity, seed=seed)
+        if scores is None:
+            short = moved(weights, {name: len(chosen.get(name, ())) for name in capacity}, sample.size)
         for line in short:
             mix.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
         rows = listed(getattr(mix.task, sample.of), tables, chosen, scores)
@@ -128,10 +133,10 @@ class Sampling(Stage):
             "of": sample.of,
             "by": "weights" if scores is None else "ranking",
             "weights": weights,
-            "counts": {name: len(rows) for name, rows in chosen.items()},
+            "counts": {name: len(chosen.get(name, ())) for name in capacity},
             "capacity": capacity,
             "short": short,
-            "sources": {name: table.digest for name, table in tables.items()},
+            "sources": mix.data["files"][sample.of],
         }
         replace_file(folder / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode())
         return [folder / "rows.jsonl.gz", folder / "counts.json"], facts
@@ -146,8 +151,23 @@ class Sampling(Stage):
         return {"sources": sources, "sample": facts}
 
 
-def row_scores(mix: Mix, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """The method's ranking as a score for every row of every table, NaN where it ranked none; None if it ranks nothing."""
+def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The drawn rows of each source as tokens, and how many rows each source has: all with an answer, or, of a source that
+    turned out to be short, those that are not too long."""
+    sample, key = mix.config.sample, mix.config.sample._key(mix.config.seed)
+    capacity = {name: index.size for name, index in mix.task.rows().items()}
+    while True:
+        counts = apportion(weights, capacity, sample.size, allow_fewer=sample.allow_fewer)
+        wanted = {name: count for name, count in counts.items() if count}
+        tables = mix.task.draw(mix.tokenizer, wanted, lambda name: key.fold("source", name))
+        if not (fewer := {name: table.size for name, table in tables.items() if table.size < wanted[name]}):
+            return tables, capacity
+        capacity |= fewer
+
+
+def row_scores(mix: Mix) -> dict[str, Tensor] | None:
+    """The method's ranking as a score for every row that the mixture was learned on, NaN where it ranked none; None if it ranks
+    nothing."""
     config, method = mix.config, mix.config.method
     rank = getattr(method, "ranking", None)
     if rank is None:
@@ -161,13 +181,8 @@ def row_scores(mix: Mix, tables: Mapping[str, Any]) -> dict[str, Tensor] | None:
             f"{config.method_name} ranks rows once it has finished, which it had not when its budget of "
             f"{config.budget} was spent\n  raise the budget"
         )
-    pool = mix.pool
-    scores = {}
-    for (name, cached), part in zip(pool.items(), ranking.split([table.size for table in pool.values()]), strict=True):
-        place = tables[name].places
-        scores[name] = torch.full((tables[name].size,), torch.nan, dtype=torch.float64)
-        scores[name][[place[row] for row in cached.rows.tolist()]] = part.double()
-    return scores
+    parts = ranking.split([table.size for table in mix.pool.values()])
+    return {name: part.double() for name, part in zip(mix.pool, parts, strict=True)}
 
 
 class Unbuilt:
@@ -185,16 +200,16 @@ def listed(
     sources: Mapping[str, Any], tables: Mapping[str, Any], chosen: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None
 ) -> list[dict[str, Any]]:
     """The chosen rows, by source and then by position, with their texts."""
-    from hgms_llm import read_examples
+    from hgms_llm import examples_at
 
     rows = []
     for name in sorted(name for name, positions in chosen.items() if len(positions)):
-        texts = {example.row: example.messages for example in read_examples(name, sources[name])}
-        for position in chosen[name].tolist():
-            row = int(tables[name].rows[position])
+        numbers = tables[name].rows[chosen[name]]
+        texts = {example.row: example.messages for example in examples_at(name, sources[name], numbers.sort().values.numpy())}
+        for position, row in zip(chosen[name].tolist(), numbers.tolist(), strict=True):
             score = {} if scores is None else {"score": float(scores[name][position])}
             messages = [{"role": message.role, "content": message.text} for message in texts[row]]
-            rows.append({"source": name, "row": row, "position": position, **score, "messages": messages})
+            rows.append({"source": name, "row": row, **score, "messages": messages})
     return rows
 
 
