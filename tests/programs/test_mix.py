@@ -714,3 +714,21 @@ def test_rows_too_long_for_the_tuned_model_are_left_out_and_said(here: Path) -> 
     assert 0 < long < 30
     assert f"  {long} of 30 rows have more than 11 tokens of finetune.model: left out" in done.stderr
     assert report["finetune"]["rows"] == 30 - long
+
+
+@pytest.mark.parametrize("budget", ["3 steps", "20 calls", "5 min"])
+def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path, budget: str) -> None:
+    done = call("--dry-run", "mix.toml", "--set", f"budget={budget}", "--json")
+    assert done.exit_code == 0, done.output
+    planned = json.loads(done.stdout)
+    stages = planned["stages"]
+    assert list(stages) == ["reweight", "sample", "finetune", "evaluate"]
+    assert planned["rows"] == {"learned on": 40, "sampled": 30, "tested": 15}
+    assert planned["peak_bytes"] > 2**26
+    assert all(stages[name]["seconds"] > 0 for name in ("reweight", "finetune", "evaluate"))
+    if budget == "5 min":
+        assert stages["reweight"]["seconds"] == pytest.approx(300 + planned["reading_seconds"])
+    if budget == "3 steps":
+        assert stages["reweight"]["seconds"] == pytest.approx(3 * planned["step_seconds"] + planned["reading_seconds"])
+    assert not (here / "runs").exists()
+    assert "MiB on disk" in call("mix.toml", "--dry-run").stdout

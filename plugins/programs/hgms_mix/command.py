@@ -85,6 +85,7 @@ def mix() -> None:
     \b
     hgms mix mix.toml                  all stages
     hgms mix sample mix.toml           up to one of them
+    hgms mix --dry-run mix.toml        what it will take: seconds, memory, disk
     hgms mix --null mix.toml           can the weights be told from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
     hgms mix --demo --model NAME       the same with a pretrained one, such as smollm2-135m
@@ -101,6 +102,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--send-key", multiple=True, metavar="HOST", expose_value=False, callback=_send_key,
             help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
         ),
+        click.option("--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk."),
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
         click.option("--out", metavar="FOLDER", help="Where mix folders go."),
         click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
@@ -115,12 +117,17 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
-    def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, **choices: Any) -> None:
+    def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, dry_run: bool, **choices: Any) -> None:
+        from hgms_mix import plan
         from hgms_mix.config import load
         from hgms_mix.summary import carry_out, show
         from hgms_run import Progress
 
         settings = load(config, [*sets, *track], **choices)
+        if dry_run:
+            planned = plan.plan(settings, _to_stderr)
+            (print_json if as_json else plan.show)(planned)
+            return
         with Progress(enabled=not as_json) as view:
             report = carry_out(settings, config.stem, upto=upto, say=_to_stderr, view=view)
         if as_json:
