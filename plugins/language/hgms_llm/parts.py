@@ -200,8 +200,11 @@ def serve() -> None:
             answer: Any = _part(work, *request)
         except Exception as error:
             answer = error
-        pickle.dump(answer, answers)
-        answers.flush()
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:  # whoever asked is gone
+            os._exit(1)
 
 
 def _requests(stream: BinaryIO) -> Iterator[Any]:
