@@ -144,8 +144,10 @@ def test_packing_makes_fewer_sequences_with_the_labels_of_all_rows(tokenizer: An
 
 
 @needs_trl
-def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tokenizer: Any, tmp_path: Path) -> None:
-    settings = Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", epochs=2, trainer=Trl(packing=True))
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(packing: bool, tokenizer: Any, tmp_path: Path) -> None:
+    part = Trl(packing=packing)
+    settings = Finetune(lr=1e-2, accumulation=2, save_every=3, schedule="cosine", epochs=2, trainer=part)
 
     def power_cut(step: int, steps: int, loss: float) -> None:
         if step == 5:

@@ -92,15 +92,7 @@ class Transformers:
     def build(self, job: Job) -> Trainer:
         from transformers import PrinterCallback, Trainer, TrainingArguments
 
-        class Sorted(Trainer):
-            def get_train_dataloader(self) -> Any:
-                loader = super().get_train_dataloader()
-                lengths = torch.tensor([len(job.rows[number][0]) for number in range(len(job.rows))])
-                batches, together = loader.batch_sampler, job.settings.micro_batch * job.settings.accumulation
-                batches.sampler = ByLength(batches.sampler, lengths, together)
-                return loader
-
-        trainer = Sorted(
+        trainer = by_length(Trainer, job)(
             model=job.model, args=on_one_device(TrainingArguments(**job.arguments())), train_dataset=job.rows,
             data_collator=lambda batch: collate(batch, job.pad),
             compute_loss_func=lambda outputs, labels, num_items_in_batch=None: completion_loss(
@@ -113,6 +105,20 @@ class Transformers:
 
     def facts(self, trainer: Trainer) -> dict[str, Any]:
         return {}
+
+
+def by_length(trainer: Any, job: Job) -> Any:
+    """The class of a trainer that sorts the rows of an optimiser step by their lengths."""
+
+    class Sorted(trainer):
+        def get_train_dataloader(self) -> Any:
+            loader = super().get_train_dataloader()
+            lengths = torch.tensor([len(job.rows[number][0]) for number in range(len(job.rows))])
+            batches, together = loader.batch_sampler, job.settings.micro_batch * job.settings.accumulation
+            batches.sampler = ByLength(batches.sampler, lengths, together)
+            return loader
+
+    return Sorted
 
 
 def on_one_device(arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hgms_core import ConfigError, MissingExtra, closest
 from hgms_fields import frozen
 from hgms_mix.batches import IGNORED
-from hgms_mix.trainers import Job, on_one_device
+from hgms_mix.trainers import Job, by_length, on_one_device
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -112,7 +112,8 @@ class Trl:
         switched = {"gradient_checkpointing": False}  # SFTConfig's default is True; where it is asked for, it is on already
         arguments = self._configuration(job.arguments() | switched, block if self.packing else None)
         with _quiet():
-            trainer = SFTTrainer(
+            # without padding there is nothing to sort; packed sequences are other ones than the rows
+            trainer = (SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job))(
                 model=job.model, args=on_one_device(arguments), train_dataset=_dataset(job.rows, self.completion_only_loss),
                 processing_class=copy.deepcopy(job.tokenizer),  # SFTTrainer may give it another padding token
                 callbacks=[job.callback],
