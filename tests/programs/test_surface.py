@@ -401,6 +401,37 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
     assert tables.metrics["validation_sums"][prior[0]] != tables.metrics["validation_sums"][prior[1]]
 
 
+def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_mix.checkpoints import LossLog
+    from hgms_surface.runs import DesignRuns
+    from hgms_surface.train import load, points_of
+
+    plan = load(Path("mix.toml"))
+    runs = DesignRuns(config=plan.config, folder=Path("whole"))
+    point = points_of(plan, runs)[-1]
+    whole = runs.run(point)
+    assert whole.seconds is not None
+    assert whole.tokens > 0
+    np.testing.assert_allclose(whole.mixture, point.weights, atol=1 / 24)
+    keep = LossLog.append
+
+    def interrupt(self: Any, row: Any, steps: int) -> None:
+        keep(self, row, steps)
+        if row["step"] == 1:
+            self.interrupts.number = 2
+
+    broken = DesignRuns(config=plan.config, folder=Path("broken"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LossLog, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            broken.run(point)
+    assert broken.finished(point) is None
+    again = broken.run(point)
+    assert again.metrics == whole.metrics
+    assert again.seconds is None  # nobody knows what went before
+    assert broken.finished(point) == again
+
+
 def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
     dry = call("mix.toml", "--dry-run", "--json")
     assert dry.exit_code == 0, dry.output

@@ -9,9 +9,10 @@ from typing import Any
 
 import attrs
 
+from hgms_cli import finite
 from hgms_core import ConfigError, MissingExtra
 from hgms_core.registry import Registry
-from hgms_run import Invalid, lay, plain, replace_file, structured
+from hgms_run import Invalid, lay, replace_file, structured
 from hgms_surface.learn import Findings
 from hgms_surface.picture import draw
 from hgms_surface.settings import SurfaceSettings
@@ -56,7 +57,7 @@ def write(
     except MissingExtra as missing:
         written.insert(0, f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
     report = {**findings.as_dict(), **(more or {}), "files": [*written, str(folder / "surface.json")]}
-    replace_file(folder / "surface.json", json.dumps(plain(report), indent=2, ensure_ascii=False).encode())
+    replace_file(folder / "surface.json", json.dumps(finite(report), indent=2, ensure_ascii=False).encode())
     if say is not None:
         say(findings, report)
     return report

@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
+from hgms_cli import finite
 from hgms_core import ConfigError
 from hgms_mix import STAGES, Done, Mix, MixConfig, digest, read_rows
-from hgms_run import Progress, plain, replace_file
+from hgms_run import Progress, replace_file
 from hgms_surface.design import Point
 from hgms_surface.process import sklearn
 from hgms_surface.tables import REPORTED, Runs
@@ -134,7 +135,7 @@ class DesignRuns:
             tokens=tokens * self.config.finetune.epochs,
         )
         record = {"version": VERSION, "weights": dict(zip(self.sources, point.weights, strict=True)), **attrs.asdict(outcome)}
-        replace_file(mix.folder / "run.json", json.dumps(plain(record), indent=2, ensure_ascii=False).encode())
+        replace_file(mix.folder / "run.json", json.dumps(finite(record), indent=2, ensure_ascii=False).encode())
         for tuned in ("adapter", "model"):
             shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
         return outcome
