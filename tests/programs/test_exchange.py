@@ -122,6 +122,17 @@ def test_a_folder_of_hgms_mix_gives_the_export_of_its_file(here: Path, tmp_path:
     assert one == two
 
 
+def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path: Path) -> None:
+    choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
+    right("sample", "plain.toml", *choice)
+    for some in ((), choice):
+        right("export", "plain.toml", *some, "--to", "olmo", "--out", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "rows").iterdir()] == ["sums.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out" / "tokens").iterdir()) == [
+        "labels_mask_part_0000.npy", "token_ids_part_0000.npy",
+    ]  # fmt: skip
+
+
 def test_a_sample_of_the_validation_sets_is_handed_over_too(here: Path, tmp_path: Path) -> None:
     choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
     right("sample", "plain.toml", *choice)
@@ -381,6 +392,13 @@ class TestWeightsOfOthers:
         probabilities = "" if strategy == "concat" else "interleave_probs: 0.1,0.9\n"
         text = f"dataset: a,b\ndataset_dir: .\nmix_strategy: {strategy}\n{probabilities}"
         assert self.mixture("llamafactory", "c.yaml", text) == pytest.approx(shares)
+
+    def test_data_sets_of_the_hub_want_their_commits(self) -> None:
+        Path("c.yaml").write_text("datasets:\n- {path: own/er, fraction: 1}\n- {path: oth/er, fraction: 3}\n")
+        done = json.loads(right("import", "c.yaml", "--from", "trl", "--json").stdout)
+        assert [(row["from"], row["share"]) for row in done["sources"]] == [("own/er", 0.25), ("oth/er", 0.75)]
+        assert "commit of er, er-2" in done["notes"][0]
+        assert Path("mix.toml").read_text().count('revision = "COMMIT"') == 2
 
     def test_ms_swift_counts_rows_behind_the_file(self) -> None:
         assert self.mixture("ms-swift", "c.yaml", "dataset:\n- a.jsonl#20\n- b.jsonl#60\n") == pytest.approx([0.25, 0.75])

@@ -233,8 +233,9 @@ class TestTraining:
         for one, other in zip(often.model.parameters(), never.model.parameters(), strict=True):
             assert torch.equal(one, other)
 
-    @pytest.mark.parametrize("outer", [DualAveraging(), Adam(lr=0.5)], ids=lambda outer: outer.name)
-    @pytest.mark.parametrize(("at", "accumulation"), [(3, 2), (4, 2), (5, 1)])
+    @pytest.mark.parametrize(("outer", "at", "accumulation"), [
+        (DualAveraging(), 3, 2), (Adam(lr=0.5), 4, 2), (Adam(lr=0.5), 5, 1),
+    ], ids=["dual-averaging-3-2", "adam-4-2", "adam-5-1"])  # fmt: skip
     def test_a_resumed_training_equals_an_uninterrupted_one(
         self, tmp_path: Path, outer: Any, at: int, accumulation: int
     ) -> None:
@@ -348,7 +349,7 @@ class TestTrl:
         arguments = trl.SFTConfig(
             output_dir=str(folder), max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
             bf16=False, report_to=[], disable_tqdm=True, learning_rate=1e-2, save_strategy="steps", save_steps=3, max_length=32,
-            gradient_checkpointing=False, seed=2,
+            gradient_checkpointing=False, seed=2, logging_steps=1,
         )  # fmt: skip
         trainer = trl.SFTTrainer(
             model=transformers.GPT2LMHeadModel(config), args=arguments, processing_class=tokenizer,
@@ -368,5 +369,10 @@ class TestTrl:
         assert one.records == other.records
         assert [record["step"] for record in one.records] == [1, 2, 3, 4, 5, 6]
         assert one.weights["sums"] > 9 / 22
+        own = [row for row in whole.state.log_history if "loss" in row]
+        assert len(own) == 6
+        assert all("mean_token_accuracy" in row for row in own)  # TRL's statistics are of its own steps
+        assert not any("mean_token_accuracy" in row for row in whole.state.log_history if "mixture/sums" in row)
+        assert not whole._metrics["eval"]
         for left, right in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
             assert torch.equal(left, right)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import tomlkit
 
 from hgms_core import ConfigError
-from hgms_exchange.trainer import Brought, Trainer
+from hgms_exchange.trainer import COMMIT, Brought, Trainer
 from hgms_run import replace_file
 
 SIZE = 1000
@@ -65,5 +66,9 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
     if not origin.is_file():
         raise ConfigError(f"there is no file {origin}")
     brought = trainer.read(origin)
+    unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
+    if unknown:
+        note = f"put the commit of {', '.join(unknown)} in the place of {COMMIT}: `git ls-remote` prints it"
+        brought = attrs.evolve(brought, notes=[*brought.notes, note])
     replace_file(out, mix_file(brought, trainer, origin, validation).encode())
     return brought

@@ -27,6 +27,8 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / trainer.files[0]).is_file())):
         raise ConfigError(f"{folder} is there and holds no export for {trainer.name}\n  choose another --out, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in (*folder.glob("rows/*.jsonl"), *folder.glob("tokens/*.npy")):
+        stale.unlink()  # of an earlier export with other sources: OLMo-core takes all that is there
     notes = list(trainer.write(sample, folder))
     replace_file(folder / "README.md", readme(sample, trainer, notes).encode())
     return ["README.md", *trainer.files]

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +170,7 @@ class Hooks:
         model, device = kwargs["model"], next(kwargs["model"].parameters()).device
         lower, upper = self._probes(len(self.records))
         loss = self.loss or (lambda model, inputs: self._trainer.compute_loss(model, inputs))
-        with undisturbed(model, device):
+        with undisturbed(model, device), _statistics_kept(self._trainer):
             batches = [moved(self._collate(rows), device) for rows in lower]
             wanted = moved(self._collate(upper), device) if upper else None
             scores = self.rule.scores(loss, model, batches, wanted, kwargs.get("optimizer")).double().cpu()
@@ -176,8 +178,10 @@ class Hooks:
         self.plan.begin(self._next_place(args, state.global_step), self.theta.softmax(0))
         row = {f"mixture/{name}": weight for name, weight in self.weights.items()}
         row |= {f"mixture/score/{name}": score for name, score in zip(self.plan.names, scores.tolist(), strict=True)}
+        from transformers import Trainer
+
         wanted_log = control.should_log
-        self._trainer.log(row)
+        Trainer.log(self._trainer, row)  # that of TRL would put its own statistics into this row, and begin them anew
         control.should_log = wanted_log  # logging anything takes the Trainer's own row for logged
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -276,6 +280,11 @@ class Hooks:
         return int(place)
 
     def _checked(self, args: Any) -> None:
+        if not hasattr(args, "train_sampling_strategy"):
+            raise ConfigError(
+                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this transformers has not\n"
+                "  pip install -U transformers"
+            )
         faults = (
             (
                 args.world_size > 1,
@@ -295,6 +304,17 @@ class Hooks:
         for wrong, why in faults:
             if wrong:
                 raise ConfigError(f"MixtureCallback cannot work here: {why}")
+
+
+@contextlib.contextmanager
+def _statistics_kept(trainer: Any) -> Iterator[None]:
+    """TRL's trainers count, in a private attribute, what every loss says; these losses are not of the training."""
+    before = copy.deepcopy(getattr(trainer, "_metrics", None))
+    try:
+        yield
+    finally:
+        if before is not None:
+            trainer._metrics = before
 
 
 @functools.lru_cache(maxsize=64)

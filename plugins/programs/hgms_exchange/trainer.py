@@ -14,6 +14,8 @@ from hgms_core import ConfigError, MissingExtra
 from hgms_exchange.sampled import Part, Sampled
 from hgms_run import replace_file
 
+COMMIT = "COMMIT"
+"""Where a data set of the Hub is named without its commit, which a source has to have."""
 UNNAMED = "MODEL"
 """Where a mix has no base model with a name: a network with random weights is built anew in every program."""
 

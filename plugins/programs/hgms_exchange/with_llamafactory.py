@@ -11,6 +11,7 @@ from hgms_core import ConfigError, closest
 from hgms_exchange.messages import only_last
 from hgms_exchange.sampled import Part, Sampled
 from hgms_exchange.trainer import (
+    COMMIT,
     Brought,
     Trainer,
     count_rows,
@@ -125,7 +126,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return {"path": located(entry["file_name"], folder / "dataset_info.json")}
     if "hf_hub_url" in entry:
         where = {"subset": entry.get("subset"), "split": entry.get("split")}
-        return {"hub": entry["hf_hub_url"], "revision": "COMMIT", **{k: v for k, v in where.items() if v and v != "train"}}
+        return {"hub": entry["hf_hub_url"], "revision": COMMIT, **{k: v for k, v in where.items() if v and v != "train"}}
     raise ConfigError(f"the data set {name!r} of dataset_info.json is neither a file nor on the Hugging Face Hub")
 
 

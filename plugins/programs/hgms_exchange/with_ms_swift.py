@@ -10,6 +10,7 @@ from hgms_core import ConfigError
 from hgms_exchange.messages import only_last
 from hgms_exchange.sampled import Part, Sampled
 from hgms_exchange.trainer import (
+    COMMIT,
     Brought,
     Trainer,
     count_rows,
@@ -99,7 +100,7 @@ def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
             "  fetch it and name the file, or write hf:: before a data set of the Hugging Face Hub"
         )
     name, _, subset = rest.partition(":")
-    return name.split("/")[-1], {"hub": name, "revision": "COMMIT", **({"subset": subset} if subset else {})}, count
+    return name.split("/")[-1], {"hub": name, "revision": COMMIT, **({"subset": subset} if subset else {})}, count
 
 
 MS_SWIFT = Trainer(

@@ -11,6 +11,7 @@ from hgms_core import ConfigError
 from hgms_exchange.messages import dialogues, only_last
 from hgms_exchange.sampled import Sampled
 from hgms_exchange.trainer import (
+    COMMIT,
     Brought,
     Trainer,
     count_rows,
@@ -132,7 +133,7 @@ def source_of(part: Mapping[str, Any], file: Path) -> tuple[str, dict[str, Any]]
     if local is not None:
         return Path(local).name.split(".")[0], {"path": located(local, file)}
     where = {"subset": part.get("name"), "split": part.get("split")}
-    commit = part.get("revision") or "COMMIT"
+    commit = part.get("revision") or COMMIT
     return part["path"].split("/")[-1], {
         "hub": part["path"],
         "revision": commit,
