@@ -28,8 +28,8 @@ class FastMix:
     validation loss does gains weight. The products may be over some leaves of x alone; the authors take the output layer.
 
     Use when one run has to do, and sources differ much. Avoid reading the weights of one run where they may not: Adam gives
-    noise full length, so that halves of one source part. Avoid too where the best mixture is no corner: the step looks one
-    update ahead, and the weights follow whatever source is of most use now.
+    noise full length, so that halves of one source part. Avoid too where a source's answers are very short (their gradients are
+    long, and products grow with length), and where the best mixture is no corner: the step looks one update ahead.
 
     Arguments:
         updates: of x, in one outer step. ``lr``, ``weight_decay``, ``betas``, ``eps``, ``batch_size`` (None: all rows): of x.
