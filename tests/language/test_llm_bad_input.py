@@ -395,7 +395,7 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
     again = hgms("mix", "mix.toml", sets=("method=uniform",))
     assert again.exit_code == 0, again.output
     assert "evaluate: going on with" in again.stderr
-    assert again.stderr.count("done before") == 3
+    assert again.stderr.count("done before") == 4
 
 
 def test_a_step_is_told_beforehand_and_afterwards() -> None:

@@ -604,7 +604,7 @@ def test_what_seeds_say_of_weights_is_said_of_methods_that_learn_them(mixtures: 
     first, second = rows[:2]
     # three seeds with 0.89, 0.90, 0.91: far from 0.1, and in log-ratios within 0.02 of each other
     assert first[:3] == ["hg-ms", "source-0", "0.100"]
-    assert first[-1] == "more"
+    assert first[-1] == "more of it"
     assert second[1] == "source-1"
     certain = section.mixtures["hg-ms"].certainty
     assert certain.effects[0].low < 0.9 < certain.effects[0].high

@@ -130,7 +130,7 @@ def together(mix: Mix) -> dict[str, Any]:
     """What rows, seeds and the null test say, in sentences, and what there is to be warned of."""
     facts, weights = mix.done["certainty"].facts, mix.done["reweight"].facts["weights"]
     prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
-    name = "uniform" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
+    name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
     runs, null = siblings(mix), null_result(mix)
     seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
     sentences = [in_words(seeds, name)] if seeds is not None else []

@@ -223,7 +223,7 @@ def weights(section: Section) -> Table:
 
 def certainty(section: Section) -> Table:
     """What seeds say of every source's weight, of methods that learn weights and have two seeds."""
-    rows, words = [], {1: "more", -1: "less", 0: "cannot be told"}
+    rows, words = [], {1: "more of it", -1: "less of it", 0: "cannot be told"}
     for label, mixed in section.mixtures.items():
         if len(mixed.finals) < 2 or not mixed.moves:
             continue

@@ -86,8 +86,8 @@ def over_sources(chances: Sequence[float]) -> list[float]:
     return list(chances) if len(chances) == 2 else holm(chances)
 
 
-def in_words(certainty: Certainty, prior: str = "uniform") -> str:
-    """One sentence.
+def in_words(certainty: Certainty, prior: str = "") -> str:
+    """One sentence; ``prior`` is what that is called, where it is not uniform.
 
     >>> effects = (Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
     ...            Effect(source="b", value=0.4, low=0.2, high=0.6, null=0.5, p=0.4))
@@ -96,12 +96,13 @@ def in_words(certainty: Certainty, prior: str = "uniform") -> str:
     >>> in_words(Certainty(over="5 seeds", effects=effects[1:], p=0.4))
     'over 5 seeds: no evidence against the prior (uniform), p = 0.40'
     """
+    against = f"the prior ({prior})" if prior else "the prior (uniform)"
     more, less, rest = ([effect for effect in certainty.effects if effect.sign == sign] for sign in (1, -1, 0))
     if not certainty.evidence:
-        return f"over {certainty.over}: no evidence against the prior ({prior}), {_chance(certainty.p)}"
+        return f"over {certainty.over}: no evidence against {against}, {_chance(certainty.p)}"
     if not (more or less):
         return (
-            f"over {certainty.over}: evidence against the prior ({prior}), {_chance(certainty.p)}, but of no single source can "
+            f"over {certainty.over}: evidence against {against}, {_chance(certainty.p)}, but of no single source can "
             "be said whether more or less of it"
         )
     parts = [
@@ -110,7 +111,7 @@ def in_words(certainty: Certainty, prior: str = "uniform") -> str:
         if some
     ]
     told = f"over {certainty.over}: evidence for {', '.join(parts)}"
-    return told + (f"; {listed(effect.source for effect in rest)} cannot be told from the prior ({prior})" if rest else "")
+    return told + (f"; {listed(effect.source for effect in rest)} cannot be told from {against}" if rest else "")
 
 
 def listed(names: Iterable[str]) -> str:
