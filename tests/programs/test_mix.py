@@ -732,3 +732,18 @@ def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path, budget
         assert stages["reweight"]["seconds"] == pytest.approx(3 * planned["step_seconds"] + planned["reading_seconds"])
     assert not (here / "runs").exists()
     assert "MiB on disk" in call("mix.toml", "--dry-run").stdout
+
+
+def test_near_copies_between_sets_are_told_with_an_example(here: Path) -> None:
+    pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
+    answer = " ".join(f"word{number}" for number in range(40))
+    row = {"prompt": "Say the words from zero to forty.", "completion": answer}
+    Path("dots.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"prompt": "How?", "completion": "So it is."}) + "\n")
+    Path("test.jsonl").write_text(json.dumps(row | {"completion": answer + " more"}) + "\n")
+    done = call("near", "mix.toml", "--json")
+    assert done.exit_code == 0, done.output
+    (pair,) = json.loads(done.stdout)
+    assert (pair["name"], pair["other"], pair["count"], pair["size"]) == ("test sums", "sources dots", 1, 1)
+    shown = call("near", "mix.toml").stdout
+    assert "test sums row 0 and sources dots row 0 agree by" in shown
+    assert "Say the words from zero to forty." in shown

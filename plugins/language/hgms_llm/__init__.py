@@ -15,6 +15,7 @@ from hgms_llm.losses import Batches, token_loss
 from hgms_llm.memory import StepMemory, predicted_memory, step_memory
 from hgms_llm.models import BaseModel
 from hgms_llm.named import model_folder, named_models
+from hgms_llm.near import Near, near_copies
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.ranking import (
     Phase,
@@ -43,13 +44,53 @@ from hgms_llm.templates import template_for
 from hgms_llm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
-    "BaseModel", "Batches", "Example", "LanguageModel", "Lora", "Message", "Phase", "Source", "SourceMixture", "StepMemory",
-    "TokenTable", "adamw", "adamw_moved", "adamw_on_mixture", "adamw_part", "adamw_start", "cache_folder", "check_fits",
-    "check_size", "content", "epoch_rows", "examples_at", "first_state", "halves_of", "highest", "in_phases", "interpolated",
+    "BaseModel",
+    "Batches",
+    "Example",
+    "LanguageModel",
+    "Lora",
+    "Message",
+    "Near",
+    "Phase",
+    "Source",
+    "SourceMixture",
+    "StepMemory",
+    "TokenTable",
+    "adamw",
+    "adamw_moved",
+    "adamw_on_mixture",
+    "adamw_part",
+    "adamw_start",
+    "cache_folder",
+    "check_fits",
+    "check_size",
+    "content",
+    "epoch_rows",
+    "examples_at",
+    "first_state",
+    "halves_of",
+    "highest",
+    "in_phases",
+    "interpolated",
     "model_folder",
-    "named_models", "optional_count", "overlap_warning", "overlaps", "predicted_memory", "prompt_tokens", "read_examples",
-    "some_share", "source_counts", "source_sizes", "sources_of", "step_memory", "stop_tokens", "template_for", "token_loss",
-    "token_table", "warn",
+    "named_models",
+    "near_copies",
+    "optional_count",
+    "overlap_warning",
+    "overlaps",
+    "predicted_memory",
+    "prompt_tokens",
+    "read_examples",
+    "some_share",
+    "source_counts",
+    "source_sizes",
+    "sources_of",
+    "step_memory",
+    "stop_tokens",
+    "template_for",
+    "token_loss",
+    "token_table",
+    "warn",
 ]  # fmt: skip
 
 

@@ -102,7 +102,6 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--send-key", multiple=True, metavar="HOST", expose_value=False, callback=_send_key,
             help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
         ),
-        click.option("--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk."),
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
         click.option("--out", metavar="FOLDER", help="Where mix folders go."),
         click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
@@ -117,6 +116,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
+    @click.option("--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk.")
     def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, dry_run: bool, **choices: Any) -> None:
         from hgms_mix import plan
         from hgms_mix.config import load
@@ -168,6 +168,18 @@ def null(
         print_json(result)
     else:
         show(result)
+
+
+@mix.command("near", short_help="Near-duplicates between the sources and sets of a mix file.")
+@_options
+@click.option("--threshold", type=float, default=0.8, show_default=True, help="Share of runs of three words in common.")
+def near(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, threshold: float, **choices: Any) -> None:
+    """Rows of a source, validation or test set that are nearly copies of a row of another one (needs hgms[near])."""
+    from hgms_mix import near as copies
+    from hgms_mix.config import load
+
+    table = copies.near(load(config, [*sets, *track], **choices), threshold)
+    (print_json if as_json else copies.show)(table)
 
 
 @mix.command("demo", short_help="HG-MS against uniform weights on small texts.")
