@@ -133,7 +133,7 @@ def together(mix: Mix) -> dict[str, Any]:
     name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
     runs, null = siblings(mix), null_result(mix)
     seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
-    sentences = [in_words(seeds, name)] if seeds is not None else []
+    sentences = [f"{in_words(seeds, name)} (seeds differ, the data are the same)"] if seeds is not None else []
     if "rows" in facts:
         sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
