@@ -73,7 +73,7 @@ def _together(axis: Axes, findings: Findings, label: str) -> None:
     _plain(axis)
     axis.set_xlabel("weight of the source, the others in proportion")
     axis.set_ylabel(label)
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
 def _alone(axis: Axes, findings: Findings, number: int) -> None:
