@@ -116,5 +116,7 @@ def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     axis.set_xlim(-0.12, 1.12)
     axis.set_ylim(-0.1, 0.97)
     axis.axis("off")
-    legend = axis.legend(loc="upper left", fontsize=8, facecolor="#D0D4DA", framealpha=1, edgecolor="none")
+    legend = axis.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=4, fontsize=8, facecolor="#D0D4DA", framealpha=1, edgecolor="none"
+    )
     legend.set_zorder(5)
