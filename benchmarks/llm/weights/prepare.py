@@ -2,8 +2,8 @@
 
     python benchmarks/llm/weights/prepare.py FOLDER        then export HGMS_WEIGHTS=FOLDER
 
-Rows are those of the German Alpaca from number 5,200 of the permutation with seed 0 on, which the grid uses for nothing else. Within an
-answer all characters but white space change places, by a generator seeded by the row's number.
+Rows are those of the German Alpaca from number 5,200 of the permutation with seed 0 on, which the grid uses for nothing else.
+Within an answer all characters but white space change places, by a generator seeded by the row's number.
 """
 
 from __future__ import annotations
