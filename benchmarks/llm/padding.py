@@ -59,7 +59,8 @@ def main() -> None:
             rows = "any number of rows" if most is None else f"at most {most} rows"
             passed = count / options.batches
             print(
-                f"  start {start}, {rows}: {1 - real / tokens:.1%} padding, {passed:.1f} passes, {tokens / wide:.0%} of the tokens"
+                f"  start {start}, {rows}: {1 - real / tokens:.1%} padding, {passed:.1f} passes, "
+                f"{tokens / wide:.0%} of the tokens"
             )
 
 

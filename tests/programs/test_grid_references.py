@@ -27,19 +27,22 @@ def test_all_references_in_both_forms_where_they_fit() -> None:
     grid = load(table)
     named = ["hg-ms", "uniform", "told"]
     added = both([name for name in REFERENCES if name not in ("uniform", "oracle-clean")])
+    # rows of data sources at random: no keep, so one form, and no task of this grid has sources
+    added.insert(added.index("random-theta"), "random-rows")
     assert [method.label for method in grid.methods] == [*named, *added, "uniform-last"]
     configs = {label: config for (_, label), config in grid.pairs.items()}
     kept = {label: innermost(config.method).keep for label, config in configs.items() if label != "hg-ms"}
     assert kept == {label: "last" if label.endswith("-last") or label == "told" else "best" for label in kept}
     assert configs["uniform-last"].method.generator.steps == configs["uniform"].method.generator.steps == 7  # type: ignore[attr-defined]
     assert {config.role for label, config in configs.items() if label != "hg-ms"} == {"floor", "ceiling"}
-    assert grid.left_out == []
+    assert [line for line in grid.left_out if "random-rows" not in line] == []
+    assert all(label != "random-rows" for _, label in grid.pairs)
 
     two = load({**table, "task": [cleaning, "sphere"], "method": ["hg-ms"]}, sets=["uniform-last.generator.steps=9"])
     on_sphere = {label for task, label in two.pairs if task == "sphere"}
     assert on_sphere == {"hg-ms", *both(REFERENCES[2:5])}
     assert two.pairs["sphere", "uniform-last"].method.generator.steps == 9  # type: ignore[attr-defined]
-    assert len(two.left_out) == 2
+    assert len([line for line in two.left_out if "random-rows" not in line]) == 2
     assert "references left out on sphere: validation-only, validation-only-last" in two.left_out[1]
     assert load({**table, "references": False}).methods == load({**table, "references": False}, sets=["seeds=1"]).methods
 

@@ -31,6 +31,13 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 ALLOWED = {
     "hgms_core": {"last": "a value of keep", "floor": "a role of methods"},
     "hgms_compare": {"tpe": "a sampler of sweeps", "uniform": "the reference that theta0 is another name of"},
+    "hgms_exchange": {
+        **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
+        "revision": "a field of other trainers' configurations",
+        "betas": "Adam's, in a rule of its own",
+        "starts": "where an epoch's rows begin",
+    },
+    "hgms_mix_compare": {"uniform": "the default reference"},
     "hgms_report": {"k": "a symbol on an axis", "skip": "plotly's word"},
     "hgms_results": {
         "uniform": "the default reference",
@@ -43,6 +50,11 @@ ALLOWED = {
         "exact": "a route of matrix products",
         "runs": "the default folder",
         "scipy": "a library, whose version is recorded",
+    },
+    "hgms_surface": {
+        "fixed": "the method of a mixture that is told",
+        "reference": "a key of mix files",
+        "top": "matplotlib's word",
     },
     "hgms_testing": {
         "branches": "the part that the kit takes first",

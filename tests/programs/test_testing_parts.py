@@ -321,6 +321,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("hypergradient", "structure", estimator(lambda h: evolve(h, value={k: v[None] for k, v in h.value.items()})), "θ has"),
     ("hypergradient", "closed-form-bowl", Exactly(sign=-1.0), "of its length (allowed 0.001)"),
     ("hypergradient", "closed-form-ridge", Exactly(ridge=0.1), "of its length (allowed 0.001)"),
+    ("hypergradient", "closed-form-sources", Exactly(sign=-1.0), "of its length (allowed 0.001)"),
     ("hypergradient", "closed-form-sphere", Exactly(ridge=0.1), "of its length (allowed 0.001)"),
     ("hypergradient", "central-difference", NoMixedTerm(), "differences give"),
     (

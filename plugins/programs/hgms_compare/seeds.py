@@ -29,3 +29,4 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
 
 
 seeds_option = click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
+"""The option ``--seeds`` for a click command: a count, or a list of seeds."""

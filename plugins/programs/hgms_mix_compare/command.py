@@ -11,7 +11,7 @@ from hgms_cli import json_option, plugin_option, print_json, print_table, printa
 from hgms_compare import seeds_option
 
 
-@click.command(short_help="Tune on the mixture of every method of a grid, and compare the models.")
+@click.command(short_help="The models that the mixtures of a grid make, compared.")
 @click.argument("grid", type=click.Path(path_type=Path))
 @click.option("--methods", "--method", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all.")
 @seeds_option

@@ -15,7 +15,7 @@ from hgms_core.registry import Registry
 FILE = click.Path(path_type=Path)
 
 
-@click.command(short_help="A mixture with error bars: many short runs, a surface, its minimum.")
+@click.command(short_help="A mixture with error bars, from many short runs.")
 @click.argument("config", type=FILE, required=False)
 @click.option("--ratios", type=FILE, help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.")
 @click.option("--metrics", type=FILE, help="… and their metrics, as olmix's metrics.csv has them. Lower is better.")
