@@ -42,8 +42,9 @@ def test_all_references_in_both_forms_where_they_fit() -> None:
     on_sphere = {label for task, label in two.pairs if task == "sphere"}
     assert on_sphere == {"hg-ms", *both(REFERENCES[2:5])}
     assert two.pairs["sphere", "uniform-last"].method.generator.steps == 9  # type: ignore[attr-defined]
-    assert len([line for line in two.left_out if "random-rows" not in line]) == 2
-    assert "references left out on sphere: validation-only, validation-only-last" in two.left_out[1]
+    said = [line for line in two.left_out if "random-rows" not in line]
+    assert len(said) == 2
+    assert "references left out on sphere: validation-only, validation-only-last" in said[1]
     assert load({**table, "references": False}).methods == load({**table, "references": False}, sets=["seeds=1"]).methods
 
 
