@@ -32,7 +32,8 @@ class FastMix:
     long, and products grow with length), and where the best mixture is no corner: the step looks one update ahead.
 
     Arguments:
-        updates: of x, in one outer step. ``lr``, ``weight_decay``, ``betas``, ``eps``, ``batch_size`` (None: all rows): of x.
+        updates: of x, in one outer step.
+        lr, weight_decay, betas, eps, batch_size: AdamW of x (batch_size None: all rows).
         outer_lr, outer_betas: Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
         search_batch_size: lower rows of the products; None: ``batch_size``.
         upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
