@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from hgms_cli import main
+from hgms_exchange.sampled import sampled
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -122,6 +124,54 @@ def test_a_folder_of_hgms_mix_gives_the_export_of_its_file(here: Path, tmp_path:
     assert one == two
 
 
+def test_an_export_is_called_after_its_mix_wherever_it_is_written_from(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = sampled(Path("chat.toml"))
+    folder = sample_folder(here).resolve()
+    assert sample.title == "chat"
+    for name in ("sums", "dots", "vali"):
+        (folder / f"{name}.jsonl").symlink_to(here / f"{name}.jsonl")
+    (folder / "tokenizer").symlink_to(here / "tokenizer")
+    monkeypatch.chdir(folder)
+    right("export", ".", "--to", "datasets", "--out", tmp_path / "out")
+    for name in ("sums.jsonl", "dots.jsonl", "vali.jsonl", "tokenizer"):
+        (folder / name).unlink()
+    assert (tmp_path / "out" / "README.md").read_text().startswith("# chat, for datasets\n")
+
+
+def test_the_command_can_be_pasted(here: Path, tmp_path: Path) -> None:
+    printed = right("export", "chat.toml", "--to", "datasets", "--out", tmp_path / "for it").stdout
+    assert f"cd '{tmp_path}/for it' && python load.py" in printed
+
+
+@pytest.mark.parametrize(("name", "trainer"), [("plain", "olmo"), ("alpaca", "trl")])
+def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
+    here: Path, tmp_path: Path, name: str, trainer: str
+) -> None:
+    """Row 7 of a file is another row after an edit: tokens, and instructions with an input, are read anew."""
+    file = here / ("sums.jsonl" if name == "plain" else "alpa.jsonl")
+    before = file.read_text()
+    file.write_text("".join(sorted(before.splitlines(keepends=True), reverse=True)))
+    try:
+        done = call("export", f"{name}.toml", "--to", trainer, "--out", tmp_path / "out")
+    finally:
+        file.write_text(before)
+    assert done.exit_code != 0
+    assert "'sums' changed since its rows were drawn" in done.output
+    assert "Traceback" not in done.output
+    right("export", f"{name}.toml", "--to", trainer, "--out", tmp_path / "other")
+
+
+def test_a_scale_of_lora_that_trainers_cannot_read_is_not_cut(here: Path, tmp_path: Path) -> None:
+    choice = ("--set", "finetune.adapter.rank=4", "--set", "finetune.adapter.alpha=8.5")
+    for trainer in ("axolotl", "llamafactory", "ms-swift", "trl"):
+        done = call("export", "plain.toml", *choice, "--to", trainer, "--out", tmp_path / trainer)
+        assert done.exit_code == 2
+        assert "alpha = 8.5" in done.output
+    right("export", "plain.toml", *choice, "--to", "datasets", "--out", tmp_path / "datasets")  # which knows no adapter
+
+
 def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path: Path) -> None:
     choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
     right("sample", "plain.toml", *choice)
@@ -157,7 +207,7 @@ def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: st
     assert sorted(map(str, loaded.to_list())) == sorted(map(str, written))
     assert len(loaded) == 30
     if name == "plain":
-        assert loaded[0]["completion"].endswith("<|endoftext|>") or loaded[0]["completion"][-1] == ">"
+        assert all(row["completion"].endswith("<eos>") for row in loaded)
 
 
 class TestTrl:
@@ -234,8 +284,6 @@ class TestTrl:
 @pytest.mark.parametrize("name", ["plain", "alpaca"])
 def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(here: Path, tmp_path: Path, name: str) -> None:
     """Segments of axolotl, put together, are the tokens and masks of the mix's own table."""
-    from hgms_exchange.sampled import sampled
-
     right("export", f"{name}.toml", "--to", "axolotl", "--out", tmp_path / "out")
     sample = sampled(Path(f"{name}.toml"))
     tables, tokenizer = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer
@@ -303,8 +351,6 @@ def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: P
 
 
 def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> None:
-    from hgms_exchange.sampled import sampled
-
     right("export", "chat.toml", "--to", "olmo", "--out", tmp_path / "out")
     sample = sampled(Path("chat.toml"))
     tables, end = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer.eos_token_id
@@ -329,8 +375,6 @@ def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> 
 ])  # fmt: skip
 def test_there_and_back(here: Path, tmp_path: Path, trainer: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exported, imported, drawn again: the same rows in the same shares."""
-    import tomllib
-
     out = tmp_path / "out"
     right("export", "chat.toml", "--to", trainer, "--out", out)
     monkeypatch.chdir(tmp_path)
@@ -400,6 +444,50 @@ class TestWeightsOfOthers:
         assert "commit of er, er-2" in done["notes"][0]
         assert Path("mix.toml").read_text().count('revision = "COMMIT"') == 2
 
+    def test_of_the_hub_a_subset_is_kept_and_a_branch_is_no_commit(self) -> None:
+        Path("c.yaml").write_text(
+            "datasets:\n- {path: own/er, name: train, fraction: 1}\n- {path: oth/er, revision: main, fraction: 3}\n"
+        )
+        right("import", "c.yaml", "--from", "trl")
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        assert sources["er"] == {"hub": "own/er", "revision": "COMMIT", "subset": "train"}
+        assert sources["er-2"] == {"hub": "oth/er", "revision": "COMMIT"}
+
+    def test_a_pattern_of_files_is_a_source(self) -> None:
+        Path("more").mkdir()
+        for name in ("c", "d"):
+            Path("more", f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
+        text = "datasets:\n- {path: json, data_files: more/*.jsonl}\n- {path: json, data_files: a.jsonl}\n"
+        assert self.mixture("trl", "c.yaml", text) == pytest.approx([1 / 3, 2 / 3])
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        assert sources == {"more": {"path": "more/*.jsonl"}, "a": {"path": "a.jsonl"}}
+
+    @pytest.mark.parametrize(("trainer", "file", "text"), [
+        ("datasets", "interleave.json", '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}'),
+        ("llamafactory", "train.yaml", "dataset: a,b\ndataset_dir: sub\n"),
+        ("olmo", "mixture.yaml", "sources: [{source_name: a, target_ratio: 1}, {source_name: b, target_ratio: 1}]"),
+    ])  # fmt: skip
+    def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(self, trainer: str, file: str, text: str) -> None:
+        """Where a trainer looks beside its list only, a file of that name in the working directory is another."""
+        for folder in ("rows", "sub/rows"):
+            Path(folder).mkdir(parents=True)
+            for name in "ab":
+                Path(folder, f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
+        Path("sub/dataset_info.json").write_text(json.dumps({name: {"file_name": f"rows/{name}.jsonl"} for name in "ab"}))
+        self.mixture(trainer, f"sub/{file}", text)
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        assert sources == {name: {"path": f"sub/rows/{name}.jsonl"} for name in "ab"}
+
+    def test_olmo_s_sources_with_names_that_look_alike_keep_their_rows(self) -> None:
+        """Both are a-b in a file's name; the one that sorts later is a-b-2."""
+        Path("rows").mkdir()
+        Path("rows/a-b.jsonl").write_text('{"prompt": "pp", "completion": "cc"}\n')
+        Path("rows/a-b-2.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
+        text = 'sources: [{source_name: "a,b", target_ratio: 0.5}, {source_name: "a b", target_ratio: 0.5}]'
+        self.mixture("olmo", "c.yaml", text)
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        assert sources == {"a,b": {"path": "rows/a-b-2.jsonl"}, "a b": {"path": "rows/a-b.jsonl"}}
+
     def test_ms_swift_counts_rows_behind_the_file(self) -> None:
         assert self.mixture("ms-swift", "c.yaml", "dataset:\n- a.jsonl#20\n- b.jsonl#60\n") == pytest.approx([0.25, 0.75])
         Path("mix.toml").unlink()
@@ -439,6 +527,50 @@ class TestWrongInput:
         monkeypatch.chdir(made)
         self.refused("export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl")
 
+    def test_a_folder_of_somebody_else_s_with_a_file_of_that_name(
+        self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """sft.yaml and rows/ are names that people use themselves."""
+        (tmp_path / "rows").mkdir()
+        (tmp_path / "rows" / "mine.jsonl").write_text("{}\n")
+        (tmp_path / "sft.yaml").write_text("mine: 1\n")
+        (tmp_path / "README.md").write_text("# My model\n")
+        monkeypatch.chdir(made)
+        self.refused("export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl")
+        assert (tmp_path / "rows" / "mine.jsonl").is_file()
+        assert (tmp_path / "sft.yaml").read_text() == "mine: 1\n"
+
+    def test_an_export_that_fails_leaves_the_earlier_one(
+        self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(made)
+        out = tmp_path / "out"
+        right("export", "plain.toml", "--to", "trl", "--out", out)
+        (out / "tuned").mkdir()
+        before = {path: path.is_dir() or path.read_bytes() for path in out.rglob("*")}
+        choice = ("--set", "finetune.adapter.rank=4", "--set", "finetune.adapter.alpha=8.5")
+        self.refused("export", "plain.toml", *choice, "--to", "trl", "--out", out, why="alpha = 8.5")
+        assert {path: path.is_dir() or path.read_bytes() for path in out.rglob("*")} == before
+
+    def test_a_place_that_cannot_be_written(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(made)
+        (tmp_path / "file").write_text("")
+        done = call("export", "plain.toml", "--to", "trl", "--out", tmp_path / "file" / "out")
+        assert done.exit_code == 1
+        assert "cannot write" in done.output
+        assert "Traceback" not in done.output
+
+    def test_olmo_without_an_end_token(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By which it finds where a row ends."""
+        from transformers import AutoTokenizer
+
+        monkeypatch.chdir(made)
+        tokenizer = AutoTokenizer.from_pretrained("tokenizer")
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(tmp_path / "endless")
+        choice = ("--set", f'finetune.model={{path="nowhere", tokenizer="{tmp_path / "endless"}"}}')
+        self.refused("export", "chat.toml", *choice, "--to", "olmo", "--out", tmp_path / "out", why="no end token")
+
     @pytest.mark.parametrize(("trainer", "text", "why"), [
         ("trl", "datasets: 3", "has no 'datasets'"),
         ("trl", "- 1", "holds no table"),
@@ -447,11 +579,22 @@ class TestWrongInput:
         ("trl", "datasets:\n- {path: own/er}\n- {path: oth/er}", "on the Hub"),
         ("axolotl", "datasets:\n- {path: own/er, weight: 3}", "0 < weight ≤ 1"),
         ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
+        ("llamafactory", "dataset: [1, 2]\ndataset_dir: .", "has no 'dataset'"),
+        ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: some", "max_samples = 'some'"),
+        ("llamafactory", "dataset: a,c\ndataset_dir: .", "num_samples = 'many'"),
+        ("llamafactory", "dataset: a,bb\ndataset_dir: .", "did you mean 'b'"),
         ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
         ("olmo", "sources: []", "has no 'sources'"),
+        ("olmo", "sources: [{target_ratio: 1}]", "has no 'sources'"),
+        ("olmo", "sources: [{source_name: a}]", "target_ratio"),
+        ("trl", "datasets:\n- {path: json, data_files: [3]}", "data_files of 'json'"),
         ("datasets", "datasets: []", "must be a list of"),
         ("datasets", "datasets: [{data_files: c.yaml}]\nprobabilities: [1]", "names one data set"),
     ])  # fmt: skip
     def test_a_configuration_that_cannot_be_read(self, trainer: str, text: str, why: str) -> None:
+        for name in "ab":
+            Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
+        info: dict[str, Any] = {name: {"file_name": f"{name}.jsonl"} for name in "ab"}
+        Path("dataset_info.json").write_text(json.dumps({**info, "c": {**info["a"], "num_samples": "many"}}))
         Path("c.yaml").write_text(text)
         self.refused("import", "c.yaml", "--from", trainer, why=why)

@@ -91,16 +91,16 @@ class TestRules:
         w = next(model.parameters()).detach()[0]
         return (batch * (batch @ w).exp()[:, None]).mean(0)
 
-    def batches(self) -> tuple[list[Tensor], Tensor]:
+    def batches(self) -> tuple[dict[str, Tensor], Tensor]:
         draw = torch.Generator().manual_seed(0)
         *lower, upper = torch.randn(4, 5, 3, generator=draw, dtype=torch.float64)
-        return lower, upper
+        return dict(zip("abc", lower, strict=True)), upper
 
     def test_alignment_is_the_cosine_of_gradients(self, model: nn.Module) -> None:
         lower, upper = self.batches()
         scores = Alignment().scores(self.loss, model, lower, upper, torch.optim.SGD(model.parameters(), lr=1.0))
         wanted = self.gradient(model, upper)
-        for score, batch in zip(scores, lower, strict=True):
+        for score, batch in zip(scores, lower.values(), strict=True):
             own = self.gradient(model, batch)
             assert float(score) == pytest.approx(float(wanted @ own / (wanted.norm() * own.norm())), abs=1e-13)
 
@@ -108,22 +108,22 @@ class TestRules:
         lower, upper = self.batches()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0)
         v = torch.zeros(3, dtype=torch.float64)
-        for batch in lower[:2]:
+        for batch in (lower["a"], lower["b"]):
             v = 0.9 * v + 0.1 * self.gradient(model, batch) ** 2
             optimizer.zero_grad()
             self.loss(model, batch).backward()
             optimizer.step()
         scores = Alignment().scores(self.loss, model, lower, upper, optimizer)
         wanted = self.gradient(model, upper)
-        for score, batch in zip(scores, lower, strict=True):
+        for score, batch in zip(scores, lower.values(), strict=True):
             own = self.gradient(model, batch)
             u = own / ((0.9 * v + 0.1 * own**2).sqrt() + 1e-3)
             assert float(score) == pytest.approx(float(wanted @ u / (wanted.norm() * u.norm())), abs=1e-12)
 
     def test_losses_are_those_above_the_reference(self, model: nn.Module) -> None:
         lower, _ = self.batches()
-        plain = [float(self.loss(model, batch).detach()) for batch in lower]
-        rule = Losses(reference={"a": 1.0, "b": 2.0, "c": 0.5})
+        plain = [float(self.loss(model, batch).detach()) for batch in lower.values()]
+        rule = Losses(reference={"c": 0.5, "b": 2.0, "a": 1.0})
         assert rule.scores(self.loss, model, lower, None, None).tolist() == pytest.approx(
             [value - base for value, base in zip(plain, (1.0, 2.0, 0.5), strict=True)], abs=1e-14
         )
@@ -223,7 +223,7 @@ class TestTraining:
 
             def check(self, names: Any) -> None: ...
 
-            def scores(self, loss: Any, model: Any, lower: list[Any], upper: Any, optimizer: Any) -> Tensor:
+            def scores(self, loss: Any, model: Any, lower: dict[str, Any], upper: Any, optimizer: Any) -> Tensor:
                 torch.randn(5)
                 loss(model, upper)
                 return torch.ones(len(lower))
@@ -293,12 +293,16 @@ class TestTraining:
             def __iter__(self) -> Iterator[Any]:
                 return iter(())
 
+            def __len__(self) -> int:
+                return sum(SIZES.values())
+
         trainer = self.trainer(tmp_path)
         with pytest.raises(ConfigError, match="24 rows, and 'sources' says 25"):
             MixtureCallback(sources={"a": 10, "b": 15}, outer=Sgd(lr=1.0)).attach(trainer)
-        trainer.eval_dataset = None
-        with pytest.raises(ConfigError, match="validation"):
-            MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
+        for validation in (None, {"first": self.validation, "second": self.validation}, []):
+            trainer.eval_dataset = validation
+            with pytest.raises(ConfigError, match="validation rows"):
+                MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
         MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses()).attach(trainer)  # needs none
         trainer.train_dataset = Stream()
         with pytest.raises(ConfigError, match="IterableDataset"):
@@ -310,11 +314,50 @@ class TestTraining:
         with pytest.raises(ConfigError, match="'reference'"):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses(reference={"copy": 1.0}))
 
+    def test_rows_are_mixed_once(self, tmp_path: Path) -> None:
+        """A cell of a notebook that runs twice makes a second callback for the same trainer."""
+        from hgms_exchange.online import MixtureCallback
+
+        trainer = self.trainer(tmp_path)
+        MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
+        with pytest.raises(ConfigError, match="mixed already"):
+            MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
+        assert sum(isinstance(other, MixtureCallback) for other in trainer.callback_handler.callbacks) == 1
+
+    def test_a_reference_is_by_name(self, tmp_path: Path) -> None:
+        """Whatever the order in which its losses are written."""
+        rule = Losses(reference={"noise": 50.0, "copy": 0.0})
+        _, mixture = self.trained(tmp_path, callback={"rule": rule})
+        copy, noise = mixture.records[0]["scores"]
+        assert copy > 0
+        assert noise < -40
+
+    def test_scores_that_are_not_finite_leave_the_mixture_as_it_is(self, tmp_path: Path) -> None:
+        class Broken:
+            name, rows, upper = "broken", 2, 0
+
+            def check(self, names: Any) -> None: ...
+
+            def scores(self, *arguments: Any) -> Tensor:
+                return shares(math.nan, 1.0)
+
+        options = {"steps": 4, "save_strategy": "steps", "save_steps": 2}
+        _, mixture = self.trained(tmp_path, callback={"rule": Broken()}, **options)
+        assert list(mixture.weights.values()) == pytest.approx([10 / 24, 14 / 24], abs=1e-14)
+        assert [record["step"] for record in mixture.records] == [2, 4]
+        self.trained(tmp_path, str(tmp_path / "checkpoint-2"), callback={"rule": Broken()}, **options)
+
     def test_a_checkpoint_without_its_file_or_of_others_is_refused(self, tmp_path: Path) -> None:
         options = {"steps": 4, "save_strategy": "steps", "save_steps": 2}
         _, mixture = self.trained(tmp_path, **options)
-        with pytest.raises(CheckpointError, match="another seed"):
-            self.trained(tmp_path, str(tmp_path / "checkpoint-2"), callback={"seed": 5}, **options)
+        other = {
+            "another seed": {"seed": 5},
+            "other sources": {"sources": dict(reversed(SIZES.items()))},
+            "another outer optimiser": {"outer": Adam(lr=0.1)},
+        }
+        for why, callback in other.items():
+            with pytest.raises(CheckpointError, match=why):
+                self.trained(tmp_path, str(tmp_path / "checkpoint-2"), callback=callback, **options)
         (tmp_path / "checkpoint-2" / "mixture.safetensors").unlink()
         with pytest.raises(CheckpointError, match="is not there"):
             self.trained(tmp_path, str(tmp_path / "checkpoint-2"), **options)

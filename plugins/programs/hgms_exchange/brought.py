@@ -9,7 +9,8 @@ import attrs
 import tomlkit
 
 from hgms_core import ConfigError
-from hgms_exchange.trainer import COMMIT, Brought, Trainer
+from hgms_exchange.configuration import COMMIT
+from hgms_exchange.trainer import Brought, Trainer
 from hgms_run import replace_file
 
 SIZE = 1000

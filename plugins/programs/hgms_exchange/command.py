@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
     )
     for name in files:
         click.echo(f"  {folder / name}")
-    click.echo(f"train with it: cd {folder} && {TRAINERS[trainer].command}")
+    click.echo(f"train with it: cd {shlex.quote(str(folder))} && {TRAINERS[trainer].command}")
 
 
 @click.command("import", short_help="A mix file from another trainer's configuration.")

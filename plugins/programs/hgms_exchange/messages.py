@@ -1,4 +1,4 @@
-"""Rows for trainers that read conversations of TRL's kinds (TRL itself, and whatever loads them through ``datasets``)."""
+"""Rows of an export: conversations, prompts with answers as texts, and TRL's kinds of both."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import Any
 from hgms_exchange.sampled import Part, Sampled
 
 
+def conversations(part: Part) -> Iterator[dict[str, Any]]:
+    yield from ({"messages": row["messages"]} for row in part.rows)
+
+
+def texts(
+    sample: Sampled, part: Part, prompt: str = "prompt", completion: str = "completion", *, eos: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Prompt and last answer, under these keys, as the named template writes them, in the words that reweighting saw; ``eos``:
+    with the end mark, where the trainer adds none."""
+    for pieces in sample.written(part):
+        question, answer = sample.pair(pieces, eos=eos)
+        yield {prompt: question, completion: answer}
+
+
 def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
-    """With a chat template: ``prompt`` and ``completion`` as turns, or ``messages`` where some row has several answers. With a
-    named template: both as texts, in the words that reweighting saw."""
+    """TRL's kinds, with a chat template: ``prompt`` and ``completion`` as turns, or ``messages`` where some row has several
+    answers. With a named template: both as texts."""
     if not sample.chat:
-        for pieces in sample.written(part):
-            prompt, completion = sample.pair(pieces, bos=False, eos=True)
-            yield {"prompt": prompt, "completion": completion}
+        yield from texts(sample, part)
     elif sample.turns > 1:
-        yield from ({"messages": row["messages"]} for row in part.rows)
+        yield from conversations(part)
     else:
         yield from ({"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in part.rows)
 

@@ -1,28 +1,34 @@
 """Weights of sources that a training learns while it runs: a callback for the Trainer of transformers and TRL's SFTTrainer.
-``MixtureCallback`` is made of these hooks when it is first asked for; the rules are in ``rules.py``."""
+The rules are in ``rules.py``, which row comes where in ``plan.py``."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from hgms_core import CheckpointError, ConfigError, Key, MissingExtra, OuterOptimizer, State
-from hgms_exchange.plan import Plan
+from hgms_exchange.plan import Epochs, Plan
 from hgms_exchange.rules import Alignment, Loss, Losses, Rule
 from hgms_exchange.trainer import normalised
 from hgms_loops import moved, undisturbed
 from hgms_run import load_state, save_state
 
-__all__ = ["Alignment", "Losses", "MixtureCallback"]  # noqa: F822 - the last is made when it is asked for
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
+    ) from error
+
+__all__ = ["Alignment", "Losses", "MixtureCallback"]
 
 FILE = "mixture.safetensors"
 
@@ -46,7 +52,8 @@ class MixedRows(Dataset[Any]):
         return self.rows[self._first[name] + row]
 
 
-class Hooks:
+@final
+class MixtureCallback(TrainerCallback):
     """The weights of data sources, learned while a training runs::
 
         θ ← outer step on h = −∇_θ Σ_s ω_s(θ) a_s,    ω = softmax(θ),    after every ``every``-th optimiser step
@@ -67,18 +74,21 @@ class Hooks:
         rule: ``Alignment()`` or ``Losses()``, or a class of your own with their methods.
         every: optimiser steps between two changes, ≥ 1.
         start: the first mixture, by name; None: in proportion to the rows.
-        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``. ``Losses`` needs none.
+        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``, whose loss then is no longer that of
+            rows which the training knows nothing of. ``Losses`` needs none.
         seed: of all draws.
         loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
 
     The row of each change is in ``records`` and goes to the trainer's log: ``mixture/NAME`` and ``mixture/score/NAME``. During
-    a change the model is in evaluation mode, and the global generators are restored afterwards. Every checkpoint gets a
-    file ``mixture.safetensors``: θ, the outer optimiser, and which mixture began where. A resumed training goes on from there,
-    and on the CPU ends with the very bits of an uninterrupted one, gradient accumulation included.
+    a change the model is in evaluation mode, and torch's global generators are restored afterwards. Where a score is not finite
+    the mixture stays as it is, and the row shows why. Every checkpoint gets a file ``mixture.safetensors``: θ, the outer
+    optimiser, and which mixture began where. A resumed training goes on from there, and on the CPU ends with the very bits of
+    an uninterrupted one, gradient accumulation included.
 
     Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling strategy, batch size search or
     ``ignore_data_skip``, since each would take rows that the plan does not know of; for packed rows or a wrong number of rows;
-    CheckpointError where a training is resumed without that file, or with that of other sources.
+    for a trainer that mixes already; CheckpointError where a training is resumed without that file, or with that of other
+    sources, another seed or another kind of outer optimiser.
 
     Cost: every ``every`` steps that of the rule: for ``Alignment`` a gradient of ``rows`` rows for each source, and one of
     ``upper`` validation rows.
@@ -112,8 +122,11 @@ class Hooks:
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
+        # streams of their own for the rows that are scored: the training's draws do not depend on them
+        self._lower = {name: Epochs(count, self.key.fold("scores", name)) for name, count in sources.items()}
         self.records: list[dict[str, Any]] = []
         self._trainer: Any = None
+        self.theta: Tensor
         self._memory: State
         self._loaded = False
         self._reset()
@@ -127,23 +140,26 @@ class Hooks:
         """Has ``trainer`` take its rows by this mixture, and change it as it trains."""
         rows, validation = trainer.train_dataset, self.validation if self.validation is not None else trainer.eval_dataset
         total = sum(self.plan.sizes)
-        if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+        if isinstance(rows, MixedRows):
+            raise ConfigError("the rows of this trainer are mixed already: make the trainer anew before another callback")
+        if not _by_number(rows):
             raise ConfigError(
-                "rows are taken by their number, and train_dataset is an IterableDataset: give one with rows by number"
+                f"rows are taken by their number, which train_dataset, of the type {type(rows).__name__}, does not have\n"
+                "  give a data set with rows by number, no IterableDataset"
             )
         if len(rows) != total:
             raise ConfigError(
                 f"train_dataset has {len(rows)} rows, and 'sources' says {total}: {self._sizes}\n"
                 "  rows of the sources one after the other; without packing, which puts rows of several into one"
             )
-        if self.rule.upper and (
-            not hasattr(validation, "__getitem__") or not hasattr(validation, "__len__") or len(validation) == 0
-        ):
+        if self.rule.upper and not (_by_number(validation) and len(validation)):
             raise ConfigError(
-                f"the rule {self.rule.name} compares with validation rows: give 'validation', or the trainer an eval_dataset"
+                f"the rule {self.rule.name} compares with validation rows: give 'validation', or the trainer an eval_dataset\n"
+                "  one data set with rows by number, not several by name"
             )
         self._checked(trainer.args)
         self._trainer, self._validation = trainer, validation
+        self._upper = Epochs(len(validation), self.key.fold("scores", "")) if self.rule.upper else None
         self.rows = MixedRows(rows, self.plan, total)
         trainer.train_dataset = self.rows
         trainer.args.train_sampling_strategy = "sequential"  # the order is the plan's
@@ -167,22 +183,14 @@ class Hooks:
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every:
             return
-        model, device = kwargs["model"], next(kwargs["model"].parameters()).device
-        lower, upper = self._probes(len(self.records))
-        loss = self.loss or (lambda model, inputs: self._trainer.compute_loss(model, inputs))
-        with undisturbed(model, device), _statistics_kept(self._trainer):
-            batches = [moved(self._collate(rows), device) for rows in lower]
-            wanted = moved(self._collate(upper), device) if upper else None
-            scores = self.rule.scores(loss, model, batches, wanted, kwargs.get("optimizer")).double().cpu()
+        scores = self._scores(kwargs["model"], kwargs.get("optimizer"))
         self._change(scores, state.global_step, min(1.0, state.global_step / max(state.max_steps, 1)))
         self.plan.begin(self._next_place(args, state.global_step), self.theta.softmax(0))
         row = {f"mixture/{name}": weight for name, weight in self.weights.items()}
         row |= {f"mixture/score/{name}": score for name, score in zip(self.plan.names, scores.tolist(), strict=True)}
-        from transformers import Trainer
-
-        wanted_log = control.should_log
+        due = control.should_log
         Trainer.log(self._trainer, row)  # that of TRL would put its own statistics into this row, and begin them anew
-        control.should_log = wanted_log  # logging anything takes the Trainer's own row for logged
+        control.should_log = due  # logging anything takes the Trainer's own row for logged
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
@@ -205,12 +213,13 @@ class Hooks:
                 "  load it from the folder it is in with callback.load(…), or begin anew"
             )
         state = load_state(path)
-        own = (self._sizes, self.key.seed)
-        if (state["sources"], state["seed"]) != own:
+        if (list(state["sources"].items()), state["seed"]) != (list(self._sizes.items()), self.key.seed):
             raise CheckpointError(
-                f"{path} is of other sources or another seed: {state['sources']}, seed {state['seed']}; "
-                f"here {own[0]}, seed {own[1]}"
+                f"{path} is of other sources (by name, rows or order) or another seed: {state['sources']}, "
+                f"seed {state['seed']}; here {self._sizes}, seed {self.key.seed}"
             )
+        if state["memory"].keys() != self.outer.init({"logits": self.theta}).keys():
+            raise CheckpointError(f"{path} was written with another outer optimiser than {type(self.outer).__name__}")
         self.theta, self._memory = state["theta"], state["memory"]
         self.records[:] = [dict(row) for row in state["records"]]
         self.plan.replay(list(zip(state["starts"], state["mixtures"], strict=True)))
@@ -237,25 +246,27 @@ class Hooks:
     def _sizes(self) -> dict[str, int]:
         return dict(zip(self.plan.names, self.plan.sizes, strict=True))
 
-    def _probes(self, change: int) -> tuple[list[list[Any]], list[Any]]:
-        """The rows that this change looks at: of each source, and of validation."""
-        count, many = self.rule.rows, self.rule.upper
-        lower = [
-            [self.rows.of(name, row) for row in self._fresh(name, size, change * count, count)]
-            for name, size in self._sizes.items()
-        ]
-        if not many:
-            return lower, []
-        return lower, [self._validation[row] for row in self._fresh("", len(self._validation), change * many, many)]
+    def _scores(self, model: Any, optimizer: Any) -> Tensor:
+        """What the rule says of the sources."""
+        device, loss = next(model.parameters()).device, self.loss or self._own_loss
+        change, count, many = len(self.records), self.rule.rows, self.rule.upper
 
-    def _fresh(self, name: str, size: int, first: int, count: int) -> list[int]:
-        """Rows ``first`` to ``first + count`` of shuffled epochs of a source (the empty name: of validation), by a stream of
-        its own: the training's draws do not depend on them."""
-        rows: list[int] = []
-        for number in range(first, first + count):
-            epoch, position = divmod(number, size)
-            rows.append(int(_order(self.key, name, size, epoch)[position]))
-        return rows
+        def batch(rows: list[Any]) -> Any:
+            return moved(self._collate(rows), device)
+
+        with undisturbed(model, device), _statistics_kept(self._trainer):
+            lower = {
+                name: batch([self.rows.of(name, row) for row in epochs.rows(change * count, count)])
+                for name, epochs in self._lower.items()
+            }
+            upper = None
+            if self._upper is not None:
+                upper = batch([self._validation[row] for row in self._upper.rows(change * many, many)])
+            return self.rule.scores(loss, model, lower, upper, optimizer).double().cpu()
+
+    def _own_loss(self, model: Any, inputs: Any) -> Tensor:
+        loss: Tensor = self._trainer.compute_loss(model, inputs)
+        return loss
 
     def _epoch(self, args: Any) -> tuple[int, int]:
         """Rows that an epoch takes, and its optimiser steps."""
@@ -267,11 +278,7 @@ class Hooks:
         """Where the mixture after optimiser step ``step`` begins: behind the batch that the loader has already."""
         epoch, steps = self._epoch(args)
         passed, within = divmod(step, steps)
-        place = (
-            passed * epoch
-            + min(epoch, within * args.gradient_accumulation_steps * args.train_batch_size)
-            + args.train_batch_size
-        )
+        place = passed * epoch + (within * args.gradient_accumulation_steps + 1) * args.train_batch_size
         if self.rows.furthest >= place:
             raise ConfigError(
                 f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row {place}): a resumed training "
@@ -282,7 +289,7 @@ class Hooks:
     def _checked(self, args: Any) -> None:
         if not hasattr(args, "train_sampling_strategy"):
             raise ConfigError(
-                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this transformers has not\n"
+                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this transformers does not have\n"
                 "  pip install -U transformers"
             )
         faults = (
@@ -317,23 +324,6 @@ def _statistics_kept(trainer: Any) -> Iterator[None]:
             trainer._metrics = before
 
 
-@functools.lru_cache(maxsize=64)
-def _order(key: Key, name: str, size: int, epoch: int) -> Tensor:
-    return torch.randperm(size, generator=key.fold("scores", name, epoch).generator())
-
-
-@functools.cache
-def _callback() -> type:
-    try:
-        from transformers import TrainerCallback
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
-        ) from error
-    return type("MixtureCallback", (Hooks, TrainerCallback), {"__doc__": Hooks.__doc__, "__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "MixtureCallback":
-        return _callback()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _by_number(rows: Any) -> bool:
+    """Whether rows are taken by their number: not a stream, nor data sets by name."""
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not isinstance(rows, IterableDataset | Mapping)

@@ -28,11 +28,29 @@ class Stretch:
     rank: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
+class Epochs:
+    """Row 0, 1, 2, … of a source: all rows in a shuffled order, then all in another, so that none comes twice before all came
+    once."""
+
+    def __init__(self, size: int, key: Key) -> None:
+        self.size, self.key = size, key
+        self._order = functools.lru_cache(maxsize=4)(self._shuffled)
+
+    def row(self, number: int) -> int:
+        epoch, position = divmod(number, self.size)
+        return int(self._order(epoch)[position])
+
+    def rows(self, first: int, count: int) -> list[int]:
+        return [self.row(number) for number in range(first, first + count)]
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        return torch.randperm(self.size, generator=self.key.fold(epoch).generator())
+
+
 class Plan:
     """Place 0, 1, 2, … of a training: a source drawn by the mixture that is in force there, and its next row.
 
-    The numbers that decide are a function of the key and the place. A source's rows come in a new shuffled order each time it
-    has given all of them, so none comes twice before all came once.
+    The numbers that decide are a function of the key and the place. A source's rows come in :class:`Epochs`.
 
     >>> plan = Plan({"a": 3, "b": 5}, Key(0))
     >>> plan.begin(0, torch.tensor([1.0, 0.0], dtype=torch.float64))
@@ -46,7 +64,7 @@ class Plan:
     def __init__(self, sizes: Mapping[str, int], key: Key) -> None:
         self.names, self.sizes, self.key = tuple(sizes), tuple(sizes.values()), key
         self.stretches: list[Stretch] = []
-        self._order = functools.lru_cache(maxsize=4 * len(self.names))(self._shuffled)
+        self._epochs = [Epochs(size, key.fold("rows", name)) for name, size in sizes.items()]
 
     def begin(self, start: int, weights: Tensor) -> None:
         """From place ``start`` on this mixture is in force."""
@@ -60,17 +78,16 @@ class Plan:
             last.source, last.rank = last.source[: start - last.start].clone(), last.rank[: start - last.start].clone()
             before = last.before + torch.bincount(last.source, minlength=len(self.names))
             for earlier in self.stretches[-2:-1]:
-                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)  # drawn again if anybody asks
+                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)  # drawn again where they are asked for
         self.stretches.append(Stretch(start, weights, before))
 
     def row(self, place: int) -> tuple[str, int]:
         """The source at a place, and the number of the row."""
-        stretch = self.stretches[bisect_right([one.start for one in self.stretches], place) - 1]
+        stretch = self.stretches[bisect_right(self.stretches, place, key=lambda stretch: stretch.start) - 1]
         at = place - stretch.start
         self._extend(stretch, at + 1)
-        number, rank = int(stretch.source[at]), int(stretch.rank[at])
-        epoch, position = divmod(rank, self.sizes[number])
-        return self.names[number], int(self._order(number, epoch)[position])
+        number = int(stretch.source[at])
+        return self.names[number], self._epochs[number].row(int(stretch.rank[at]))
 
     def history(self) -> list[tuple[int, Tensor]]:
         return [(stretch.start, stretch.weights) for stretch in self.stretches]
@@ -96,7 +113,3 @@ class Plan:
         for number in range(len(self.names)):
             mine = stretch.source == number
             stretch.rank[mine] = stretch.before[number] + torch.arange(int(mine.sum()))
-
-    def _shuffled(self, number: int, epoch: int) -> Tensor:
-        key = self.key.fold("rows", self.names[number], epoch)
-        return torch.randperm(self.sizes[number], generator=key.generator())

@@ -16,14 +16,14 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Rule(Protocol):
-    """Scores of the sources, the larger the more of it shall be taken. ``rows`` of each source are asked for, and ``upper``
-    validation rows; both come as batches that the trainer collated."""
+    """Scores of the sources, in their order, the larger the more of it shall be taken. ``rows`` of each source are asked for,
+    and ``upper`` validation rows; both come as batches that the trainer collated, those of the sources by name."""
 
     name: ClassVar[str]
     rows: int
     upper: int
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Sequence[Any], upper: Any, optimizer: Any) -> Tensor: ...
+    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor: ...
 
     def check(self, names: Sequence[str]) -> None: ...
 
@@ -56,11 +56,11 @@ class Alignment:
     def check(self, names: Sequence[str]) -> None:
         return
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Sequence[Any], upper: Any, optimizer: Any) -> Tensor:
+    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor:
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
         wanted = _gradient(loss, model, upper, leaves)
         own = []
-        for batch in lower:
+        for batch in lower.values():
             direction = [
                 _adam(leaf, part, optimizer) for leaf, part in zip(leaves, _gradient(loss, model, batch, leaves), strict=True)
             ]
@@ -98,10 +98,10 @@ class Losses:
         if self.reference and set(self.reference) != set(names):
             raise ConfigError(f"'reference' has losses of {', '.join(self.reference)}; the sources are {', '.join(names)}")
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Sequence[Any], upper: Any, optimizer: Any) -> Tensor:
+    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor:
         with torch.no_grad():
-            values = torch.stack([loss(model, batch).double().cpu() for batch in lower])
-        return values - torch.tensor(list(self.reference.values()) or [0.0] * len(lower), dtype=torch.float64)
+            values = torch.stack([loss(model, batch).double().cpu() for batch in lower.values()])
+        return values - torch.tensor([self.reference.get(name, 0.0) for name in lower], dtype=torch.float64)
 
 
 def _gradient(loss: Loss, model: nn.Module, batch: Any, leaves: Sequence[Tensor]) -> list[Tensor]:

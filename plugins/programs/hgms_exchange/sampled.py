@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+import torch
 from attrs import frozen
 
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import CheckpointError, ConfigError, DataError
 from hgms_mix import Mix, Sampling, load, mix_path, read_rows
 
 Row = Mapping[str, Any]
@@ -34,12 +36,13 @@ class Part:
 @final
 @frozen(kw_only=True, eq=False)
 class Sampled:
-    """A sample with the settings of the mix that drew it. ``ranked``: its rows are a ranking's best, so weights did not choose
-    them."""
+    """A sample with the settings of the mix that drew it. ``digests`` identify what its sources held then, by name. ``ranked``:
+    its rows are a ranking's best, so weights did not choose them."""
 
     title: str
     config: Any
     parts: Sequence[Part]
+    digests: Mapping[str, str]
     ranked: bool
 
     @property
@@ -50,6 +53,12 @@ class Sampled:
     def shares(self) -> dict[str, float]:
         """Share of each source in the rows of the sample."""
         return {part.name: len(part.rows) / self.size for part in self.parts}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Learned weights of the sources that gave rows, with the sum one."""
+        total = sum(part.weight for part in self.parts)
+        return {part.name: part.weight / total for part in self.parts}
 
     @property
     def model(self) -> Any:
@@ -74,37 +83,55 @@ class Sampled:
         """Whether turns are written by the model's own chat template, which a trainer then has to do, too."""
         return bool(self.config.task.template == "model")
 
-    @property
+    @functools.cached_property
     def turns(self) -> int:
         """The most answers that a row has."""
         return max(sum(turn["role"] == "assistant" for turn in row["messages"]) for part in self.parts for row in part.rows)
 
+    @functools.cached_property
+    def tables(self) -> Mapping[str, Any]:
+        """The rows of each source in the tokens of the model that is fine-tuned, without those that are too long in them."""
+        numbers = {part.name: torch.tensor(sorted(row["row"] for row in part.rows)) for part in self.parts}
+        for part in self.parts:
+            self._source(part)
+        tables: Mapping[str, Any] = self.config.task.picked(self.tokenizer, self.config.sample.of, numbers)
+        return tables
+
     def written(self, part: Part) -> list[list[tuple[str, bool]]]:
         """Each row of ``part`` as the template writes it: pieces of text, and whether they are learned."""
-        from hgms_llm import Message, read_examples, template_for
+        from hgms_llm import Message, examples_at, template_for
 
         template = template_for(self.config.task.template, self.tokenizer)
         if template.name == "alpaca":  # an input stands apart from its instruction, which a conversation does not show
-            source = getattr(self.config.task, self.config.sample.of)[part.name]
-            known = {example.row: example.messages for example in read_examples(part.name, source)}
+            numbers = np.array(sorted(row["row"] for row in part.rows))
+            known = {example.row: example.messages for example in examples_at(part.name, self._source(part), numbers)}
             chats: Iterable[Any] = (known[row["row"]] for row in part.rows)
         else:
             chats = ([Message(turn["role"], turn["content"]) for turn in row["messages"]] for row in part.rows)
-        spelt = self.tokenizer.convert_ids_to_tokens
+        token = self.tokenizer.convert_ids_to_tokens
         return [
-            [(text if isinstance(text, str) else spelt(text), learned) for text, learned in template.pieces(chat)]
+            [(text if isinstance(text, str) else token(text), learned) for text, learned in template.pieces(chat)]
             for chat in chats
         ]
 
-    def pair(self, pieces: Sequence[tuple[str, bool]], *, bos: bool, eos: bool) -> tuple[str, str]:
-        """Prompt and last answer of a written row; ``bos`` and ``eos``: with the marks of begin and end spelt out."""
+    def pair(self, pieces: Sequence[tuple[str, bool]], *, eos: bool) -> tuple[str, str]:
+        """Prompt and last answer of a written row, without the mark of the beginning; ``eos``: with that of the end."""
         last = 1 + max((number for number, (_, learned) in enumerate(pieces) if not learned), default=-1)
-        prompt, answer = ("".join(text for text, _ in some) for some in (pieces[:last], pieces[last:]))
-        if not bos and self.tokenizer.bos_token:
+        prompt, answer = ("".join(text for text, _ in side) for side in (pieces[:last], pieces[last:]))
+        if self.tokenizer.bos_token:
             prompt = prompt.removeprefix(self.tokenizer.bos_token)
         if not eos and self.tokenizer.eos_token:
             answer = answer.removesuffix(self.tokenizer.eos_token)
         return prompt, answer
+
+    def _source(self, part: Part) -> Any:
+        """Where the rows of ``part`` are from. The sample knows them by their numbers, which an edit of a file moves."""
+        from hgms_llm import content
+
+        source = getattr(self.config.task, self.config.sample.of)[part.name]
+        if content(part.name, source) != self.digests[part.name]:
+            raise DataError(f"source {part.name!r} changed since its rows were drawn\n  hgms mix sample draws them anew")
+        return source
 
 
 def sampled(
@@ -152,7 +179,8 @@ def sampled(
         for name in getattr(config.task, config.sample.of)
         if name in by_source
     ]
-    return Sampled(title=folder.parent.parent.name, config=config, parts=parts, ranked=facts["by"] == "ranking")
+    title = folder.resolve().parents[1].name
+    return Sampled(title=title, config=config, parts=parts, digests=facts["sources"], ranked=facts["by"] == "ranking")
 
 
 def _manifest(path: Path, how: str) -> dict[str, Any]:
@@ -177,10 +205,18 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
     """
     stems: dict[str, str] = {}
     for name in names:
-        stem = base = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
-        number = 1
-        while stem.casefold() in {other.casefold() for other in stems.values()}:
-            number += 1
-            stem = f"{base}-{number}"
-        stems[name] = stem
+        stems[name] = unused(stems.values(), re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source")
     return stems
+
+
+def unused(names: Iterable[str], wanted: str) -> str:
+    """``wanted``, with a number where a name is that already, by case or not.
+
+    >>> unused(["Code", "code-2"], "code")
+    'code-3'
+    """
+    taken, name, number = {known.casefold() for known in names}, wanted, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{wanted}-{number}"
+    return name

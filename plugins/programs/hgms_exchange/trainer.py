@@ -1,4 +1,4 @@
-"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and what a weight means."""
+"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and settings of the training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from hgms_core import ConfigError, MissingExtra
 from hgms_exchange.sampled import Part, Sampled
 from hgms_run import replace_file
 
-COMMIT = "COMMIT"
-"""Where a data set of the Hub is named without its commit, which a source has to have."""
 UNNAMED = "MODEL"
 """Where a mix has no base model with a name: a network with random weights is built anew in every program."""
 
@@ -63,23 +61,6 @@ def write_yaml(path: Path, table: Mapping[str, Any], head: str) -> None:
     replace_file(path, f"# {head}\n{text}".encode())
 
 
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """A YAML or JSON file (which is YAML) with a mapping in it."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
-    try:
-        table = json.loads(text) if path.suffix == ".json" else yaml().safe_load(text)
-    except (ValueError, yaml().YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {str(error).splitlines()[0]}"
-        ) from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path} holds no table, so it is no {what}")
-    return table
-
-
 def yaml() -> Any:
     try:
         return importlib.import_module("yaml")
@@ -99,18 +80,6 @@ def model_name(sample: Sampled) -> str:
     return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
 
 
-def numbers(value: Any, count: int, where: str) -> list[float]:
-    """Probabilities or fractions: a list, or a text with commas; ConfigError unless there is one for each source."""
-    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    try:
-        found = [float(part) for part in (listed if isinstance(listed, list) else [listed])]
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} = {value!r} is no list of numbers") from None
-    if len(found) != count or any(not 0 <= part < float("inf") for part in found) or sum(found) <= 0:
-        raise ConfigError(f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, not all of them 0")
-    return found
-
-
 def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights with the sum one.
 
@@ -123,32 +92,39 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def located(name: str, file: Path) -> str:
-    """A data file as the mix file shall have it: relative to here if it is below, else absolute. Trainers look from where they
-    are started, so the place of the configuration comes second."""
-    for base in (Path.cwd(), file.resolve().parent):
-        if (base / name).exists():
-            path = (base / name).resolve()
-            return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
-    raise ConfigError(f"there is no file {name} here or beside {file}\n  run this where the trainer would be started")
+def schedule(sample: Sampled) -> str:
+    """The learning rate's schedule by transformers' name for it."""
+    own = sample.config.finetune
+    return "constant_with_warmup" if own.schedule == "constant" and own.warmup else str(own.schedule)
 
 
-def count_rows(name: str, table: Mapping[str, Any]) -> int:
-    """Rows of a source; ConfigError for one of the Hub, whose rows are not here."""
-    from hgms_llm import Source, read_examples
+def settings(sample: Sampled) -> dict[str, Any]:
+    """``[finetune]`` in the words of transformers' TrainingArguments, which most trainers take."""
+    own = sample.config.finetune
+    return {
+        "learning_rate": own.lr,
+        "num_train_epochs": own.epochs,
+        "per_device_train_batch_size": own.micro_batch,
+        "gradient_accumulation_steps": own.accumulation,
+        "weight_decay": own.weight_decay,
+        "lr_scheduler_type": schedule(sample),
+        "max_grad_norm": own.clip or 0.0,
+        "save_steps": own.save_every,
+        "seed": sample.seed,
+    }
 
-    if "path" not in table:
+
+def warmup(sample: Sampled) -> dict[str, Any]:
+    """The warm-up for trainers on transformers before version 5, where a share and a number of steps are two settings."""
+    steps = sample.config.finetune.warmup
+    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
+
+
+def lora_alpha(lora: Any) -> int:
+    """LoRA's alpha, of which trainers read whole numbers only; ConfigError where it is none."""
+    if lora.alpha != int(lora.alpha):
         raise ConfigError(
-            f"the share of {name!r} depends on how many rows it has, and they are on the Hub ({table.get('hub')})\n"
-            "  fetch it and name the file, or write the trainer's weights for it"
+            f"the adapter has alpha = {lora.alpha:g}, and this trainer reads a whole number\n"
+            "  set finetune.adapter to one with a whole alpha: the drawn rows do not depend on it"
         )
-    return len(read_examples(name, Source(**table)))
-
-
-def named(sources: Mapping[str, Mapping[str, Any]], wanted: str) -> str:
-    """``wanted``, with a number where a source is called so already."""
-    taken, name, number = {known.casefold() for known in sources}, wanted, 1
-    while name.casefold() in taken:
-        number += 1
-        name = f"{wanted}-{number}"
-    return name
+    return int(lora.alpha)

@@ -7,24 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
-from hgms_exchange.sampled import Part, Sampled
-from hgms_exchange.trainer import (
-    Brought,
-    Trainer,
-    count_rows,
-    model_name,
-    named,
-    normalised,
-    read_mapping,
-    write_rows,
-    write_yaml,
-)
-from hgms_exchange.with_trl import source_of, warmup
+from hgms_exchange.configuration import count_rows, is_tables, of_load_dataset, read_mapping
+from hgms_exchange.messages import conversations
+from hgms_exchange.sampled import Part, Sampled, unused
+from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, schedule, warmup, write_rows, write_yaml
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
     if sample.chat:
-        yield from ({"messages": row["messages"]} for row in part.rows)
+        yield from conversations(part)
         return
     for pieces in sample.written(part):
         yield {"segments": [{"label": learned, "text": text} for text, learned in pieces]}
@@ -40,7 +31,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     data = [{"path": write_rows(folder, part, rows(sample, part)), "ds_type": "json", **kind} for part in sample.parts]
     adapter: dict[str, Any] = {}
     if lora is not None:
-        adapter = {"adapter": "lora", "lora_r": lora.rank, "lora_alpha": int(lora.alpha), "lora_dropout": lora.dropout}
+        adapter = {"adapter": "lora", "lora_r": lora.rank, "lora_alpha": lora_alpha(lora), "lora_dropout": lora.dropout}
         adapter |= {"lora_target_linear": True} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
     table = {
         "base_model": model_name(sample),
@@ -54,7 +45,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "num_epochs": own.epochs,
         "optimizer": "adamw_torch",
         "learning_rate": own.lr,
-        "lr_scheduler": "constant_with_warmup" if own.schedule == "constant" and own.warmup else own.schedule,
+        "lr_scheduler": schedule(sample),
         **warmup(sample),
         "weight_decay": own.weight_decay,
         "max_grad_norm": own.clip or 0.0,
@@ -68,7 +59,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    weights = normalised({part.name: part.weight for part in sample.parts})
+    weights = sample.weights
     most = min(part.available / weights[part.name] for part in sample.parts if weights[part.name] > 0)
     return {part.name: f"`weight: {weights[part.name] * most / part.available:.6g}`" for part in sample.parts}
 
@@ -76,17 +67,13 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 def read(path: Path) -> Brought:
     table = read_mapping(path, "configuration of axolotl")
     listed = table.get("datasets")
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in listed)
-    ):
+    if not is_tables(listed, "path"):
         raise ConfigError(f"{path} has no 'datasets': a list of {{path, type, …}}, as axolotl reads it")
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
     for part in listed:
-        name, source = source_of(part, path)
-        name = named(sources, name)
+        name, source = of_load_dataset(part, path)
+        name = unused(sources, name)
         share = part.get("weight", 1.0)
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise ConfigError(

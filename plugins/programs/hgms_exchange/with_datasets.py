@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hgms_core import ConfigError
+from hgms_exchange.configuration import count_rows, is_tables, located, name_of, numbers, read_mapping
 from hgms_exchange.messages import dialogues, only_last
-from hgms_exchange.sampled import Sampled
-from hgms_exchange.trainer import Brought, Trainer, count_rows, located, named, normalised, numbers, read_mapping, write_rows
+from hgms_exchange.sampled import Sampled, unused
+from hgms_exchange.trainer import Brought, Trainer, normalised, write_rows
 from hgms_run import replace_file
 
 LOAD = '''"""The sample as one data set: each row once, its sources interleaved by their shares."""
@@ -49,23 +50,18 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    weights = normalised({part.name: part.weight for part in sample.parts})
-    return {name: f"probability {weight:.6g}, `first_exhausted`" for name, weight in weights.items()}
+    return {name: f"probability {weight:.6g}, `first_exhausted`" for name, weight in sample.weights.items()}
 
 
 def read(path: Path) -> Brought:
     plan = read_mapping(path, "plan of interleave_datasets")
     listed = plan.get("datasets")
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(part, dict) and isinstance(part.get("data_files"), str) for part in listed)
-    ):
+    if not is_tables(listed, "data_files"):
         raise ConfigError(f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export writes it")
     sources: dict[str, dict[str, str]] = {}
     for part in listed:
-        name = named(sources, str(part.get("name") or Path(part["data_files"]).name.split(".")[0]))
-        sources[name] = {"path": located(part["data_files"], path)}
+        name = unused(sources, str(part.get("name") or name_of(part["data_files"])))
+        sources[name] = {"path": located(str(path.resolve().parent / part["data_files"]), path)}
     shares = plan.get("probabilities")
     if plan.get("stopping_strategy") == "all_exhausted_without_replacement":
         weights = {name: float(count_rows(name, table)) for name, table in sources.items()}

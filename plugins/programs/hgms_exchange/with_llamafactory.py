@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError, closest
-from hgms_exchange.messages import only_last
-from hgms_exchange.sampled import Part, Sampled
-from hgms_exchange.trainer import (
-    COMMIT,
-    Brought,
-    Trainer,
-    count_rows,
-    located,
-    model_name,
-    normalised,
-    numbers,
-    read_mapping,
-    write_rows,
-    write_yaml,
-)
-from hgms_exchange.with_trl import settings, warmup
+from hgms_exchange.configuration import count_rows, located, numbers, of_hub, place_of, read_mapping
+from hgms_exchange.messages import conversations, only_last, texts
+from hgms_exchange.sampled import Sampled
+from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, warmup, write_rows, write_yaml
 from hgms_run import replace_file
 
 CHAT = {
@@ -40,20 +28,11 @@ CHAT = {
 TEXTS = {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "completion"}}
 
 
-def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
-    if sample.chat:
-        yield from ({"messages": row["messages"]} for row in part.rows)
-        return
-    for pieces in sample.written(part):
-        prompt, completion = sample.pair(pieces, bos=False, eos=True)
-        yield {"prompt": prompt, "completion": completion}
-
-
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    info = {
-        part.stem: {"file_name": write_rows(folder, part, rows(sample, part)), **(CHAT if sample.chat else TEXTS)}
-        for part in sample.parts
-    }
+    info = {}
+    for part in sample.parts:
+        rows = conversations(part) if sample.chat else texts(sample, part)
+        info[part.stem] = {"file_name": write_rows(folder, part, rows), **(CHAT if sample.chat else TEXTS)}
     replace_file(folder / "dataset_info.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
     lora = sample.adapter
     adapter: dict[str, Any] = {"finetuning_type": "full"}
@@ -62,7 +41,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         adapter = {
             "finetuning_type": "lora",
             "lora_rank": lora.rank,
-            "lora_alpha": int(lora.alpha),
+            "lora_alpha": lora_alpha(lora),
             "lora_dropout": lora.dropout,
             "lora_target": targets,
         }
@@ -85,22 +64,23 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    weights = normalised({part.name: part.weight for part in sample.parts})
-    return {name: f"{weight:.6g} in `interleave_probs`, `mix_strategy: interleave_under`" for name, weight in weights.items()}
+    how = "in `interleave_probs`, `mix_strategy: interleave_under`"
+    return {name: f"{weight:.6g} {how}" for name, weight in sample.weights.items()}
 
 
 def read(path: Path) -> Brought:
     table = read_mapping(path, "configuration of LLaMA-Factory")
     names = table.get("dataset")
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path} has no 'dataset': names of dataset_info.json, with commas")
     folder = _folder(str(table.get("dataset_dir", "data")), path)
     info = read_mapping(folder / "dataset_info.json", "list of data sets")
     sources = {name: _source(name, info, folder) for name in names}
     strategy, shares = table.get("mix_strategy", "concat"), table.get("interleave_probs")
     if strategy in ("concat", "interleave_once"):
-        weights = {name: float(_rows(name, sources[name], info[name], table.get("max_samples"))) for name in names}
+        most = _whole(table.get("max_samples"), f"{path}: max_samples")
+        weights = {name: float(_rows(name, sources[name], info[name], most)) for name in names}
     elif shares is None:
         weights = dict.fromkeys(names, 1.0)  # in turn
     else:
@@ -109,12 +89,11 @@ def read(path: Path) -> Brought:
 
 
 def _folder(name: str, file: Path) -> Path:
-    for base in (Path.cwd(), file.resolve().parent):
-        if (base / name / "dataset_info.json").is_file():
-            return base / name
-    raise ConfigError(
-        f"there is no {name}/dataset_info.json here or beside {file}\n  run this where LLaMA-Factory would be started"
-    )
+    if (place := place_of(f"{name}/dataset_info.json", file)) is None:
+        raise ConfigError(
+            f"there is no {name}/dataset_info.json here or beside {file}\n  run this where LLaMA-Factory would be started"
+        )
+    return place.parent
 
 
 def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -123,16 +102,22 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         raise ConfigError(f"dataset_info.json has no data set {name!r}" + (f"; did you mean {near!r}?" if near else ""))
     entry = info[name]
     if "file_name" in entry:
-        return {"path": located(entry["file_name"], folder / "dataset_info.json")}
+        return {"path": located(str(folder / entry["file_name"]), folder / "dataset_info.json")}
     if "hf_hub_url" in entry:
-        where = {"subset": entry.get("subset"), "split": entry.get("split")}
-        return {"hub": entry["hf_hub_url"], "revision": COMMIT, **{k: v for k, v in where.items() if v and v != "train"}}
+        return of_hub(entry["hf_hub_url"], subset=entry.get("subset"), split=entry.get("split"))
     raise ConfigError(f"the data set {name!r} of dataset_info.json is neither a file nor on the Hugging Face Hub")
 
 
 def _rows(name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: int | None) -> int:
-    count = int(entry["num_samples"]) if entry.get("num_samples") is not None else count_rows(name, source)
+    asked = _whole(entry.get("num_samples"), f"dataset_info.json, {name}: num_samples")
+    count = count_rows(name, source) if asked is None else asked
     return count if most is None else min(count, most)
+
+
+def _whole(value: Any, where: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or value < 0):
+        raise ConfigError(f"{where} = {value!r} is no number of rows")
+    return value
 
 
 LLAMAFACTORY = Trainer(

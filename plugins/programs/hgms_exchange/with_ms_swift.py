@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
-from hgms_exchange.messages import only_last
-from hgms_exchange.sampled import Part, Sampled
-from hgms_exchange.trainer import (
-    COMMIT,
-    Brought,
-    Trainer,
-    count_rows,
-    located,
-    model_name,
-    named,
-    normalised,
-    numbers,
-    read_mapping,
-    write_rows,
-    write_yaml,
-)
-from hgms_exchange.with_trl import settings, warmup
-
-
-def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
-    if sample.chat:
-        yield from ({"messages": row["messages"]} for row in part.rows)
-        return
-    for pieces in sample.written(part):
-        query, response = sample.pair(pieces, bos=False, eos=False)  # it adds both marks itself
-        yield {"query": query, "response": response}
+from hgms_exchange.configuration import count_rows, located, name_of, numbers, of_hub, place_of, read_mapping
+from hgms_exchange.messages import conversations, only_last, texts
+from hgms_exchange.sampled import Sampled, unused
+from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, warmup, write_rows, write_yaml
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    data = []
+    for part in sample.parts:
+        rows = conversations(part) if sample.chat else texts(sample, part, "query", "response", eos=False)  # it adds the mark
+        data.append(f"{write_rows(folder, part, rows)}#{len(part.rows)}")
     lora = sample.adapter
     adapter: dict[str, Any] = {"tuner_type": "full"}
     if lora is not None:
@@ -43,13 +25,13 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         adapter = {
             "tuner_type": "lora",
             "lora_rank": lora.rank,
-            "lora_alpha": int(lora.alpha),
+            "lora_alpha": lora_alpha(lora),
             "lora_dropout": lora.dropout,
             "target_modules": targets,
         }
     table = {
         "model": model_name(sample),
-        "dataset": [f"{write_rows(folder, part, rows(sample, part))}#{len(part.rows)}" for part in sample.parts],
+        "dataset": data,
         "use_chat_template": sample.chat,
         "max_length": sample.config.task.max_length,
         **settings(sample),
@@ -62,8 +44,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    weights = normalised({part.name: part.weight for part in sample.parts})
-    return {part.name: f"`FILE#{round(weights[part.name] * sample.size)}`" for part in sample.parts}
+    return {name: f"`FILE#{round(weight * sample.size)}`" for name, weight in sample.weights.items()}
 
 
 def read(path: Path) -> Brought:
@@ -76,7 +57,7 @@ def read(path: Path) -> Brought:
     counts: dict[str, int | None] = {}
     for entry in listed:
         name, source, count = _entry(entry, path)
-        name = named(sources, name)
+        name = unused(sources, name)
         sources[name], counts[name] = source, count
     shares = table.get("interleave_prob")
     if shares is not None:
@@ -91,8 +72,8 @@ def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
     """``[hf::|ms::]ID_OR_PATH[:SUBSET][#ROWS]``; what stands on the disk is taken as it stands."""
     head, mark, tail = entry.rpartition("#")
     place, count = (head, int(tail)) if mark and tail.isdigit() else (entry, None)
-    if (Path.cwd() / place).exists() or (file.resolve().parent / place).exists():
-        return Path(place).name.split(".")[0], {"path": located(place, file)}, count
+    if place_of(place, file) is not None:
+        return name_of(place), {"path": located(place, file)}, count
     hub, _, rest = place.partition("::") if "::" in place else ("ms", "", place)
     if hub.lower() != "hf":
         raise ConfigError(
@@ -100,7 +81,7 @@ def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
             "  fetch it and name the file, or write hf:: before a data set of the Hugging Face Hub"
         )
     name, _, subset = rest.partition(":")
-    return name.split("/")[-1], {"hub": name, "revision": COMMIT, **({"subset": subset} if subset else {})}, count
+    return name.split("/")[-1], of_hub(name, subset=subset), count
 
 
 MS_SWIFT = Trainer(

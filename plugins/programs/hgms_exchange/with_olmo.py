@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from hgms_core import ConfigError, DataError
-from hgms_exchange.sampled import Part, Sampled
-from hgms_exchange.trainer import Brought, Trainer, located, named, normalised, numbers, read_mapping, write_rows, write_yaml
+from hgms_exchange.configuration import is_tables, located, numbers, read_mapping
+from hgms_exchange.messages import conversations
+from hgms_exchange.sampled import Part, Sampled, stems_of, unused
+from hgms_exchange.trainer import Brought, Trainer, normalised, write_rows, write_yaml
 
 DTYPES = (np.uint8, np.uint16, np.uint32)
 
@@ -25,40 +26,36 @@ def dtype_of(vocabulary: int) -> Any:
     return next(kind for kind in DTYPES if vocabulary - 1 <= np.iinfo(kind).max)
 
 
-def tokens(sample: Sampled, part: Part, table: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each row's tokens and label mask, without the rows that are too long for the tokenizer of the tuned model."""
-    places = table.places
+def documents(table: Any, part: Part, end: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and label mask of each row, ended by the end token; without the rows that are too long."""
+    places, written = table.places, []
     for row in part.rows:
         if row["row"] in places:
-            yield table.row(places[row["row"]])
+            ids, mask = (tensor.numpy() for tensor in table.row(places[row["row"]]))
+            written.append((ids, mask) if ids[-1] == end else (np.append(ids, end), np.append(mask, False)))
+    return written
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    tables, end = sample.config.task.tables(sample.tokenizer, sample.config.sample.of), sample.tokenizer.eos_token_id
-    kind = dtype_of(len(sample.tokenizer))
+    end, kind = sample.tokenizer.eos_token_id, dtype_of(len(sample.tokenizer))
+    if end is None:
+        raise ConfigError("the tokenizer has no end token, by which OLMo-core finds where a row ends")
+    if missing := [part.name for part in sample.parts if part.name not in sample.tables]:
+        raise DataError(f"no row of {missing[0]!r} is short enough in the tokens of the tuned model\n  raise task.max_length")
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
     lengths: dict[str, int] = {}
     files: dict[str, str] = {}
     split, dropped = 0, 0
     for number, part in enumerate(sample.parts):
-        rows = list(tokens(sample, part, tables[part.name]))
-        if not rows:
-            raise DataError(
-                f"no row of {part.name!r} is short enough in the tokens of the tuned model\n  raise task.max_length"
-            )
-        dropped += len(part.rows) - len(rows)
-        written = [
-            (ids.tolist() + ([] if ids[-1] == end else [end]), mask.tolist() + ([] if ids[-1] == end else [False]))
-            for ids, mask in rows
-        ]
-        split += sum(ids.count(end) > 1 for ids, _ in written)
-        flat = np.array([token for ids, _ in written for token in ids], dtype=kind)
-        mask = np.array([learned for _, marks in written for learned in marks], dtype=np.bool_)
+        written = documents(sample.tables[part.name], part, end)
+        dropped += len(part.rows) - len(written)
+        split += sum(int((ids == end).sum()) > 1 for ids, _ in written)
         files[part.name] = f"tokens/token_ids_part_{number:04d}.npy"
+        flat = np.concatenate([ids for ids, _ in written]).astype(kind)
         flat.tofile(folder / files[part.name])  # no header: OLMo-core maps the plain array, whatever the ending says
-        mask.tofile(folder / "tokens" / f"labels_mask_part_{number:04d}.npy")
+        np.concatenate([mask for _, mask in written]).tofile(folder / "tokens" / f"labels_mask_part_{number:04d}.npy")
         lengths[part.name] = len(flat)
-        write_rows(folder, part, ({"messages": row["messages"]} for row in part.rows))
+        write_rows(folder, part, conversations(part))
     shares = normalised(lengths)
     table = {
         "sources": [
@@ -71,7 +68,10 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     facts = (
         f"{sum(lengths.values())} tokens of {np.dtype(kind).name}, {sample.size - dropped} rows; a row ends with token {end}"
     )
-    notes = [f"`tokens/` holds {facts}. They are of the mix's tokenizer: the model that is trained must have the same."]
+    notes = [
+        f"`tokens/` holds {facts}. They are of the mix's tokenizer: the model that is trained must have the same.",
+        "The ratios to draw from all rows go by the mean lengths of the rows here.",
+    ]
     if split:
         notes.append(f"{split} rows have the end token within (several answers): OLMo-core takes each piece for a document.")
     if dropped:
@@ -81,42 +81,36 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 def whole(sample: Sampled) -> Mapping[str, str]:
     """ω as shares of tokens: a source of long rows has a larger one."""
-    tables = sample.config.task.tables(sample.tokenizer, sample.config.sample.of)
-    lengths = {part.name: float(tables[part.name].lengths.double().mean()) for part in sample.parts}
-    shares = normalised({part.name: part.weight * lengths[part.name] for part in sample.parts})
+    lengths = {name: float(table.lengths.double().mean()) for name, table in sample.tables.items()}
+    shares = normalised({name: weight * lengths[name] for name, weight in sample.weights.items()})
     return {name: f"`target_ratio: {share:.6g}`" for name, share in shares.items()}
 
 
 def read(path: Path) -> Brought:
     listed = read_mapping(path, "list of sources of OLMo-core").get("sources")
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(part, dict) and "target_ratio" in part for part in listed)
-    ):
+    if not is_tables(listed, "source_name"):
         raise ConfigError(f"{path} has no 'sources': a list of {{source_name, target_ratio, paths}}, as OLMo-core reads it")
-    ratios = numbers([part["target_ratio"] for part in listed], len(listed), f"{path}: target_ratio")
+    ratios = numbers([part.get("target_ratio") for part in listed], len(listed), f"{path}: target_ratio")
+    stems = stems_of(sorted({part["source_name"] for part in listed}))
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
     for part, ratio in zip(listed, ratios, strict=True):
-        name = named(sources, str(part.get("source_name")))
-        rows = _rows(name, path)
-        sources[name] = {"path": located(rows, path)}
+        name = unused(sources, part["source_name"])
+        sources[name] = {"path": _rows(part["source_name"], stems, path)}
         weights[name] = ratio / _mean_length(name, sources[name])
     note = "shares of tokens were made shares of rows by the mean number of characters of a row"
     return Brought(sources=sources, mixture=normalised(weights), notes=[note])
 
 
-def _rows(name: str, file: Path) -> str:
-    from hgms_exchange.sampled import stems_of
-
-    wanted = f"rows/{stems_of([name])[name]}.jsonl"
-    if not (file.resolve().parent / wanted).is_file():
+def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
+    """The rows of a source where an export has them."""
+    rows = file.resolve().parent / "rows" / f"{stems[name]}.jsonl"
+    if not rows.is_file():
         raise ConfigError(
-            f"OLMo-core's files hold tokens, and hgms mix reads rows of text: there is no {wanted} beside {file}\n"
+            f"OLMo-core's files hold tokens, and hgms mix reads rows of text: there is no rows/{rows.name} beside {file}\n"
             f"  put the rows of {name!r} there"
         )
-    return wanted
+    return located(str(rows), file)
 
 
 def _mean_length(name: str, table: Mapping[str, Any]) -> float:

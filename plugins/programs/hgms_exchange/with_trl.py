@@ -8,45 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
+from hgms_exchange.configuration import count_rows, is_tables, numbers, of_load_dataset, read_mapping
 from hgms_exchange.messages import dialogues, only_last
-from hgms_exchange.sampled import Sampled
-from hgms_exchange.trainer import (
-    COMMIT,
-    Brought,
-    Trainer,
-    count_rows,
-    located,
-    model_name,
-    named,
-    normalised,
-    numbers,
-    read_mapping,
-    write_rows,
-    write_yaml,
-)
-
-
-def settings(sample: Sampled) -> dict[str, Any]:
-    """``[finetune]`` in the words of transformers' TrainingArguments, which others share."""
-    own = sample.config.finetune
-    schedule = "constant_with_warmup" if own.schedule == "constant" and own.warmup else own.schedule
-    return {
-        "learning_rate": own.lr,
-        "num_train_epochs": own.epochs,
-        "per_device_train_batch_size": own.micro_batch,
-        "gradient_accumulation_steps": own.accumulation,
-        "weight_decay": own.weight_decay,
-        "lr_scheduler_type": schedule,
-        "max_grad_norm": own.clip or 0.0,
-        "save_steps": own.save_every,
-        "seed": sample.seed,
-    }
-
-
-def warmup(sample: Sampled) -> dict[str, Any]:
-    """The same for trainers that build on transformers before version 5, where a share and a number are two settings."""
-    steps = sample.config.finetune.warmup
-    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
+from hgms_exchange.sampled import Sampled, unused
+from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, write_rows, write_yaml
 
 
 def adapter(sample: Sampled) -> dict[str, Any]:
@@ -56,7 +21,7 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
     if lora.targets is not None and len(lora.targets) == 1:  # trl makes one name a pattern, which must match all of a module's
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
-    return {"use_peft": True, "lora_r": lora.rank, "lora_alpha": int(lora.alpha), "lora_dropout": lora.dropout, **targets}
+    return {"use_peft": True, "lora_r": lora.rank, "lora_alpha": lora_alpha(lora), "lora_dropout": lora.dropout, **targets}
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
@@ -85,8 +50,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    weights = normalised({part.name: part.weight for part in sample.parts})
-    return {name: f"`fraction: {weight:.6g}`" for name, weight in weights.items()}
+    return {name: f"`fraction: {weight:.6g}`" for name, weight in sample.weights.items()}
 
 
 def read(path: Path) -> Brought:
@@ -100,16 +64,12 @@ def read(path: Path) -> Brought:
                 "split": table.get("dataset_train_split", "train"),
             }
         ]
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(part, dict) and isinstance(part.get("path"), str) for part in listed)
-    ):
+    if not is_tables(listed, "path"):
         raise ConfigError(f"{path} has no 'datasets': a list of {{path, …}}, as `trl sft` reads it")
     sources: dict[str, dict[str, Any]] = {}
     for part in listed:
-        name, source = source_of(part, path)
-        sources[named(sources, name)] = source
+        name, source = of_load_dataset(part, path)
+        sources[unused(sources, name)] = source
     fractions = [part.get("fraction") for part in listed]
     if all(fraction is None for fraction in fractions):
         weights = {name: float(count_rows(name, source)) for name, source in sources.items()}
@@ -118,27 +78,6 @@ def read(path: Path) -> Brought:
     else:
         weights = dict(zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True))
     return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
-
-
-def source_of(part: Mapping[str, Any], file: Path) -> tuple[str, dict[str, Any]]:
-    """A data set as ``datasets.load_dataset`` is asked for it: its name, and a source. Also axolotl's."""
-    files = part.get("data_files")
-    if files is not None and not (isinstance(files, str) or (isinstance(files, list) and len(files) == 1)):
-        raise ConfigError(
-            f"{file}: data_files of {part['path']!r} are several files\n  a source is one file, a folder or a pattern"
-        )
-    local = files[0] if isinstance(files, list) else files
-    if local is None and (Path(part["path"]).exists() or (file.resolve().parent / part["path"]).exists()):
-        local = part["path"]
-    if local is not None:
-        return Path(local).name.split(".")[0], {"path": located(local, file)}
-    where = {"subset": part.get("name"), "split": part.get("split")}
-    commit = part.get("revision") or COMMIT
-    return part["path"].split("/")[-1], {
-        "hub": part["path"],
-        "revision": commit,
-        **{k: v for k, v in where.items() if v and v != "train"},
-    }
 
 
 TRL = Trainer(
