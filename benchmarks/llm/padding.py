@@ -26,13 +26,16 @@ def main() -> None:
     parser.add_argument("--cache", type=int, default=500, help="rows of a source")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--start", type=int, nargs="+", default=[0, 5, 200], help="tokens that starting a pass is worth")
+    parser.add_argument(
+        "--candidates", type=int, default=1, help="that go through the model together, with batches of their own"
+    )
     parser.add_argument("--batches", type=int, default=200)
     options = parser.parse_args()
     tokenizer, key = load_tokenizer(options.tokenizer), Key(0)
     written = {"template": "alpaca", "max_length": options.max_length, "cache_dir": cache_folder()}
     tables = []
     for path in options.sources:
-        name = Path(path).parent.name
+        name = Path(path).name
         tables.append(
             drawn_table(name, Source(path=path, max_bad_rows=10**6), tokenizer, count=options.cache, key=key, **written)
         )
@@ -43,16 +46,16 @@ def main() -> None:
         real = wide = 0
         cut_to: dict[tuple[int, int | None], list[int]] = {}
         for number in range(options.batches):
-            index = data.draw(key.fold("batch", number), size, 1)
+            index = data.draw(key.fold("batch", number), size, options.candidates)
             assert index is not None
-            mask = batches.rows(index[0])["mask"]
+            mask = batches.rows(index)["mask"]
             lengths = needed(mask)
             real, wide = real + int(lengths.sum()), wide + mask.numel()
             for start in options.start:
                 for most in (None, 4):
                     _, cut = passes(lengths, start, most)
                     total = cut_to.setdefault((start, most), [0, 0])
-                    total[0] += sum((last - first) * width for first, last, width in cut)
+                    total[0] += options.candidates * sum((last - first) * width for first, last, width in cut)
                     total[1] += len(cut)
         print(f"batch {size}: one pass of the full width: {1 - real / wide:.1%} padding")
         for (start, most), (tokens, count) in cut_to.items():

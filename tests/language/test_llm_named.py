@@ -94,11 +94,22 @@ def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:
         model_folder("other", PLACE)
 
 
-def test_two_packages_with_one_name_are_refused(site: Site, tmp_path: Path) -> None:
-    bring(site, tmp_path, theirs="folder")
+def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path, theirs="folder", other="folder")
     bring(site, tmp_path, name="more_models", theirs="folder")
-    with pytest.raises(ConfigError, match="two installed packages bring a model called 'theirs'"):
-        named_models()
+    with pytest.raises(
+        ConfigError, match=r"(?s)bring a model called 'theirs': .* @ task.model.path\n  uninstall one .* as a folder"
+    ):
+        model_folder("theirs", PLACE)
+    assert model_folder(str(tmp_path), PLACE) == tmp_path  # as the message advises
+    assert model_folder("other", PLACE) == tmp_path
+    assert named_models().count("theirs") == 1
+
+
+def test_a_package_that_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path / "nowhere", theirs="folder")
+    with pytest.raises(ConfigError, match=r"which their_models .* had \(FileNotFoundError: no such folder: .*nowhere\) @ task"):
+        model_folder("theirs", PLACE)
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

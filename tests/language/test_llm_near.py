@@ -23,8 +23,8 @@ def example(words: list[str], row: int) -> Example:
     return Example((Message("user", " ".join(words[:10])), Message("assistant", " ".join(words[10:]))), row)
 
 
-def jaccard(one: Example, two: Example) -> float:
-    left, right = set(shingles(one)), set(shingles(two))
+def jaccard(example: Example, other: Example) -> float:
+    left, right = set(shingles(example)), set(shingles(other))
     return len(left & right) / len(left | right)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from fakes import Site
 
 import hgms_llm.parts
+import hgms_llm.store
 import hgms_llm.tokens
 from hgms_core import DataError, Key
 from hgms_llm import read_examples
+from hgms_llm.parts import in_parts
 from hgms_llm.rows import examples_at, index_of
 from hgms_llm.sources import Source
 from hgms_llm.table import TokenTable
@@ -114,8 +119,97 @@ def test_what_was_done_before_a_kill_is_not_done_again(source: Source, tmp_path:
     assert not parts.exists()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_row_that_is_picked_twice_is_there_twice(source: Source, tmp_path: Path, cached: bool) -> None:
+    first, other, last = index_of("s", source).rows[[2, 30, 50]].tolist()
+    table = table_of(source, tmp_path / "cache" if cached else None, pick=torch.tensor([last, first, first, other]))
+    assert table.rows.tolist() == [last, first, first, other]
+    assert bytes(table.row(2)[0][:-1].tolist()).decode() == f"Row {first}?\nanswer {first}"
+    assert table.report.looked == 3
+
+
+def test_a_cache_that_cannot_be_locked_is_named(source: Source, tmp_path: Path) -> None:
+    index_of("s", source, tmp_path / "cache")
+    for path in (tmp_path / "cache").glob("*.lock"):
+        path.unlink()
+        path.mkdir()
+    for path in (tmp_path / "cache").glob("*.index"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"(?s)cannot write the token cache .*cache: .*set HGMS_CACHE"):
+        index_of("s", source, tmp_path / "cache")
+
+
+def test_an_index_that_is_not_read_as_it_was_written(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hgms_llm.store.load
+    monkeypatch.setattr(hgms_llm.store, "load", lambda path, *rest: None if path.suffix == ".index" else original(path, *rest))
+    with pytest.raises(DataError, match="what was written there is not what is read"):
+        index_of("s", source, tmp_path)
+
+
+WORK = """
+import os, time
+import numpy as np
+from attrs import frozen
+
+class Odd(Exception):
+    def __init__(self, what, where): super().__init__(f"{what} in {where}")
+
+@frozen
+class Work:
+    kind: str
+    types = {"numbers": "int64"}
+    def __call__(self, rows):
+        if rows[0] == 0: return {"numbers": np.array(rows)}, {}
+        if self.kind == "raises": raise Odd("a fault", "their library")
+        if self.kind == "dies": os._exit(3)
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Work of which this process does the first row, and another one the second, which fails."""
+    monkeypatch.setattr(hgms_llm.parts, "ROWS", 1)
+    monkeypatch.setattr(hgms_llm.parts, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    site.module("their_work", WORK)
+    return importlib.import_module("their_work").Work
+
+
+def test_a_fault_in_another_process_comes_with_its_traceback(work: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)in a process that reads rows:.*their_work.py.*Odd: a fault in their library"):
+        in_parts([0, 1], work("raises"), folder=None)
+
+
+def test_a_process_that_dies_is_reported_with_its_exit_code(work: Any) -> None:
+    with pytest.raises(DataError, match=r"ended before its work \(exit code 3\)\n  memory may have run out"):
+        in_parts([0, 1], work("dies"), folder=None)
+
+
+def test_ctrl_c_does_not_wait_for_other_processes(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    original = hgms_llm.parts.subprocess.Popen
+    monkeypatch.setattr(
+        hgms_llm.parts.subprocess, "Popen", lambda *args, **options: started.append(original(*args, **options)) or started[-1]
+    )
+
+    def interrupted() -> Any:
+        yield from (0, 1)
+        time.sleep(2)  # the other process is at work
+        raise KeyboardInterrupt
+
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(interrupted(), work("sleeps"), folder=None)
+    assert time.monotonic() - before < 30
+    assert [process.poll() is not None for process in started] == [True]
+
+
 def test_other_processes_make_the_same_parts(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = index_of("s", source)
+    # it is not imported, though it lies in the working directory
+    (tmp_path / "safetensors.py").write_text("raise AssertionError('a file of the working directory')")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hgms_llm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     mine: list[int] = []
@@ -138,7 +232,7 @@ def test_work_is_the_same_after_its_way_to_another_process() -> None:
     assert {name: array.tolist() for name, array in here[0].items()} == {
         name: array.tolist() for name, array in there[0].items()
     }
-    assert here[1] == there[1] == {"looked": 2, "too_long": 0, "truncated": 0, "longest": 9, "shortest": 9}
+    assert here[1] == there[1] == {"too_long": 0, "truncated": 0, "longest": 9, "shortest": 9}
 
 
 @pytest.mark.parametrize("count", [1, 9, 30, 60, 500])

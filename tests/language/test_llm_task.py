@@ -252,6 +252,19 @@ def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
         sources.theta({"words": 0})
 
 
+def test_every_table_is_made_once(files: dict[str, Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    import hgms_llm.task
+
+    made: list[str] = []
+    original = hgms_llm.task.token_table
+    monkeypatch.setattr(
+        hgms_llm.task, "token_table", lambda name, *args, **options: (made.append(name), original(name, *args, **options))[1]
+    )
+    options = task(files)
+    options.problem(0, CPU, F64)
+    assert len(made) == len(options.sources) + len(options.validation) + len(options.test)
+
+
 PRIORS: list[tuple[Any, Any]] = [
     ("uniform", lambda sizes: [1.0] * len(sizes)),
     ("size", list),

@@ -98,13 +98,9 @@ def reading(where: str) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read: {error.strerror or error}\n  check the path and its rights") from None
 
 
-def rows_of(where: str, source: Source) -> Rows:
-    """All rows of a source, before it chooses among them; ``where`` names it in messages."""
-    return ((place, parsed(row)) for place, row in raw_rows(where, source))
-
-
 def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None) -> Raw:
-    """The same, with lines of JSON unparsed. ``watch`` hears how many bytes of the files were read, of how many."""
+    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` names it in messages.
+    ``watch`` hears how many bytes of the files were read, of how many."""
     if source.path is None:
         yield from _hub(where, source)
         return

@@ -38,7 +38,7 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
         others = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         others = []
-    installed = sorted(named_models())
+    installed = named_models()
     alike = difflib.get_close_matches(spec.casefold(), installed, n=1, cutoff=0.6)
     here = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
     near = alike or [str(Path(spec).with_name(name)) for name in here]

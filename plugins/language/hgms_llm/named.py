@@ -14,20 +14,9 @@ GROUP = "hgms.models"
 format. It is called when the model is first needed, and may make the folder then."""
 
 
-def named_models() -> dict[str, EntryPoint]:
-    """The models that installed packages bring, by name.
-
-    Errors: ConfigError where two packages bring different models of one name.
-    """
-    models: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        other = models.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise ConfigError(
-                f"two installed packages bring a model called {entry.name!r}: {_brought_by(other)} and {_brought_by(entry)}\n"
-                "  uninstall one of them, or write task.model.path as a folder"
-            )
-    return models
+def named_models() -> list[str]:
+    """The names of the models that installed packages bring."""
+    return sorted(entry_points(group=GROUP).names)
 
 
 def model_folder(spec: str, place: str) -> Path:
@@ -36,20 +25,30 @@ def model_folder(spec: str, place: str) -> Path:
 
     A folder in the working directory goes before an installed model of its name, with a warning.
 
-    Errors: ConfigError where the package that brings the model fails.
+    Errors: ConfigError where the package that brings the model fails, and where two packages bring different models of the
+    name.
     """
     folder = expand(spec, place)
-    entry = named_models().get(spec)
-    if entry is None:
+    entries = list({entry.value: entry for entry in entry_points(group=GROUP, name=spec)}.values())
+    if not entries:
         return folder
+    entry = entries[0]
     if folder.is_dir():
         warn(
             f"{spec!r} is the folder of that name here, not the model that {_brought_by(entry)} brings @ {place}\n"
             f"  write './{spec}' for the folder, or rename it to get the model"
         )
         return folder
+    if len(entries) > 1:
+        raise ConfigError(
+            f"two installed packages bring a model called {spec!r}: {' and '.join(map(_brought_by, entries[:2]))} @ {place}\n"
+            "  uninstall one of them, or write task.model.path as a folder"
+        )
     try:
-        return Path(entry.load()())
+        folder = Path(entry.load()())
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no such folder: {folder}")
+        return folder
     except HgmsError:
         raise
     except Exception as error:  # an installed package may raise anything

@@ -5,12 +5,14 @@ A part that was finished before a kill is not made again. Memory holds the parts
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from attrs import define, field, frozen
 
-from hgms_core import DataError
+from hgms_core import DataError, HgmsError
 from hgms_llm.store import Leaf, load, write, writing
 
 ROWS = 8192
@@ -33,8 +35,8 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Work(Protocol):
-    """What is done with the rows of a part: arrays, all with names and types of ``types``, and what there is to say of them. It
-    can be pickled."""
+    """What is done with the rows of a part: arrays, all with names and types of ``types``, and facts about them (JSON). It can
+    be pickled."""
 
     @property
     def types(self) -> Mapping[str, str]: ...
@@ -44,7 +46,7 @@ class Work(Protocol):
 @final
 @frozen
 class Part:
-    """A finished part: its arrays (in memory, or in a file), their lengths, and what was said of them."""
+    """A finished part: its arrays (in memory, or in a file), their lengths, and the facts about them."""
 
     arrays: Arrays | Path
     about: Mapping[str, Any]
@@ -114,8 +116,7 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
     counts = {name: len(array) for name, array in arrays.items()}
     if path is None:
         return Part(arrays, about, work.types, counts)
-    with writing(path.parent):
-        write(path, {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()}, about)
+    write(path, {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()}, about)
     return Part(path, about, work.types, counts)
 
 
@@ -128,26 +129,33 @@ def _kept(path: Path, types: Mapping[str, str]) -> Part | None:
 @define
 class _Helpers:
     """Processes that make parts, each fed by a thread. They are started as programs of their own: neither a fork of this
-    process with its threads, nor a second import of the main module of whoever uses the library."""
+    process with its threads, nor a second import of the main module of whoever uses the library.
+
+    Rows, work and answers are pickled (a row of Parquet may hold any Python value, and nothing else holds all of a tokenizer),
+    through pipes that only this process and its own children have: nothing from a file or from elsewhere is unpickled."""
 
     work: Work
     count: int
     threads: ThreadPoolExecutor = field(init=False)
     running: list[subprocess.Popen[bytes]] = field(init=False, factory=list)
     local: Any = field(init=False, factory=threading.local)
+    ended: bool = field(init=False, default=False)
 
     def __enter__(self) -> _Helpers:
         self.threads = ThreadPoolExecutor(max(1, self.count))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.threads.shutdown(cancel_futures=True, wait=not any(error))
+        if any(error):
+            self.ended = True
+            for process in self.running:  # first of all: a thread that waits for an answer holds the pipe
+                process.kill()
+        self.threads.shutdown(cancel_futures=True)
         for process in self.running:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
-            if any(error):
-                process.kill()
+                    with contextlib.suppress(OSError):  # what was not sent to a process that is gone
+                        stream.close()
             process.wait()
 
     def submit(self, chunk: Sequence[Any], path: Path | None) -> Future[Part]:
@@ -155,18 +163,22 @@ class _Helpers:
 
     def _send(self, chunk: Sequence[Any], path: Path | None) -> Part:
         process: subprocess.Popen[bytes] | None = getattr(self.local, "process", None)
+        requests: list[Any] = [(chunk, path)]
         if process is None:
             process = self.local.process = self._start()
+            requests.insert(0, self.work)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump((chunk, path), process.stdin)
+            for request in requests:
+                pickle.dump(request, process.stdin)
             process.stdin.flush()
             answer = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
-            code = process.poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)  # its pipe closes a moment before it is gone
             raise DataError(
-                f"a process that reads rows ended before its work (exit code {code})\n"
+                f"a process that reads rows ended before its work (exit code {process.returncode})\n"
                 "  memory may have run out: allow fewer with OMP_NUM_THREADS; what is done is kept, run the command again"
             ) from error
         if isinstance(answer, BaseException):
@@ -175,16 +187,16 @@ class _Helpers:
         return part
 
     def _start(self) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join(path for path in sys.path if path)
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         process = subprocess.Popen(
-            [sys.executable, "-c", "from hgms_llm.parts import serve; serve()"],
+            # -P: a file of the working directory that is called like a library is not imported for it
+            [sys.executable, "-P", "-c", "from hgms_llm.parts import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own}, start_new_session=True,
         )  # fmt: skip
         self.running.append(process)
-        assert process.stdin is not None
-        pickle.dump(self.work, process.stdin)
-        process.stdin.flush()
+        if self.ended:
+            process.kill()
         return process
 
 
@@ -198,12 +210,14 @@ def serve() -> None:
             continue
         try:
             answer: Any = _part(work, *request)
-        except Exception as error:
+        except HgmsError as error:
             answer = error
+        except Exception:  # a fault of a program: a traceback does not travel, nor does every class
+            answer = RuntimeError(f"in a process that reads rows:\n{traceback.format_exc()}")
         try:
             pickle.dump(answer, answers)
             answers.flush()
-        except BrokenPipeError:  # whoever asked is gone
+        except BrokenPipeError:  # the process that asked is gone
             os._exit(1)
 
 

@@ -52,6 +52,12 @@ def sources_of(problem: Problem, use: str) -> Sources:
     return problem.sources
 
 
+def check_role(problem: Problem, use: str, role: str) -> None:
+    """ConfigError where no validation rows have the role, with what they are wanted for ("method 'x' compares with")."""
+    if role not in problem.upper_data or problem.upper_data[role].size == 0:
+        raise ConfigError(f"{use} validation rows of the role {role!r}, and there are none")
+
+
 def check_size(size: int | None, pool: Data) -> None:
     """Raises ConfigError where more rows are to be kept than there are."""
     if size is not None and size > pool.size:
@@ -99,6 +105,35 @@ def source_sizes(problem: Problem) -> dict[str, int]:
     """
     own = None if problem.sources is None else getattr(problem.sources.examples, "sizes", None)
     return dict(own or problem.lower_data.strata or ())
+
+
+def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
+    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a time.
+
+    Cost: 1 upper value.
+
+    Raises:
+        NumericalError: a loss is not finite.
+
+    >>> from hgms_testing.problems import mixture
+    >>> problem = mixture()
+    >>> set_losses(problem, problem.x0, "select", chunk=4, step=1)[0].shape
+    torch.Size([1])
+    """
+    data, parts = problem.upper_data[role], sources_of(problem, "validation losses are for").parts
+    part = data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
+    losses = []
+    with torch.no_grad():
+        for number in part.unique().tolist():
+            pieces = torch.split((part == number).nonzero().squeeze(1), chunk)
+            sums = [len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double() for piece in pieces]
+            loss = torch.stack(sums).sum().cpu() / sum(map(len, pieces))
+            if not torch.isfinite(loss):
+                raise NumericalError(
+                    f"step {step}: the loss of validation set {parts[number]!r} is {float(loss)}; lower lr, or check its rows"
+                )
+            losses.append(loss)
+    return torch.stack(losses), Cost(upper_values=1, rows=data.size)
 
 
 class Moments(Protocol):

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from attrs import frozen
@@ -17,11 +17,8 @@ from torch import Tensor
 from hgms_llm.formats import FORMATS, BadRow, Row
 from hgms_llm.parts import in_parts, together
 from hgms_llm.sources import SHOWN, Example, Source, begun, check_bad, chosen, content, example_of
-from hgms_llm.store import load, write, writing
+from hgms_llm.store import load, locked, save
 from hgms_llm.table import Report
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 VERSION = 1
 """Of what an index holds of a row."""
@@ -81,7 +78,7 @@ class _Scan:
                 read.append((number, key_of(example.key), whole_of(example), example.blank))
         columns = list(zip(*read, strict=True)) or [()] * 4
         arrays = {name: np.array(column, dtype) for (name, dtype), column in zip(self.types.items(), columns, strict=True)}
-        return arrays, {"total": len(rows), "bad": len(bad), "some": bad[:SHOWN]}
+        return arrays, {"total": len(rows), "bad": len(bad), "shown": bad[:SHOWN]}
 
 
 def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> Index:
@@ -91,31 +88,23 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     Errors: those of :func:`~hgms_llm.sources.read`.
     """
     where = f"source {name!r} ({source.where})"
-    about = {"index": VERSION, "content": content(name, source), "asked": source.format, "completion": source.completion}
+    about = {"index": VERSION, "content": content(name, source), "format": source.format, "completion": source.completion}
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
     path = None if folder is None else folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.index"
-    with contextlib.nullcontext() if path is None else _lock(path):
+    with contextlib.nullcontext() if path is None else locked(path):
         stored = None if path is None else load(path, _Scan.types, "index", about)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
             stored = _scanned(name, where, source, path, about)
-    tensors, said = stored
+    tensors, facts = stored
     arrays = {leaf: tensor.numpy() for leaf, tensor in tensors.items()}
     taken = chosen(where, len(arrays["rows"]), source).numpy()
     kept = taken[~arrays["blank"][taken]]
     report = Report(
-        format=said["format"], total=said["total"], bad=said["bad"], examples=len(taken), blank=len(taken) - len(kept)
+        format=facts["detected"], total=facts["total"], bad=facts["bad"], examples=len(taken), blank=len(taken) - len(kept)
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
         return Index(arrays["rows"], arrays["keys"], arrays["whole"], report)  # all of them: they stay where they are
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
-
-
-def _lock(path: Path) -> FileLock:
-    from filelock import FileLock
-
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path.with_suffix(".lock"))
 
 
 def _scanned(
@@ -132,16 +121,14 @@ def _scanned(
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
         parts = in_parts(numbered, _Scan(form.name if form else None, source.completion), folder=folder)
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
-    check_bad(where, source, form, bad, [line for part in parts for line in part.about["some"]], total)
-    leaves = {leaf: together(parts, leaf) for leaf in _Scan.types}
-    said = {**about, "format": form.name if form else "", "total": total, "bad": bad}
-    if path is not None and folder is not None and folder.is_dir():  # the index of a small file is made faster than found
-        with writing(path.parent):
-            write(path, leaves, said)
-        shutil.rmtree(folder, ignore_errors=True)
-        if stored := load(path, _Scan.types, "index", about):
-            return stored
-    return {leaf: made.tensor() for leaf, made in leaves.items()}, said
+    check_bad(where, source, form, bad, [line for part in parts for line in part.about["shown"]], total)
+    leaves = {array: together(parts, array) for array in _Scan.types}
+    facts = {**about, "detected": form.name if form else "", "total": total, "bad": bad}
+    if path is None or folder is None or not folder.is_dir():  # the index of a small file is made faster than found
+        return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
+    stored = save(path, leaves, _Scan.types, "index", facts)
+    shutil.rmtree(folder, ignore_errors=True)
+    return stored, facts
 
 
 def records_at(where: str, source: Source, numbers: np.ndarray) -> tuple[str | None, Iterator[Record]]:
@@ -149,7 +136,7 @@ def records_at(where: str, source: Source, numbers: np.ndarray) -> tuple[str | N
     form, records = begun(where, source)
 
     def wanted() -> Iterator[Record]:
-        following = iter(numbers.tolist() if len(numbers) < 2**20 else map(int, numbers))
+        following = map(int, numbers)
         number = next(following, None)
         for at, (place, row) in enumerate(records):
             if number is None:

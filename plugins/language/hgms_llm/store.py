@@ -66,8 +66,43 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """While this process alone may make the file ``path``; its folder is made where there is none."""
+    from filelock import FileLock
+
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock")).acquire()
+    with lock:
+        yield
+
+
+def save(
+    path: Path, leaves: Mapping[str, Leaf], types: Mapping[str, str], what: str, about: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Writes the arrays and maps what was written.
+
+    Errors: DataError where the folder cannot be written, or what is read differs.
+    """
+    write(path, leaves, about)
+    if (stored := load(path, types, what, about)) is None:
+        raise DataError(
+            f"cannot write the token cache {path.parent}: what was written there is not what is read\n  check the disk"
+        )
+    return stored[0]
+
+
 def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
-    """The arrays, widest numbers first so that each is aligned, with ``about`` (JSON) in the header."""
+    """The arrays, widest numbers first so that each is aligned, with ``about`` (JSON) in the header.
+
+    Errors: DataError where the folder cannot be written.
+    """
+    with writing(path.parent):
+        _write(path, leaves, about)
+
+
+def _write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
     ordered = sorted(leaves.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
     aside, sha, at = path.with_name(f"{path.name}.{os.getpid()}.part"), hashlib.sha256(), 0
     head: dict[str, Any] = {"__metadata__": {"about": json.dumps(about), "sha256": "0" * 64}}
@@ -115,15 +150,15 @@ def load(path: Path, types: Mapping[str, str], what: str, about: Mapping[str, An
         with safe_open(path, framework="pt") as stored:
             head = stored.metadata() or {}
             leaves = {leaf: stored.get_tensor(leaf) for leaf in types}
-        said = json.loads(head.get("about", "{}"))
-        if any(said.get(key) != value for key, value in about.items()):
+        written = json.loads(head.get("about", "{}"))
+        if any(written.get(key) != value for key, value in about.items()):
             problem = f"it is of another {what}"
         elif any(str(leaves[leaf].dtype) != f"torch.{dtype}" for leaf, dtype in types.items()):
             problem = "a tensor of the wrong type"
         elif head.get("sha256") != _checksum(path):
             problem = "its contents do not match the recorded sha256"
         else:
-            return leaves, said
+            return leaves, written
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
     warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")

@@ -16,8 +16,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError
-from hgms_llm.store import Leaf, load, write, writing
+from hgms_core import ConfigError
+from hgms_llm.store import Leaf, load, locked, save
 
 
 @final
@@ -166,35 +166,28 @@ def cache_folder(kind: str = "tokens") -> Path:
     return root.expanduser() / kind
 
 
-def cached(folder: Path, digest: str, make: Callable[[Path], Made], *, keep: Callable[[Report], bool]) -> TokenTable:
+def cached(folder: Path, digest: str, make: Callable[[Path], TableInPieces], *, keep: Callable[[Report], bool]) -> TokenTable:
     """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is given as long as it works);
     two processes that want one table make it once. One whose report is not to ``keep`` is made anew.
 
     Errors: DataError where the folder cannot be written.
     """
-    from filelock import FileLock
-
     path, parts = folder / f"{digest}.safetensors", folder / f"{digest}.parts"
     if (table := _load(path, digest)) and keep(table.report):
         return table
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock")).acquire()
-    with lock:
-        table = _load(path, digest)  # another process may have made it while this one waited
-        if table is None or not keep(table.report):
-            made = make(parts)
-            with writing(folder):
-                write(path, made.leaves, {"digest": digest, "report": attrs.asdict(made.report)})
-            shutil.rmtree(parts, ignore_errors=True)
-            table = _load(path, digest)
-    if table is None:
-        raise DataError(f"cannot write the token cache {folder}: what was written there is not what is read\n  check the disk")
+    with locked(path):
+        # another process may have made it while this one waited
+        if (table := _load(path, digest)) and keep(table.report):
+            return table
+        pieces = make(parts)
+        about = {"digest": digest, "report": attrs.asdict(pieces.report)}
+        table = table_of(save(path, pieces.leaves, TYPES, "table", about), digest, pieces.report)
+        shutil.rmtree(parts, ignore_errors=True)
     return table
 
 
 @frozen
-class Made:
+class TableInPieces:
     """A table that may be larger than memory: its arrays, in pieces, and its report."""
 
     leaves: Mapping[str, Leaf]
@@ -211,8 +204,10 @@ def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> Token
     return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
 
 
-def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> Made:
-    """The rows of a table in another order, a few at a time."""
+def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
+    """These rows of a table, a few at a time, in this order."""
+    lengths = table.lengths[order]
+    count = int(lengths.sum())
 
     def of(leaf: str) -> Leaf:
         def pieces() -> Iterator[np.ndarray]:
@@ -220,12 +215,11 @@ def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> Made:
                 where, inside = table._positions(some)
                 yield getattr(table, leaf)[where[inside]].numpy()
 
-        return Leaf(TYPES[leaf], len(getattr(table, leaf)), pieces)
+        return Leaf(TYPES[leaf], count, pieces)
 
-    lengths = table.lengths[order]
     plain = {leaf: Leaf.of(getattr(table, leaf)[order].numpy()) for leaf in ("rows", "keys")}
     leaves = {"tokens": of("tokens"), "mask": of("mask"), "offsets": Leaf.of(offsets_of(lengths).numpy()), **plain}
-    return Made(leaves, table.report)
+    return TableInPieces(leaves, table.report)
 
 
 def _load(path: Path, digest: str) -> TokenTable | None:

@@ -252,8 +252,9 @@ class SourceMixture:
         pool = self.pool(tokenizer, seed)
         judged: dict[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS[1:]}
         everything: Mapping[str, dict[str, TokenTable]] = {"sources": pool, **judged}
-        whole = self.cache is None or self.halves is not None
-        read: Mapping[str, Index | TokenTable] = self.tables(tokenizer) if whole else self.rows()
+        read: Mapping[str, Index | TokenTable] = pool
+        if self.cache is not None:
+            read = self.rows() if self.halves is None else self.tables(tokenizer)
         for message in filter(None, (left_out(everything), overlap_warning(overlaps(read, *judged.values())))):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)

