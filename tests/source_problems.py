@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, normal
+from helpers import F64, assert_same, normal
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Problem, Sources, Tree
+from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
 
 
 def _examples(x: Tree, batch: Tree) -> Tensor:
@@ -120,3 +122,61 @@ def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
     upper = {role: Data.of(around(centre, 20, 200 + i) | zero) for i, role in enumerate(("differentiate", "select", "stop"))}
     tables = {name: around(corners[i], rows, 300 + i) for i, name in enumerate(best)}
     return _problem(_distances, {"x": torch.full((count,), 1 / count, dtype=F64)}, tables, upper, ("validation",))
+
+
+def through(method: Any, problem: Problem, seed: int = 3, most: int = 1000) -> Iterator[tuple[State, dict[str, Any]]]:
+    """Every state and row until the method says that it has finished."""
+    state = method.init(problem, seed)
+    for _ in range(most):
+        if method.finished(state):
+            return
+        state, row = method.step(problem, state)
+        yield state, row
+    raise AssertionError("it does not finish")
+
+
+def assert_goes_on(method: Any, problem: Problem, most: int = 1000) -> State:
+    """A run whose state is written and read back before every step is the run without, bit for bit; its last state."""
+    from hgms_run import pack, unpack
+
+    plain = read_back = method.init(problem, 3)
+    for _ in range(most):
+        if getattr(method, "finished", lambda state: False)(plain):
+            break
+        structure, tensors = pack(read_back)
+        plain, row = method.step(problem, plain)
+        read_back, again = method.step(problem, unpack(json.loads(json.dumps(structure)), tensors))
+        assert_same((read_back, again), (plain, row))
+    return plain
+
+
+def watched(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
+    """The same problem, and the numbers of all rows that are read, by role (``pool`` for the lower level)."""
+    seen: dict[str, list[Tensor]] = {role: [] for role in ("pool", *problem.upper_data)}
+
+    def watch(role: str, data: Data) -> Data:
+        def rows(index: Tensor) -> Tree:
+            seen[role].append(index)
+            return data.rows(index)
+
+        return evolve(data, rows=rows)
+
+    upper = {role: watch(role, data) for role, data in problem.upper_data.items()}
+    return evolve(problem, lower_data=watch("pool", problem.lower_data), upper_data=upper), seen
+
+
+def weights(problem: Problem, theta: Tree) -> Tensor:
+    """ω(θ) of the problem's sources."""
+    assert problem.sources is not None
+    return problem.sources.weights(theta)
+
+
+def in_another_order(problem: Problem) -> Problem:
+    """The same problem, whose rows stand source by source in the reverse of the order of its sources."""
+    strata, first, blocks = problem.lower_data.strata or (), 0, []
+    for _, size in strata:
+        blocks.append(torch.arange(first, first + size))
+        first += size
+    order = torch.cat(blocks[::-1])
+    pool = {name: leaf[order] for name, leaf in problem.lower_data.whole.items() if name != "index"}
+    return evolve(problem, lower_data=evolve(Data.of(pool), strata=strata[::-1]))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import convex_sources, language_sources, network_sources
+from source_problems import assert_goes_on, convex_sources, in_another_order, language_sources, network_sources, watched
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
 from hgms_fastmix import FastMix
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -34,28 +32,13 @@ def stepped(method: FastMix, problem: Problem, steps: int) -> list[tuple[State, 
     return rows
 
 
-def spied(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
-    """The same problem, and the numbers of all rows that were asked for, by role (``pool`` for the lower level)."""
-    seen: dict[str, list[Tensor]] = {role: [] for role in ("pool", *problem.upper_data)}
-
-    def watch(role: str, data: Data) -> Data:
-        def rows(index: Tensor) -> Tree:
-            seen[role].append(index)
-            return data.rows(index)
-
-        return evolve(data, rows=rows)
-
-    upper = {role: watch(role, data) for role, data in problem.upper_data.items()}
-    return evolve(problem, lower_data=watch("pool", problem.lower_data), upper_data=upper), seen
-
-
 def slopes(loss: Tensor, x: Tree) -> dict[str, Tensor]:
     return dict(zip(x, torch.autograd.grad(loss, list(x.values())), strict=True))
 
 
 @pytest.mark.parametrize("leaves", ["", "^v$", "[wb]"])
-def test_two_steps_are_those_of_the_definition(leaves: str) -> None:
-    problem, seen = spied(PROBLEM)
+def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
+    problem, seen = watched(PROBLEM)
     method = fastmix(leaves=leaves)
     steps = stepped(method, problem, 3)
     assert PROBLEM.sources is not None
@@ -70,11 +53,12 @@ def test_two_steps_are_those_of_the_definition(leaves: str) -> None:
             batch = PROBLEM.lower_data.rows(next(lower))
             inner.zero_grad()
             losses = PROBLEM.sources.examples(x, batch)
-            each = [losses[batch["source"] == number].mean() for number in range(3)]
-            (logits.detach().softmax(0) @ torch.stack(each)).backward()
+            means = [losses[batch["source"] == number].mean() for number in range(3)]
+            (logits.detach().softmax(0) @ torch.stack(means)).backward()
             inner.step()
         target = slopes(PROBLEM.sources.examples(x, PROBLEM.upper_data["differentiate"].rows(next(upper))).mean(), x)
         products = []
+        next(lower)  # the batch of the products, whose sources are then read one by one
         for number in range(3):
             own = PROBLEM.lower_data.rows(next(lower))
             assert own["source"].tolist() == [number, number]
@@ -115,20 +99,21 @@ def test_weight_goes_to_the_source_that_is_like_the_validation_rows() -> None:
 
 
 def test_a_state_read_back_goes_on_bit_for_bit() -> None:
-    method = fastmix()
-    state = method.init(PROBLEM, 3)
-    for expected, row in stepped(method, PROBLEM, 4):
-        structure, tensors = pack(state)
-        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same(again, row)
-        assert_same(state, expected)
+    assert_goes_on(fastmix(), PROBLEM, most=4)
+
+
+def test_where_sources_stand_in_the_table_does_not_matter() -> None:
+    (*_, (state, row)), (*_, (other, again)) = (stepped(fastmix(), p, 4) for p in (PROBLEM, in_another_order(PROBLEM)))
+    assert_same(other["theta"], state["theta"], rtol=1e-9)
+    for name in ("near", "turned", "noise"):
+        assert float(again[f"product.{name}"]) == pytest.approx(float(row[f"product.{name}"]), rel=1e-9)
 
 
 def test_seeds_decide() -> None:
     method = fastmix()
-    one, same, other = (method.step(PROBLEM, method.init(PROBLEM, seed))[0] for seed in (0, 0, 1))
-    assert_same(one["train"], same["train"])
-    assert not torch.equal(one["train"]["x.w"], other["train"]["x.w"])
+    first, same, other = (method.step(PROBLEM, method.init(PROBLEM, seed))[0] for seed in (0, 0, 1))
+    assert_same(first["train"], same["train"])
+    assert not torch.equal(first["train"]["x.w"], other["train"]["x.w"])
 
 
 def test_costs_are_what_was_called() -> None:
@@ -139,9 +124,19 @@ def test_costs_are_what_was_called() -> None:
     assert row["cost_rows"] == calls["g_rows"] + calls["pooled_rows"] + calls["f_rows"] == 3 * (2 * 6 + 6 + 5)
 
 
+def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
+    assert PROBLEM.sources is not None
+    pooled = PROBLEM.sources.pooled
+    broken = lambda theta, x, batch: pooled(theta, x, batch) / (batch["source"] != 2).all()  # noqa: E731 - inf for `noise`
+    with pytest.raises(NumericalError, match="step 1: the loss of source 'noise' is inf"):
+        stepped(fastmix(), evolve(PROBLEM, sources=evolve(PROBLEM.sources, pooled=broken)), 1)
+
+
 def test_bad_settings() -> None:
     with pytest.raises(ConfigError, match="method 'fastmix' mixes data sources"):
         fastmix().init(network_problem(), 0)
+    with pytest.raises(ConfigError, match="validation rows of the role 'differentiate', and there are none"):
+        fastmix().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0)
     with pytest.raises(ConfigError, match=r"no lower variable's name matches 'lm_head' @ method.leaves\n  there are: w, b, v"):
         fastmix(leaves="lm_head").init(PROBLEM, 0)
     for options in ({"leaves": "("}, {"updates": 0}, {"outer_betas": (0.5, 1.0)}, {"outer_lr": 0.0}):

@@ -10,12 +10,11 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import network_sources
+from source_problems import assert_goes_on, network_sources
 
 from hgms_core import ConfigError, Key
 from hgms_random_rows import RandomRows
 from hgms_random_rows.random_rows import drawn, shares
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -82,13 +81,7 @@ def test_x_is_adamw_on_the_rows_drawn() -> None:
 
 def test_a_state_read_back_goes_on_bit_for_bit() -> None:
     method = random_rows(updates=2)
-    state = other = method.init(PROBLEM, 3)
-    for _ in range(3):
-        structure, tensors = pack(other)
-        state, row = method.step(PROBLEM, state)
-        other, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same((other, again), (state, row))
-    assert not method.finished(state)
+    assert not method.finished(assert_goes_on(method, PROBLEM, most=3))
 
 
 def test_x_that_stays_is_said() -> None:

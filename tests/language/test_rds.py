@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attrs import define, evolve
 from helpers import F64, assert_same, counted, network_problem, normal
-from source_problems import language_sources, network_sources
+from source_problems import assert_goes_on, language_sources, network_sources, through
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
+from hgms_core import ConfigError, Data, Key, NumericalError, Problem, Tree
+from hgms_llm import epoch_rows
 from hgms_rds import Rds
 from hgms_rds.rds import first_turns
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -46,17 +44,6 @@ PROBLEM = with_looks(network_sources())
 
 def rds(**options: Any) -> Rds:
     return Rds(**({"chunk": 7, "keep": 0.2, "lr": 0.02, "batch_size": 3} | options))
-
-
-def through(method: Rds, problem: Problem) -> Iterator[tuple[State, dict[str, Any]]]:
-    """Every state and row until the method says that it has finished."""
-    state = method.init(problem, 3)
-    for _ in range(200):
-        if method.finished(state):
-            return
-        state, row = method.step(problem, state)
-        yield state, row
-    raise AssertionError("it does not finish")
 
 
 def taken(likeness: list[list[float]]) -> list[int]:
@@ -161,10 +148,7 @@ def test_copies_in_two_sources_are_taken_alike() -> None:
     data = evolve(Data.of(pool), strata=(("near", 20), ("turned", 20)))
     first = []
     for seed in range(40):
-        problem, method = evolve(PROBLEM, lower_data=data), rds(chunk=40, size=9)
-        state = method.init(problem, seed)
-        while not method.finished(state):
-            state, _ = method.step(problem, state)
+        *_, (state, _) = through(rds(chunk=40, size=9), evolve(PROBLEM, lower_data=data), seed)
         first.append(int((state["kept"] < 20).sum()))
     # Nine rows take in turns, some the same: the first copy as often as the second.
     assert sum(first) == pytest.approx(40 * 4.5, abs=3 * (40 * 9) ** 0.5 / 2)
@@ -176,9 +160,6 @@ def test_training_on_the_kept_rows() -> None:
     steps = list(through(method, problem))
     kept = steps[-1][0]["kept"]
     x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
-    from hgms_core import Key
-    from hgms_llm import epoch_rows
-
     optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.0)
     for update in range(5):
         rows = kept[epoch_rows(Key(3).fold("train"), 7, update, 3)]
@@ -195,13 +176,7 @@ def test_training_on_the_kept_rows() -> None:
 @pytest.mark.parametrize("options", [{"train_steps": 3}, {"turns": "sets", "chunk": 100}])
 def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     method = rds(**options)
-    state = method.init(PROBLEM, 3)
-    for expected, row in through(method, PROBLEM):
-        structure, tensors = pack(state)
-        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same(again, row)
-        assert_same(state, expected)
-    assert method.finished(state)
+    assert method.finished(assert_goes_on(method, PROBLEM))
 
 
 def test_before_all_rows_are_compared() -> None:

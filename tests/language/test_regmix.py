@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import convex_sources, language_sources, network_sources, token_losses
+from source_problems import assert_goes_on, convex_sources, language_sources, network_sources, through, token_losses, weights
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Problem, State, Tree
+from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Tree
 from hgms_regmix import RegMix
 from hgms_regmix.regression import Mixtures, best, fit
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -29,22 +26,6 @@ CONVEX = convex_sources(BEST)
 def regmix(**options: Any) -> RegMix:
     settings = {"runs": 4, "steps": 7, "updates": 3, "lr": 0.02, "batch_size": 6, "simulated": 200, "top": 10, "chunk": 5}
     return RegMix(**(settings | options))
-
-
-def through(method: RegMix, problem: Problem) -> Iterator[tuple[State, dict[str, Any]]]:
-    """Every state and row until the method says that it has finished."""
-    state = method.init(problem, 3)
-    for _ in range(1000):
-        if method.finished(state):
-            return
-        state, row = method.step(problem, state)
-        yield state, row
-    raise AssertionError("it does not finish")
-
-
-def weights(problem: Problem, theta: Tree) -> Tensor:
-    assert problem.sources is not None
-    return problem.sources.weights(theta)
 
 
 @pytest.mark.parametrize(("regressor", "within"), [("quadratic", 0.05), ("boosting", 0.3)])
@@ -186,13 +167,7 @@ def test_training_at_the_mixture_found() -> None:
 @pytest.mark.parametrize("options", [{}, {"regressor": "boosting", "train_steps": 4}])
 def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     method = regmix(**options)
-    state = method.init(PROBLEM, 3)
-    for expected, row in through(method, PROBLEM):
-        structure, tensors = pack(state)
-        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same(again, row)
-        assert_same(state, expected)
-    assert method.finished(state)
+    assert method.finished(assert_goes_on(method, PROBLEM))
 
 
 def test_costs_are_what_was_called() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field
+from attrs import field, validators
 from torch import Tensor
 
 from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, norm, slopes, upper_gradients
@@ -33,7 +33,8 @@ class Aligned:
     source that is nearly learned has a short gradient, and this does not see it.
 
     Arguments:
-        batch_size: fresh lower rows, equally many of each source. ``upper_batch_size``: validation rows (None: all).
+        batch_size: fresh lower rows, equally many of each source, at least 2: a source is compared with the others of its
+            batch. ``upper_batch_size``: validation rows (None: all).
         beta, eps: β and ε of Adam's second moments.
 
     Errors: ConfigError from a problem without sources.
@@ -65,7 +66,7 @@ class Aligned:
         ("closed-form-bowl", "closed-form-ridge", "closed-form-sphere", "closed-form-sources", "central-difference"),
         "lengths of gradients are divided out: h is a direction, whatever ∇F's length is",
     )
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     beta: float = field(default=0.999, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
@@ -95,7 +96,7 @@ class Aligned:
         assert problem.sources is not None
         number = len(problem.sources.names)
         moments = {name: leaf for name in branch.x if (leaf := branch.aux.get(f"v.{name}")) is not None}
-        cosines = [slope[next(iter(slope))].new_zeros(()) for _ in range(number)]
+        cosines = [next(iter(slope.values())).new_zeros(()) for _ in range(number)]
         present = torch.zeros(number, dtype=torch.bool)
         for source in below["source"].unique().tolist():
             batch = _rows_of(below, source)
@@ -124,15 +125,15 @@ def _rows_of(batch: Tree, source: int) -> Tree:
 
 
 def _cosine(a: Tree, b: Tree) -> Tensor:
-    """⟨a, b⟩/(‖a‖‖b‖); 0 where one of them is 0."""
+    """⟨a, b⟩/(‖a‖‖b‖); 0 where one of them is 0. A gradient that is not finite gives NaN, which ends the run."""
     product = torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
     lengths = norm(a) * norm(b)
-    return torch.where(lengths > 0, product / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), torch.zeros_like(product))
+    return torch.where(lengths == 0, torch.zeros_like(product), product / lengths)
 
 
 def _of_theta(problem: Problem, theta: Tree, alignments: Tensor, present: Tensor) -> Tree:
-    """−∇_θ Σ_s ω_s(θ) a_s. A source without a row in the batch has the mean of the others, so that nothing is learned of it,
-    and the others' departures from that mean count S/k, which keeps the estimate unbiased over batches."""
+    """−∇_θ Σ_s ω_s(θ) a_s; in logits −ω_s Σ_r ω_r (a_s − a_r). Of a batch with rows of k < S sources, the pairs (s, r) count
+    S(S − 1)/(k(k − 1)) times: so each pair counts once on average over batches, and a source that is missing does not move."""
     assert problem.sources is not None
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
     with torch.enable_grad():
@@ -140,6 +141,8 @@ def _of_theta(problem: Problem, theta: Tree, alignments: Tensor, present: Tensor
         seen, values = present.to(omega.device), alignments.to(omega)
         held = omega.detach() * seen
         mean = (held * values).sum() / held.sum().clamp_min(torch.finfo(held.dtype).tiny)
-        departures = torch.where(seen, values - mean, torch.zeros_like(values)) * (len(values) / int(present.sum()))
+        number, here = len(values), int(present.sum())
+        often = held.sum() * number * max(1, number - 1) / (here * max(1, here - 1))
+        departures = torch.where(seen, values - mean, torch.zeros_like(values)) * often
         grads = torch.autograd.grad(-(omega * departures).sum(), list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, grads, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hgms_llm
 from hgms_adam import adam_, corrections
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, State, Tree, gradient
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 
 
@@ -39,9 +39,11 @@ class FastMix:
         upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
         leaves: a regular expression; products are over the leaves of x whose names hold a match (empty: over all).
 
-    Errors: ConfigError for a problem without sources, and ``leaves`` that match no name; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match no name; NumericalError for
+    infinite losses.
 
-    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a step. Memory: 5 lower states.
+    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a step. Memory: 3 lower
+    states between steps, 10 within one.
 
     >>> FastMix(leaves="lm_head").outer_lr
     0.01
@@ -79,7 +81,8 @@ class FastMix:
         return cls(updates=1, lr=0.02, weight_decay=0.0, outer_lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = hgms_llm.sources_of(problem, "method 'fastmix' mixes")
+        sources = _sources(problem)
+        hgms_llm.check_role(problem, "method 'fastmix' compares gradients with that of", "differentiate")
         self._compared(problem.x0)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in problem.theta0.items()}
         start = hgms_llm.first_state(seed, "mix", sources)
@@ -105,13 +108,12 @@ class FastMix:
         moving: list[list[Tensor]] = [[tree[name] for name in theta] for tree in (theta, h, m, v)]
         adam_(*moving, scale=scale, correction=correction, betas=self.outer_betas, eps=1e-8)
         changes: State = {"train": train, "theta": theta, "m": m, "v": v, "at": state["at"] + self.updates}
-        named = hgms_llm.sources_of(problem, "method 'fastmix' mixes").names
-        shown = {f"product.{name}": product for name, product in zip(named, products, strict=True)}
+        shown = {f"product.{name}": product for name, product in zip(_sources(problem).names, products, strict=True)}
         return changes, {"lower_loss": loss, "upper_loss": upper, **shown}, spent + cost
 
     def _products(self, problem: Problem, x: Tree, key: Key, step: int) -> tuple[Tensor, Tensor, Cost]:
         """a_s of each source, 0 of one that the batch holds no row of; f; and the cost."""
-        sources = hgms_llm.sources_of(problem, "method 'fastmix' mixes")
+        sources = _sources(problem)
         upper, count = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         grads, value = gradient(problem.f, problem.theta0, x, upper)
         if not torch.isfinite(value):
@@ -123,12 +125,15 @@ class FastMix:
         data = problem.lower_data
         size = min(self.search_batch_size or self.batch_size or data.size, data.size)
         index = data.numbers(key.fold("lower"), size, 1)[0]
-        ends = torch.tensor([rows for _, rows in data.strata or ()]).cumsum(0)
-        source = torch.bucketize(index.cpu(), ends, right=True)
+        source = data.rows(index)["source"]
         products, held = torch.zeros(len(sources.names), dtype=torch.float64), source.unique().tolist()
         for number in held:
             own = data.rows(index[(source == number).to(index.device)])
-            grads, _ = gradient(sources.pooled, problem.theta0, x, own)
+            grads, loss = gradient(sources.pooled, problem.theta0, x, own)
+            if not torch.isfinite(loss):
+                raise NumericalError(
+                    f"step {step}: the loss of source {sources.names[number]!r} is {float(loss)}; lower lr, or check its rows"
+                )
             terms = [(grads[place] * leaf).sum(dtype=torch.float64) for place, leaf in zip(compared, target, strict=True)]
             products[number] = torch.stack(terms).sum()
         return products, value, Cost(lower_gradients=len(held), upper_gradients=1, rows=size + count)
@@ -137,7 +142,7 @@ class FastMix:
         """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         with torch.enable_grad():
-            weights = hgms_llm.sources_of(problem, "method 'fastmix' mixes").weights(leaves)
+            weights = _sources(problem).weights(leaves)
             grads = torch.autograd.grad(-self.lr * (weights * products.to(weights)).sum(), list(leaves.values()))
         return dict(zip(leaves, grads, strict=True))
 
@@ -152,3 +157,7 @@ class FastMix:
                 "  leave it out to compare all of them: with adapters on a frozen base the output layer is none of them"
             )
         return places
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_llm.sources_of(problem, "method 'fastmix' mixes")

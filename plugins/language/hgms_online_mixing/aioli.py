@@ -45,7 +45,7 @@ class Aioli:
     infinite losses.
 
     Cost of a round: S·``sweeps``·``sweep_steps`` + ``round_steps`` lower gradients, 1 + S·``sweeps`` upper values.
-    Memory: 3 lower states.
+    Memory: 3 lower states between steps, 10 within one.
 
     >>> Aioli(rounds=None, eta=0.5).focus
     0.75
@@ -80,7 +80,9 @@ class Aioli:
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
-        training.check_role(problem, self.name, "differentiate")
+        hgms_llm.check_role(problem, "method 'aioli' measures its law on", "differentiate")
+        if len(sources.names) < 2:
+            raise ConfigError(f"method 'aioli' mixes at least two sources, and this problem has one: {sources.names[0]}")
         if self.focus <= 1 / len(sources.names):
             raise ConfigError(
                 f"method 'aioli' tells {len(sources.names)} sources apart by a 'focus' of more "
@@ -157,7 +159,7 @@ class Aioli:
 
     def _losses(self, problem: Problem, train: Tree, state: State) -> tuple[Tensor, Cost]:
         x = hgms_llm.adamw_part(train, "x")
-        return training.target_losses(problem, x, "differentiate", self.chunk, state["step"] + 1)
+        return hgms_llm.set_losses(problem, x, "differentiate", self.chunk, state["step"] + 1)
 
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, key: Key, count: int

@@ -43,8 +43,8 @@ class DoGE:
     Errors: ConfigError for a problem without sources, more of them than ``batch_size``, or no validation rows for the target;
     NumericalError for infinite losses.
 
-    Cost: S lower gradients an update, on its share of the batch, and with validation rows 1 upper gradient. Memory: S + 4 lower
-    states.
+    Cost: S lower gradients an update, on its share of the batch, and with validation rows 1 upper gradient. Memory: 3 lower
+    states between steps, at most 2S + 10 within one.
 
     >>> DoGE(target="sources").bounds
     (0.0, 5.0)
@@ -85,7 +85,7 @@ class DoGE:
         sources = _sources(problem)
         training.check_batch(sources, self.name, self.batch_size)
         if self.target == "validation":
-            training.check_role(problem, self.name, "differentiate")
+            hgms_llm.check_role(problem, "method 'doge' takes its target from", "differentiate")
         return {
             **hgms_llm.first_state(seed, "proxy", sources),
             "train": hgms_llm.adamw_start(problem.x0),
@@ -113,8 +113,8 @@ class DoGE:
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Updates of the proxy, each after one of its weights."""
         sources, at, key = _sources(problem), state["at"], Key(state["seed"]).fold("proxy", state["at"])
-        count, each = min(self.updates, self.steps - at), self.batch_size // len(sources.names)
-        index = gradients.even_rows(problem.lower_data, sources, key, each, count)
+        count, share = min(self.updates, self.steps - at), self.batch_size // len(sources.names)
+        index = gradients.even_rows(problem.lower_data, sources, key, share, count)
         train, weights, total = state["train"], state["weights"], state["sum"]
         scores, record, spent = torch.empty(0), dict[str, object](), Cost()
         for i in range(count):

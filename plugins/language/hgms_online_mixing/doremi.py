@@ -25,8 +25,9 @@ class DoReMi:
         α_t ∝ α_{t−1} e^(η λ),  then  α_t ← (1 − c) α_t + c/S;      x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t; B_t))
         ω = mean of α_1 … α_steps;      x from x0 again, ``train_steps`` updates at ω
 
-    B_t holds equally many rows of all sources, α_0 is even. The losses of x_t's rows and its gradient come from one pass.
-    Dropout is off. One step is up to ``updates`` updates. Validation rows play no part: ω is for all sources, not for a target.
+    B_t holds equally many rows of all sources (up to one), α_0 is even. The losses of x_t's rows and its gradient come from one
+    pass. Dropout is off. One step is up to ``updates`` updates. Validation rows play no part: ω is for all sources, not for a
+    target.
 
     Use where the model shall become good at all sources, and some of them are harder than the reference's share of training
     covers. Avoid where validation rows are unlike the pool, and where a source is noise that can be learned by heart.
@@ -34,14 +35,15 @@ class DoReMi:
     Arguments:
         steps: updates of the reference, and of the proxy. ``updates``: at most how many in one outer step.
         eta, smoothing: η and c.
-        prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows``.
+        prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their files, where the task
+            keeps fewer).
         lr, weight_decay, betas, eps, batch_size: AdamW in all stages.
         train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until the budget is spent.
 
     Errors: ConfigError for a problem without sources, or more of them than ``batch_size``; NumericalError for infinite losses.
 
     Cost: 2·``steps`` lower gradients and ``steps`` upper values (the reference's losses) before the mixture is known. Memory: 4
-    lower states.
+    lower states between steps, 11 within one.
 
     >>> DoReMi(prior="rows").smoothing
     0.001

@@ -12,10 +12,10 @@ import hgms_llm
 from hgms_core import Data, Key, NumericalError, Problem, Sources, Tree, gradient, groups
 
 
-def even_rows(data: Data, sources: Sources, key: Key, each: int, steps: int) -> Tensor:
-    """Numbers of ``each`` rows of every source, ``[steps, S, each]``, in the order of the sources."""
+def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
+    """Numbers of ``count`` rows of every source, ``[steps, S, count]``, in the order of the sources."""
     places = {name: place for place, (name, _) in enumerate(data.strata or ())}
-    index = data.numbers(key, each * len(places), steps).reshape(steps, len(places), each)
+    index = data.numbers(key, count * len(places), steps).reshape(steps, len(places), count)
     return index[:, [places[name] for name in sources.names]]
 
 
@@ -25,8 +25,7 @@ def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tup
 
     The copies are views: only their gradients take memory."""
     sources, count = hgms_llm.sources_of(problem, "gradients are of"), len(index)
-    rows = problem.lower_data.rows(index.to(problem.lower_data.device))
-    batch = {name: leaf for name, leaf in rows.items() if leaf.shape[:1] == (count,)}
+    batch = problem.lower_data.rows(index.to(problem.lower_data.device))
     copies = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     parts, losses = [], []
     for group in groups(sources.pooled, copies, own_batch=True, rows=index.shape[1]):

@@ -9,7 +9,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import Cost, Key, Problem, Record, Sources, State, Tree
+from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_online_mixing import training
 
@@ -36,10 +36,10 @@ class SkillIt:
         lr, weight_decay, betas, eps, batch_size: AdamW of all runs.
         chunk: validation rows whose losses are computed at a time.
 
-    Errors: ConfigError for a problem without sources or validation rows; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or validation rows; NumericalError for infinite losses, and L_j(x0) <= 0.
 
     Cost: S·``graph_steps`` + ``rounds``·``round_steps`` lower gradients, 1 + S + ``rounds`` upper values.
-    Memory: 3 lower states.
+    Memory: 3 lower states between steps, 10 within one.
 
     >>> SkillIt(rounds=None).window
     3
@@ -72,7 +72,7 @@ class SkillIt:
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
-        training.check_role(problem, self.name, "differentiate")
+        hgms_llm.check_role(problem, "method 'skill-it' takes its graph from", "differentiate")
         return {
             **hgms_llm.first_state(seed, "graph", sources),
             "train": hgms_llm.adamw_start(problem.x0),
@@ -101,6 +101,11 @@ class SkillIt:
         spent, number = Cost(), len(graph)
         if start.numel() == 0:
             start, spent = self._losses(problem, problem.x0, state)
+            if not (start > 0).all():
+                raise NumericalError(
+                    f"step {state['step'] + 1}: the graph of 'skill-it' divides by the validation losses at x0, which must be "
+                    f"above 0: {start.tolist()}"
+                )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1
         count = min(self.updates, self.graph_steps - at)
@@ -141,7 +146,7 @@ class SkillIt:
         return torch.softmax(self.eta * graph @ losses.sum(0), 0)
 
     def _losses(self, problem: Problem, x: Tree, state: State) -> tuple[Tensor, Cost]:
-        return training.target_losses(problem, x, "differentiate", self.chunk, state["step"] + 1)
+        return hgms_llm.set_losses(problem, x, "differentiate", self.chunk, state["step"] + 1)
 
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, label: tuple[str, ...], count: int

@@ -1,4 +1,4 @@
-"""What the four methods share: batches drawn by a mixture, training on them, and the loss of every validation set."""
+"""What the four methods share: mixtures, batches drawn by a mixture, and training on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Data, Key, NumericalError, Problem, Sources, Tree
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Sources, Tree
 
 
 class Settings(Protocol):
@@ -32,9 +32,10 @@ def even(sources: Sources) -> Tensor:
 
 
 def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
-    """ω_s = the share of all lower rows that source s holds."""
-    sizes = dict(problem.lower_data.strata or ())
-    return torch.tensor([sizes[name] / problem.lower_data.size for name in sources.names], dtype=torch.float64)
+    """ω_s = n_s / n: source s's share of all rows, by the sources' files where the task keeps fewer of them."""
+    sizes = hgms_llm.source_sizes(problem)
+    counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
+    return counts / counts.sum()
 
 
 def theta_of(sources: Sources, weights: Tensor) -> Tree:
@@ -87,33 +88,6 @@ def trained(
             lr=method.lr, count=done + i + 1, step=step,
         )  # fmt: skip
     return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
-
-
-def target_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
-    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a time.
-
-    Cost: 1 upper value.
-
-    Errors: NumericalError where a loss is not finite.
-    """
-    data = problem.upper_data[role]
-    part = data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
-    losses = []
-    with torch.no_grad():
-        for number in part.unique().tolist():
-            pieces = torch.split((part == number).nonzero().squeeze(1), chunk)
-            sums = [len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double() for piece in pieces]
-            losses.append(torch.stack(sums).sum().cpu() / sum(map(len, pieces)))
-    values = torch.stack(losses)
-    if not torch.isfinite(values).all():
-        raise NumericalError(f"step {step}: the loss of a validation set is not finite: {values.tolist()}; lower lr")
-    return values, Cost(upper_values=1, rows=data.size)
-
-
-def check_role(problem: Problem, method: str, role: str) -> None:
-    """ConfigError where no validation rows have the role."""
-    if role not in problem.upper_data or problem.upper_data[role].size == 0:
-        raise ConfigError(f"method {method!r} needs validation rows of the role {role!r}, and there are none")
 
 
 def check_batch(sources: Sources, method: str, batch_size: int) -> None:

@@ -42,10 +42,10 @@ class OpMix:
         train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the budget is spent.
 
     Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer ``candidates`` than S + 2 and an
-    ``own`` of at most 1/S; NumericalError for infinite losses.
+    ``own`` of at most 1/S; NumericalError for infinite losses, and validation losses of at most 0.
 
     Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``) before the mixture is known.
-    Memory: 3 + S lower states; as many again while a candidate is computed.
+    Memory: S + 2 lower states between steps, at most 2S + 9 within one.
 
     >>> OpMix(steps=50, own=1.0).kl
     0.05
@@ -79,8 +79,9 @@ class OpMix:
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
         count = len(sources.names)
-        if "select" not in problem.upper_data or problem.upper_data["select"].size == 0:
-            raise ConfigError("method 'op-mix' compares mixtures on validation rows of the role 'select', and there are none")
+        hgms_llm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
+        if count < 2:
+            raise ConfigError(f"method 'op-mix' mixes at least two sources, and this problem has one: {sources.names[0]}")
         if self.candidates < count + 2:
             raise ConfigError(f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at least {count + 2}")
         if self.own <= 1 / count:
@@ -90,7 +91,7 @@ class OpMix:
             "theta": dict(problem.theta0),
             "run": 0,
             "probes": {},
-            "losses": torch.empty(0, len(sources.parts), dtype=torch.float64),
+            "losses": torch.empty(0, 0, dtype=torch.float64),
             "train": hgms_llm.adamw_start(problem.x0),
         }
 
@@ -129,23 +130,24 @@ class OpMix:
         """The validation losses of one mixture of the probes; after the last the laws and the mixture."""
         sources, at, probes = _sources(problem), state["at"], list(state["probes"].values())
         points = self._points(len(probes), Key(state["seed"]).fold("points"))
-        x = hgms_llm.interpolated(probes, points[at].tolist())
-        by_part = self._validation_losses(problem, x, state["step"] + 1)
-        losses = torch.cat([state["losses"], by_part[None]])
+        x, step = hgms_llm.interpolated(probes, points[at].tolist()), state["step"] + 1
+        by_set, spent = hgms_llm.set_losses(problem, x, "select", self.chunk, step)
+        if not (by_set > 0).all():
+            raise NumericalError(f"step {step}: the law of 'op-mix' is of validation losses above 0: {by_set.tolist()}")
+        losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
         changes: State = {"losses": losses, "at": at + 1}
-        known = ~by_part.isnan()
-        record: Record = {"upper_loss": by_part[known].mean()}
+        record: Record = {"upper_loss": by_set.mean()}
         if at + 1 == self.candidates:
             mixtures = points @ self._trained_on(len(probes))
-            laws = [fit(mixtures, losses[:, part]) for part in known.nonzero().flatten().tolist()]
+            laws = [fit(mixtures, own) for own in losses.T]
             omega = propose(laws, sources.weights(problem.theta0).cpu(), self.kl)
             predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
-            means = losses[:, known].mean(1)
+            means = losses.mean(1)
             record |= {"predicted_loss": predicted, "law_error": max(law.error for law in laws), "lowest_loss": means.min()}
             best = probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
             changes |= {"phase": "train", "at": 0, "theta": theta, "probes": {}, "train": hgms_llm.adamw_start(best)}
-        return changes, record, Cost(upper_values=1, rows=problem.upper_data["select"].size)
+        return changes, record, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
@@ -169,22 +171,6 @@ class OpMix:
         draw = torch.rand(self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64)
         spacings = -draw.clamp_min(torch.finfo(torch.float64).tiny).log()
         return torch.cat([torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)])
-
-    def _validation_losses(self, problem: Problem, x: Tree, step: int) -> Tensor:
-        """f on the rows of each validation set, ``[P]``; NaN of one without rows in the role ``select``."""
-        data, parts = problem.upper_data["select"], len(_sources(problem).parts)
-        sums, counts = torch.zeros(2, parts, dtype=torch.float64)
-        for index in torch.split(torch.arange(data.size, device=data.device), self.chunk):
-            source = data.rows(index)["source"].to(index.device)
-            for part in source.unique().tolist():
-                own = index[source == part]
-                with torch.no_grad():
-                    loss = problem.f(problem.theta0, x, data.rows(own))
-                if not torch.isfinite(loss):
-                    raise NumericalError(f"step {step}: the validation loss of a mixture is {float(loss)}; lower lr or steps")
-                sums[part] += len(own) * float(loss)
-                counts[part] += len(own)
-        return sums / counts
 
 
 def _sources(problem: Problem) -> Sources:

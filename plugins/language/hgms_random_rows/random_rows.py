@@ -38,7 +38,7 @@ class RandomRows:
 
     Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
 
-    Cost: ``updates`` lower gradients a step. Memory: 4 lower states.
+    Cost: ``updates`` lower gradients a step. Memory: 3 lower states between steps, 7 within one (10 where ``updates`` > 1).
 
     >>> RandomRows().train_steps is None, RandomRows.role
     (True, 'floor')

@@ -70,14 +70,13 @@ class Rds:
                 "method 'rds' compares representations of rows, and this problem has none\n"
                 "  give its sources' `examples` the attribute `representations`: (x, batch) -> a vector for each row"
             )
-        if "differentiate" not in problem.upper_data or problem.upper_data["differentiate"].size == 0:
-            raise ConfigError("method 'rds' compares with validation rows of the role 'differentiate', and there are none")
+        hgms_llm.check_role(problem, "method 'rds' compares with", "differentiate")
         hgms_llm.check_size(self.size, pool)
         return {
             **hgms_llm.first_state(seed, "validation", sources),
             "target": torch.empty(0),
             "part": torch.empty(0, dtype=torch.int64),
-            "cosines": torch.empty(0),
+            "cosines": [],
             "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
             "kept": torch.empty(0, dtype=torch.int64),
             "train": hgms_llm.adamw_start(problem.x0),
@@ -125,19 +124,20 @@ class Rds:
         if self.turns == "sets":
             held = state["part"].unique()
             cosines = torch.stack([cosines[state["part"] == part].amax(0) for part in held])
-        before = state["cosines"] if state["at"] else cosines[:, :0]
-        cosines, at = torch.cat([before, cosines], dim=1), state["at"] + len(directions)
-        changes: State = {"cosines": cosines, "at": at}
+        # Joined once, at the end: to append to a tensor in every step would copy all of it in every step.
+        pieces, at = [*state["cosines"], cosines], state["at"] + len(directions)
+        changes: State = {"cosines": pieces, "at": at}
         if at == pool.size:
+            likeness = torch.cat([piece.cpu() for piece in pieces], dim=1)  # on the device after a resume
             # Of rows that are equally alike none comes first for where it stands: a copy in another source is as good.
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())
-            turns = torch.empty_like(order).index_copy_(0, order, first_turns(cosines[:, order]))
+            turns = torch.empty_like(order).index_copy_(0, order, first_turns(likeness[:, order]))
             ranking = -turns.double()
             kept = hgms_llm.highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
             theta = sources.theta(hgms_llm.source_counts(pool, kept))
             changes |= {"phase": "train", "at": 0, "ranking": ranking, "kept": kept, "theta": theta}
-            changes |= {"target": torch.empty(0), "part": state["part"][:0], "cosines": torch.empty(0)}
-        return changes, {"cosine": cosines[:, state["at"] :].amax(0).mean()}, spent
+            changes |= {"target": torch.empty(0), "part": state["part"][:0], "cosines": []}
+        return changes, {"cosine": cosines.amax(0).mean()}, spent
 
     def _directions(self, problem: Problem, state: State, data: Data) -> tuple[Tensor, Any, Cost]:
         """The representations of the next ``chunk`` rows at x0, of length 1, on the CPU; their batch; the cost."""
