@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -15,9 +17,11 @@ from hgms_core import ConfigError, DataError, Key
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 
-from hgms_surface import Findings, Runs, SurfaceSettings, design, learn, read_runs, write_runs
+from hgms_surface import Findings, Runs, SurfaceSettings, design, fit, learn, read_runs, write_runs
 from hgms_surface.design import spread
 from hgms_surface.noise import noise_of
+from hgms_surface.recommend import Gap, gap
+from hgms_surface.words import sentences
 
 pytestmark = [
     pytest.mark.plugins,
@@ -131,8 +135,7 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findi
     """The closed form, against processes of the same parameters that never saw it."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    (surface,) = {id(item): item for item in found.surfaces.values()}.values()
-    left = 5
+    surface, left = found.surface, 5
     keep = np.arange(len(surface.losses)) != left
     errors, variances = [], []
     for member in surface.members:
@@ -143,8 +146,24 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findi
         variances.append(deviation[0] ** 2 + member.alpha[left])
     error = surface.weights @ np.array(errors)
     variance = surface.weights @ (np.array(variances) + (np.array(errors) - error) ** 2)
-    expected = error / np.sqrt(variance) / surface.widening
-    np.testing.assert_allclose(surface.left_out()[left], expected, rtol=1e-6)
+    np.testing.assert_allclose(surface.left_out()[left], error / np.sqrt(variance), rtol=1e-6)
+
+
+def test_functions_are_drawn_from_the_posterior(found: Findings) -> None:
+    surface, places = attrs.evolve(found.surface, widening=2.0), np.vstack([UNIFORM, BEST])
+    drawn = surface.draws(places, 20_000, Key(0))
+    mean, covariance = surface.posterior(places)
+    deviations = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.03 * deviations.max())
+    np.testing.assert_allclose(drawn.std(0), deviations, rtol=0.04)
+
+
+def test_losses_without_noise_have_a_surface() -> None:
+    """Posterior variances are then as small as the rounding errors of the prior's."""
+    runs = attrs.evolve(tried(0, 1.0, 0.0), metrics={"loss": tried(0, 1.0, 0.0).mixtures[:, 0]})
+    findings = learn(runs, SurfaceSettings())
+    assert findings.recommendation.weights[0] == pytest.approx(0, abs=0.01)
+    assert findings.apart
 
 
 @pytest.mark.parametrize("curvature", [1.0, 0.0])
@@ -171,6 +190,30 @@ def test_coverage_over_a_hundred_surfaces() -> None:
     assert apart <= 5
 
 
+@pytest.mark.slow
+def test_coverage_over_a_hundred_surfaces_of_the_prior() -> None:
+    """On functions drawn from the prior itself intervals cover as often as they promise: neither less, nor always."""
+    from sklearn.gaussian_process.kernels import Matern
+
+    from hgms_surface.process import CENTRES
+
+    runs, covered = tried(0, 0.0, 0.0), 0
+    places = np.vstack([UNIFORM, runs.mixtures, spread(UNIFORM, 256, Key(0))])
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        trend, bend, white = (np.exp(generator.normal(*CENTRES[part])) for part in ("trend", "bend", "white"))
+        lengths = np.exp(generator.normal(*CENTRES["length"], size=3))
+        covariance = trend**2 * (1 + places @ places.T) + bend**2 * Matern(lengths, nu=2.5)(places)
+        values, vectors = np.linalg.eigh(covariance)
+        truth = vectors @ (np.sqrt(np.maximum(values, 0)) * generator.standard_normal(len(places)))
+        losses = truth[1:25] + white * truth[1:25].std() * generator.standard_normal(24)
+        surface = fit(runs.mixtures, losses, Key(seed))
+        best = 1 + int(surface.mean(places[1:]).argmin())
+        difference = gap(surface, places[best], UNIFORM)
+        covered += difference.low <= truth[best] - truth[0] <= difference.high
+    assert 88 <= covered <= 99
+
+
 def test_several_targets_are_weighted_and_test_sets_never_decide() -> None:
     runs = tried(3, 1.0, 0.01)
     other = 1 + runs.mixtures[:, 2]
@@ -185,6 +228,9 @@ def test_several_targets_are_weighted_and_test_sets_never_decide() -> None:
     np.testing.assert_allclose(expected.sum(), 1)
     assert np.abs(findings.recommendation.weights - np.array([0.65, 0.35, 0.0])).sum() < 0.3
     assert set(findings.differences) == {"loss", "other", "test_x"}
+    named = attrs.evolve(both, metrics={"target": other, "loss": runs.metrics["loss"]})
+    means = learn(named, SurfaceSettings(targets={"target": 1.0, "loss": 3.0})).surface.mean(runs.mixtures)
+    np.testing.assert_allclose(means, findings.surface.mean(runs.mixtures), atol=0.01)  # whatever a metric is called
     with pytest.raises(ConfigError, match=r"there is no 'los'; did you mean 'loss'\?"):
         learn(both, SurfaceSettings(targets={"los": 1.0}))
 
@@ -200,6 +246,38 @@ def test_runs_that_diverged_are_set_aside_and_named() -> None:
     assert len(findings.runs.names) == 22
     assert np.abs(findings.recommendation.weights - BEST).sum() < 0.25
     assert findings.apart
+
+
+def test_runs_without_a_finite_loss_are_set_aside_and_named() -> None:
+    runs = tried(0, 1.0, 0.02)
+    losses, other = runs.metrics["loss"].copy(), runs.metrics["loss"].copy()
+    losses[3], other[17] = np.nan, np.inf
+    findings = learn(attrs.evolve(runs, metrics={"loss": losses, "test_x": other}), SurfaceSettings())
+    assert findings.aside.names == ("run-3", "run-17")
+    assert findings.apart
+    assert "run-3 nan" in next(sentences(findings))
+    with pytest.raises(ConfigError, match="0 different mixtures of 3 sources were run and 24 runs set aside"):
+        learn(attrs.evolve(runs, metrics={"loss": losses * np.nan}), SurfaceSettings())
+
+
+def test_every_metric_has_the_width_of_its_own_misses() -> None:
+    """Not only the target: another metric's leave-one-out errors widen that metric's difference."""
+    runs = tried(0, 1.0, 0.02)
+    metrics = {"smooth": bowl(runs.mixtures, 1.0), "test_x": runs.metrics["loss"]}
+    findings = learn(attrs.evolve(runs, metrics=metrics), SurfaceSettings())
+    of_metric = fit(runs.mixtures, metrics["test_x"], Key(0).fold("surface", "fit", "test_x"))
+    assert of_metric.widening > 1.02
+    plain = gap(attrs.evolve(of_metric, widening=1.0), findings.recommendation.weights, UNIFORM)
+    width = findings.differences["test_x"].high - findings.differences["test_x"].low
+    assert width == pytest.approx(of_metric.widening * (plain.high - plain.low))
+
+
+def test_caution_that_costs_loss_is_said(found: Findings) -> None:
+    worse = Gap(value=0.2, low=0.1, high=0.3, below=0.0)
+    cautious = attrs.evolve(found, recommendation=attrs.evolve(found.recommendation, against_best=worse))
+    assert "recommended − best tried: +0.200 [+0.100, +0.300]: worse than the best that was tried" in "\n".join(
+        sentences(cautious)
+    )
 
 
 @pytest.mark.parametrize("steepness", [0.0, 1.0])
@@ -220,7 +298,7 @@ def test_without_repeats_the_noise_is_a_parameter() -> None:
         metrics={"loss": runs.metrics["loss"][distinct]},
     )  # fmt: skip
     findings = learn(fewer, SurfaceSettings())
-    assert findings.surfaces["loss"].noise is None
+    assert findings.surface.noise is None
     gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
     assert gap.high < 0
     # a 95 % interval misses now and then, and this one just does: by no more than half its half width
@@ -244,7 +322,9 @@ def test_tables_as_olmix_has_them_are_read(tmp_path: Path) -> None:
     """The header of its README, an index column of pandas, run_id in one file, runs that only one file has, an empty cell."""
     (tmp_path / "r.csv").write_text("Unnamed: 0,run,name,index,x,y\n0,p,s-0,0,0.25,0.75\n1,q,s-1,1,0.5,0.498\n2,r,s-2,2,1,0\n")
     (tmp_path / "m.csv").write_text("run_id,name,index,arc\nq,s-1,1,1.5\np,s-0,0,1.25\nr,s-2,2,\nz,s-9,9,1\n")
-    runs = read_runs(tmp_path / "r.csv", tmp_path / "m.csv")
+    lines: list[str] = []
+    runs = read_runs(tmp_path / "r.csv", tmp_path / "m.csv", lines.append)
+    assert lines == ["2 of 4 runs are not in both files with all metrics, and left out: r, z"]
     assert (runs.names, runs.sources) == (("p", "q"), ("x", "y"))
     np.testing.assert_allclose(runs.mixtures[1], np.array([0.5, 0.498]) / 0.998)
     assert runs.metrics["arc"].tolist() == [1.25, 1.5]
@@ -259,6 +339,7 @@ def test_tables_as_olmix_has_them_are_read(tmp_path: Path) -> None:
         ("run,x,y\np,0.5\n", "r.csv, line 2: 2 cells, the header has 3"),
         ("run,x,y\np,0.5,0.5\np,0.5,0.5\n", "r.csv, line 3: the run 'p' is there twice"),
         ("run,x,y\nq,0.5,0.5\n", "no run of "),
+        ("run,x,x\np,0.5,0.5\n", "r.csv has two columns 'x'"),
     ],
 )
 def test_bad_tables_are_named_with_their_lines(ratios: str, message: str, tmp_path: Path) -> None:
@@ -291,6 +372,8 @@ def test_the_command_fits_tables_and_writes_what_it_says(tmp_path: Path, monkeyp
         (["--ratios", "r.csv", "--metrics", "m.csv", "--target", "lost"], "there is no 'lost'; did you mean 'loss'?"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "rows"], "does not say how many rows sources have"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=1,d=1"], "there is no 'd'"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=inf,b=1"], "'prior' must have finite weights"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--points", "30"], "--points and --repeats are of no use without CONFIG"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "surface.point=3"], "unknown key 'point'; did you mean"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "sample.size=3"], "there is no table 'sample'"),
     ],
@@ -450,6 +533,8 @@ def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None
         (["--check", "4"], "there is no [finetune.model]"),
         (["--points", "8"], "surface.points = 8, but 4 anchors 2 times and 3 more are 11"),
         (["--set", "sample.seed=1"], "@ sample.seed"),
+        (["--set", "surface=3"], "expected a table (SurfaceSettings), got 3 @ mix.toml.surface"),
+        (["--set", "surface={point=3}"], "unknown key 'point'; did you mean"),
         (["--set", "task=quadratic"], "the task 'quadratic' has no data sources to mix"),
         (["--target", "dots=1"], "there is no 'dots' @ surface.targets"),
         (["--ratios", "r.csv"], "give either CONFIG, or --ratios and --metrics"),
@@ -460,6 +545,71 @@ def test_bad_plans_leave_with_2_before_anything_runs(arguments: list[str], messa
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert not Path("runs").exists()
+
+
+def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_core import NumericalError
+    from hgms_mix.checkpoints import LossLog
+    from hgms_surface.runs import DesignRuns
+    from hgms_surface.train import carried, load, points_of
+
+    def diverge(self: Any, row: Any, steps: int) -> None:
+        raise NumericalError("fine-tuning step 1: the loss is nan")
+
+    plan = load(Path("mix.toml"))
+    runs = DesignRuns(config=plan.config, folder=Path("design"))
+    points = points_of(plan, runs)[-2:]
+    with monkeypatch.context() as patched:
+        patched.setattr(LossLog, "append", diverge)
+        first = runs.run(points[0])
+    assert not first.is_finite
+    assert set(first.metrics) == {"validation_sums", "test_sums"}
+    np.testing.assert_allclose(first.mixture, points[0].weights, atol=1 / 24)
+    assert str(runs.finished(points[0])) == str(first)  # as text: nan is not itself
+    outcomes = carried(runs, points, lambda line: None, diverging=1)
+    assert [outcome.is_finite for outcome in outcomes] == [False, True]
+    with pytest.raises(NumericalError, match="the losses of 1 runs are not finite"):
+        carried(runs, points, lambda line: None, diverging=0)
+
+
+def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_llm import tokens
+    from hgms_surface.runs import DesignRuns
+    from hgms_surface.train import load, points_of
+
+    looked: list[int] = []
+    keep = tokens.Tokenising.__call__
+
+    def count(self: Any, rows: Any) -> Any:
+        looked.append(len(rows))
+        return keep(self, rows)
+
+    monkeypatch.setattr(tokens.Tokenising, "__call__", count)
+    # another length than other tests have, so that nothing is in the cache
+    plan = load(Path("mix.toml"), ["sample.size=6", "finetune.micro_batch=2", "task.max_length=39"])
+    runs = DesignRuns(config=plan.config, folder=Path("design"))
+    point = points_of(plan, runs)[0]
+    assert not looked
+    assert runs.run(point).tokens > 0
+    assert max(looked) == 12  # of validation and test; a source of 40 rows gives 2
+
+
+@pytest.mark.parametrize("method", ["", 'method = [{name = "hg-ms", label = "ours"}, "uniform"]'])
+def test_the_next_command_can_be_run_as_it_stands(method: str, here: Path) -> None:
+    from hgms_surface.train import following, load
+
+    text = Path("mix.toml").read_text().replace("[task.sources.echo]", '[task.sources."my echo\'s"]')
+    Path("mix.toml").write_text(method + text)
+    plan = load(Path("mix.toml"), ["finetune.lr=1e-2", "surface.repeats=2"], seed=3, out="there")
+    runs = attrs.evolve(tried(0, 1.0, 0.02), sources=("sums", "dots", "my echo's"))
+    words = shlex.split(following(plan, learn(runs, SurfaceSettings())))
+    assert words[:3] == ["hgms", "mix", "mix.toml"]
+    done = CliRunner().invoke(main, [*words[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["seed"] == 3
+    assert Path(report["folder"]).parts[0] == "there"
+    assert {row["source"]: row["weight"] for row in report["sources"]}["sums"] > 0.5
 
 
 def test_ranks_of_the_larger_model_are_compared() -> None:

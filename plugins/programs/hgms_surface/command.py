@@ -38,6 +38,8 @@ def surface(
     metrics: Path | None,
     targets: Sequence[str],
     prior: str | None,
+    points: int | None,
+    repeats: int | None,
     sets: Sequence[str],
     as_json: bool,
     registry: Registry,
@@ -52,13 +54,15 @@ def surface(
     hgms mix surface mix.toml                                  train and fit; go on where it was broken off
     hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody else made
     """
-    laid = [*sets, *_laid(targets, prior, **{key: choices.pop(key) for key in ("points", "repeats")})]
+    laid = [*sets, *_laid(targets, prior, points=points, repeats=repeats)]
     if (config is None) == (ratios is None and metrics is None):
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
         report = _of_runs(config, laid, dry_run=dry_run, as_json=as_json, check=check, registry=registry, **choices)
-    elif dry_run or check or choices["device"] is not None:
-        raise click.UsageError("--dry-run, --check and --device are of no use without CONFIG: nothing is trained")
+    elif dry_run or check or choices["device"] is not None or points is not None or repeats is not None:
+        raise click.UsageError(
+            "--dry-run, --check, --device, --points and --repeats are of no use without CONFIG: nothing is trained"
+        )
     else:
         report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _shown)
     if as_json:
@@ -86,13 +90,13 @@ def _of_files(
 ) -> dict[str, Any]:
     """The report of finished runs in tables."""
     from hgms_surface.learn import learn
-    from hgms_surface.report import settings_of, write
+    from hgms_surface.report import settings_laid, write
     from hgms_surface.tables import read_runs
 
     if ratios is None or metrics is None:
         raise click.UsageError("--ratios and --metrics go together")
-    settings = settings_of({}, sets, registry)
-    findings = learn(read_runs(ratios, metrics), settings, seed=choices["seed"] or 0)
+    settings = settings_laid(sets, registry)
+    findings = learn(read_runs(ratios, metrics, _to_stderr), settings, seed=choices["seed"] or 0)
     return write(findings, Path(choices["out"] or "surface"), say=say)
 
 
@@ -108,19 +112,22 @@ def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> l
     if targets:
         laid.append(f"surface.targets={_table(targets, '--target')}")
     if prior is not None:
-        laid.append(f"surface.prior={json.dumps(prior) if '=' not in prior else _table(prior.split(','), '--prior')}")
+        laid.append(f"surface.prior={_text(prior) if '=' not in prior else _table(prior.split(','), '--prior')}")
     return laid
+
+
+def _text(text: str) -> str:
+    """A string as TOML writes it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _table(pairs: Sequence[str], option: str) -> str:
     """NAME=WEIGHT pairs as an inline table of TOML."""
     entries = []
     for pair in pairs:
-        name, equals, weight = pair.rpartition("=")
+        name, _, weight = pair.rpartition("=") if "=" in pair else (pair, "", "1")
         try:
-            entries.append(f"{json.dumps(name.strip())} = {float(weight if equals else 1)}")
+            entries.append(f"{_text(name.strip())} = {float(weight)}")
         except ValueError:
             raise click.UsageError(f"{option} {pair}: expected NAME=WEIGHT, a number") from None
-        if not equals:
-            entries[-1] = f"{json.dumps(pair.strip())} = 1.0"
     return "{" + ", ".join(entries) + "}"

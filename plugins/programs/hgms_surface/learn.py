@@ -17,22 +17,22 @@ from hgms_surface.settings import SurfaceSettings
 from hgms_surface.tables import Runs
 
 TARGET = "target"
-"""The weighted mean of the metrics that decide."""
+"""What the weighted mean of the metrics that decide is called."""
 
 
 @frozen(kw_only=True, eq=False)
 class Findings:
-    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surfaces`` holds that of the target
-    (``TARGET``), by which ``recommendation`` was made, and one of every metric; ``differences`` the expected loss of the
-    recommended mixture minus the prior's, by metric; ``calibration`` the root mean square of the target's standardised
-    leave-one-out errors, ``covered`` the share of them in a 95 % interval."""
+    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surface`` is that of the target, by which
+    ``recommendation`` was made; ``differences`` are the expected loss of the recommended mixture minus the prior's, by metric;
+    ``calibration`` is the root mean square of the target's standardised leave-one-out errors, ``covered`` the share of them in
+    a 95 % interval."""
 
     every: Runs
     runs: Runs
     aside: Runs
     prior: np.ndarray
     targets: Mapping[str, float]
-    surfaces: Mapping[str, Surface]
+    surface: Surface
     recommendation: Recommendation
     differences: Mapping[str, Gap]
     calibration: float
@@ -46,7 +46,7 @@ class Findings:
     @property
     def lost(self) -> list[float]:
         """The target of the runs set aside."""
-        return [float(loss) for loss in _weighted(self.aside, self.targets)]
+        return [float(loss) for loss in weighted(self.aside, self.targets)]
 
     @property
     def prior_name(self) -> str:
@@ -54,8 +54,7 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found, surface = self.recommendation, self.surfaces[TARGET]
-        sources = self.runs.sources
+        recommendation, surface, sources = self.recommendation, self.surface, self.runs.sources
 
         def named(weights: np.ndarray) -> dict[str, float]:
             return dict(zip(sources, weights.tolist(), strict=True))
@@ -70,12 +69,12 @@ class Findings:
             "set_aside": list(self.aside.names),
             "targets": dict(self.targets),
             "prior": named(self.prior),
-            "recommended": named(found.weights),
-            "region": {name: bounds.tolist() for name, bounds in zip(sources, found.region, strict=True)},
-            "best_tried": named(found.best),
+            "recommended": named(recommendation.weights),
+            "region": {name: bounds.tolist() for name, bounds in zip(sources, recommendation.region, strict=True)},
+            "best_tried": named(recommendation.best),
             "told_apart_from_prior": self.apart,
-            "difference_to_prior": attrs.asdict(found.against_prior),
-            "difference_to_best_tried": attrs.asdict(found.against_best),
+            "difference_to_prior": attrs.asdict(recommendation.against_prior),
+            "difference_to_best_tried": attrs.asdict(recommendation.against_best),
             "differences_by_metric": {name: attrs.asdict(value) for name, value in self.differences.items()},
             "noise": noise,
             "leave_one_out": {"root_mean_square": self.calibration, "covered": self.covered, "widening": surface.widening},
@@ -85,9 +84,8 @@ class Findings:
 def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None) -> Findings:
     """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that decide.
 
-    Runs whose loss is far above what all others allow are set aside (:func:`hgms_surface.outliers.gone_wrong`).
-    The mean is fitted itself, so that repeats show its noise, whatever correlation metrics have. Where the leave-one-out errors
-    of the target are larger than the surface expects, its intervals are widened by their root mean square.
+    Runs with a loss that is not finite, or far above what all others allow (:func:`hgms_surface.outliers.gone_wrong`), are set
+    aside. The mean is fitted itself, so that repeats show its noise, whatever correlation metrics have.
 
     Cost: a second or two for each metric with some tens of mixtures.
 
@@ -98,40 +96,42 @@ def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping
     if not deciding:
         raise ConfigError("every metric begins with 'test_', and test sets do not decide\n  rename the one that shall")
     targets = settings.target_weights(deciding)
-    wrong = (
-        gone_wrong(runs.mixtures, _weighted(runs, targets)) if len(runs.names) > sources else np.zeros(len(runs.names), bool)
-    )
+    wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
+    kept = runs.only(~wrong)
+    if len(kept.names) > sources:
+        wrong[~wrong] = gone_wrong(kept.mixtures, weighted(kept, targets))
     every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:
+        lost = f" and {len(aside.names)} runs set aside, whose losses are not finite or far too high" if aside.names else ""
         raise ConfigError(
-            f"{len(tried)} different mixtures of {sources} sources were run; a surface needs {sources + 2} at least\n  run more"
+            f"{len(tried)} different mixtures of {sources} sources were run{lost}; a surface needs {sources + 2} at least\n"
+            f"  run more{', with a lower learning rate' if aside.names else ''}"
         )
     counts: Mapping[str, int | None] = {name: None if rows is None else rows[name] for name in runs.sources}
     prior = settings.prior_over(counts)
     key = Key(seed).fold("surface")
-    surface = fit(runs.mixtures, _weighted(runs, targets), key.fold("fit", TARGET))
+    surface = fit(runs.mixtures, weighted(runs, targets), key.fold("fit", TARGET))
     errors = surface.left_out()
-    calibration = float(np.sqrt(np.mean(errors**2)))
-    surface = attrs.evolve(surface, widening=max(calibration, 1.0))
-    found = recommend(surface, prior, tried, key.fold("recommend"), caution=settings.caution)
-    surfaces, only = {TARGET: surface}, next(iter(targets)) if len(targets) == 1 else None
+    recommendation = recommend(surface, prior, tried, key.fold("recommend"), caution=settings.caution)
+    differences = {}
     for name, losses in runs.metrics.items():
-        surfaces[name] = surface if name == only else fit(runs.mixtures, losses, key.fold("fit", name))
+        of_metric = surface if [*targets] == [name] else fit(runs.mixtures, losses, key.fold("fit", name))
+        differences[name] = gap(of_metric, recommendation.weights, prior)
     return Findings(
         every=every,
         runs=runs,
         aside=aside,
         prior=prior,
         targets=targets,
-        surfaces=surfaces,
-        recommendation=found,
-        differences={name: gap(surfaces[name], found.weights, prior) for name in runs.metrics},
-        calibration=calibration,
+        surface=surface,
+        recommendation=recommendation,
+        differences=differences,
+        calibration=float(np.sqrt(np.mean(errors**2))),
         covered=float(np.mean(np.abs(errors / surface.widening) < 1.96)),
     )
 
 
-def _weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
+def weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
     """The target of each run."""
     return np.asarray(sum(weight * runs.metrics[name] for name, weight in targets.items()))

@@ -21,9 +21,10 @@ WIDE = 4
 """Profiles in a row."""
 
 
-def draw(findings: Findings, path: Path, label: str = "validation loss") -> Path:
+def draw(findings: Findings, path: Path) -> Path:
     """The surface of the target with its region and the recommended mixture, and the profiles beside it."""
     sources = findings.runs.sources
+    label = next(iter(findings.targets)) if len(findings.targets) == 1 else TARGET
     if len(sources) == 3:
         figure = new_figure(10.5, 4.4)
         left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
@@ -55,7 +56,7 @@ def profile(findings: Findings, source: int) -> tuple[np.ndarray, np.ndarray, np
         others[source] = 0
     mixtures = (1 - share)[:, None] * (others / others.sum())
     mixtures[:, source] = share
-    surface = findings.surfaces[TARGET]
+    surface = findings.surface
     return share, surface.mean(mixtures), surface.deviation(mixtures)
 
 
@@ -94,13 +95,13 @@ def _plain(axis: Axes) -> None:
 
 def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     """Colours: the surface's mean. Small dots: minimisers of functions drawn from it."""
-    surface, found = findings.surfaces[TARGET], findings.recommendation
+    surface, recommendation = findings.surface, findings.recommendation
     grid = np.array([[i, j, FINE - i - j] for i in range(FINE + 1) for j in range(FINE + 1 - i)]) / FINE
     places = grid @ CORNERS
     shades = axis.tricontourf(places[:, 0], places[:, 1], surface.mean(grid), levels=14, cmap="viridis_r")
     axis.figure.colorbar(shades, ax=axis, shrink=0.75, label=label)
     axis.plot(*CORNERS[[0, 1, 2, 0]].T, color="#3D3D3D", linewidth=1)
-    region = found.minimisers @ CORNERS
+    region = recommendation.minimisers @ CORNERS
     jitter = np.random.default_rng(0).normal(scale=0.006, size=region.shape)  # draws that fall on one mixture are seen
     cloud = region + jitter
     axis.scatter(cloud[:, 0], cloud[:, 1], s=5, color="white", alpha=0.35, linewidth=0, label="where the minimum may be")
@@ -108,7 +109,9 @@ def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     size = 14 + 8 * surface.counts
     axis.scatter(tried[:, 0], tried[:, 1], s=size, facecolor="none", edgecolor="black", linewidth=0.9, label="tried")
     axis.plot(*(findings.prior @ CORNERS), "P", color="black", markersize=8, markeredgecolor="white", label=findings.prior_name)
-    axis.plot(*(found.weights @ CORNERS), "*", color="#C94F00", markersize=15, markeredgecolor="white", label="recommended")
+    axis.plot(
+        *(recommendation.weights @ CORNERS), "*", color="#C94F00", markersize=15, markeredgecolor="white", label="recommended"
+    )
     for name, corner, place in zip(findings.runs.sources, CORNERS, ("top", "top", "bottom"), strict=True):
         away = (0, -7 if place == "top" else 6)
         axis.annotate(name, corner, xytext=away, textcoords="offset points", ha="center", va=place, fontsize=10)

@@ -4,8 +4,10 @@ parameters."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 from attrs import frozen
 
@@ -34,7 +36,8 @@ def sklearn() -> Any:
 @frozen(kw_only=True, eq=False)
 class Surface:
     """A posterior over functions of a mixture. ``losses`` are those of ``mixtures``, ``[G, S]``, means over ``counts``
-    runs; ``members`` fitted processes with ``weights``; ``noise`` None where no mixture was repeated."""
+    runs; ``members`` fitted processes with ``weights``; ``noise`` None where no mixture was repeated. All deviations from the
+    mean are multiplied by ``widening``."""
 
     mixtures: np.ndarray
     losses: np.ndarray
@@ -48,7 +51,7 @@ class Surface:
 
     def posterior(self, mixtures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean, ``[Q]``, and covariance, ``[Q, Q]``, of the expected loss at ``mixtures``."""
-        means, covariances = zip(*self._parts(mixtures), strict=True)
+        means, covariances = zip(*(member.predict(mixtures, return_cov=True) for member in self.members), strict=True)
         mean = np.einsum("k,kq->q", self.weights, means)
         apart = np.array(means) - mean
         covariance = np.einsum("k,kqr->qr", self.weights, covariances)
@@ -74,14 +77,16 @@ class Surface:
         for number, member in zip(chosen, self.members, strict=True):
             if number:
                 mean, covariance = member.predict(mixtures, return_cov=True)
-                jitter = 1e-8 * np.trace(covariance) / len(mean) + 1e-14
-                root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean))) * self.widening
+                # a posterior is the prior minus what is known: its rounding errors are as large as the prior's
+                jitter = 1e-10 * member.kernel_.diag(mixtures).max()
+                root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
                 drawn.append(mean + generator.standard_normal((number, len(mean))) @ root.T)
-        return self.shift + self.scale * np.concatenate(drawn)
+        mean = self.mean(mixtures)
+        return mean + self.widening * (self.shift + self.scale * np.concatenate(drawn) - mean)
 
     def left_out(self) -> np.ndarray:
-        """The standardised error at each mixture, predicted from the others with the same parameters; N(0, 1) for a surface
-        that knows how much it does not know::
+        """The standardised error at each mixture, predicted from the others with the same parameters and without widening;
+        N(0, 1) for a surface that knows how much it does not know::
 
             z_i = [K⁻¹y]_i / √[K⁻¹]_ii
 
@@ -94,10 +99,7 @@ class Surface:
             variances.append(variance)
         error = self.weights @ np.array(errors)
         variance = self.weights @ (np.array(variances) + (np.array(errors) - error) ** 2)
-        return np.asarray(error / np.sqrt(variance) / self.widening)
-
-    def _parts(self, mixtures: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [member.predict(mixtures, return_cov=True) for member in self.members]
+        return np.asarray(error / np.sqrt(variance))
 
 
 def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
@@ -107,7 +109,8 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
 
     a linear trend, as mixing has it, and a bend with a length for each source. Where mixtures were repeated, σ² comes from the
     repeats (:func:`hgms_surface.noise.noise_of`), else it is another parameter. The parameters are integrated out: drawn from
-    Student's t around their mode, weighted by likelihood and prior, ``COMPONENTS`` of them kept.
+    Student's t around their mode, weighted by likelihood and prior, ``COMPONENTS`` of them kept. Where leave-one-out errors are
+    larger than the surface expects, it is widened by their root mean square.
 
     Cost: O(G³) a few thousand times, for G distinct mixtures.
     """
@@ -118,9 +121,10 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     variance = np.zeros(len(values)) if noise is None else noise.variance(places) / counts
     alpha = np.maximum(variance / scale**2, 1e-8)
     members, weights = _members(places, (values - shift) / scale, alpha, noise is None, key)
-    return Surface(
+    surface = Surface(
         mixtures=places, losses=values, counts=counts, noise=noise, members=members, weights=weights, shift=shift, scale=scale
     )
+    return attrs.evolve(surface, widening=max(float(np.sqrt(np.mean(surface.left_out() ** 2))), 1.0))
 
 
 def grouped(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Noise | None]:
@@ -140,24 +144,12 @@ def grouped(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: Key) -> tuple[tuple[Any, ...], np.ndarray]:
     """Processes with parameters from their posterior, and the weight of each."""
-    from scipy.optimize import minimize
-
     library = sklearn()
-    kernels, wide = library.kernels, (1e-12, 1e12)
-    sources = x.shape[1]
-    kernel = kernels.ConstantKernel(1.0, wide) * kernels.DotProduct(1.0, "fixed")
-    kernel += kernels.ConstantKernel(1.0, wide) * kernels.Matern(np.ones(sources), wide, nu=2.5)
-    parts = ["trend", "bend", *["length"] * sources]
-    if white:
-        kernel += kernels.WhiteKernel(1.0, wide)
-        parts.append("white")
-    # kernels are parametrised by variances, the priors by standard deviations
-    twice = np.array([1.0 if part == "length" else 2.0 for part in parts])
-    centre, width = (np.array([CENTRES[part][i] for part in parts]) * twice for i in (0, 1))
+    kernel, centre, width = _kernel(x.shape[1], white)
 
     def regressor(theta: np.ndarray) -> Any:
         fitted = library.GaussianProcessRegressor(kernel.clone_with_theta(theta), alpha=alpha, optimizer=None).fit(x, y)
-        return _without_white(fitted, kernels) if white else fitted
+        return _without_white(fitted) if white else fitted
 
     likelihood = library.GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(x, y).log_marginal_likelihood
 
@@ -167,22 +159,13 @@ def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: 
         return 0.5 * apart @ apart - value, apart / width - gradient
 
     generator = np.random.default_rng(key.derive())
-    box = list(zip(centre - 4 * width, centre + 4 * width, strict=True))
-    starts = [centre, *(centre + 0.7 * width * generator.standard_normal((2, len(centre))))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the optimiser; what it finds is only a proposal's centre
-        mode = min((minimize(loss, start, jac=True, bounds=box) for start in starts), key=lambda result: result.fun).x
-    step = 1e-3
-    curvature = np.array([(loss(mode + step * e)[1] - loss(mode - step * e)[1]) / (2 * step) for e in np.eye(len(mode))])
-    values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
-    root = vectors / np.sqrt(np.clip(values, 0.5 / width.max() ** 2, None))
+    mode, root = _around_the_mode(loss, centre, width, generator)
     freedom, size = 5, 8 * COMPONENTS
-    normal = generator.standard_normal((size, len(mode)))
-    normal /= np.sqrt(generator.chisquare(freedom, (size, 1)) / freedom)
-    thetas = np.vstack([mode, mode + normal @ root.T])
-    thetas = np.clip(thetas, centre - 4 * width, centre + 4 * width)
-    normal = np.vstack([np.zeros(len(mode)), normal])
-    proposed = -0.5 * (freedom + len(mode)) * np.log1p((normal**2).sum(1) / freedom)
+    steps = generator.standard_normal((size, len(mode)))
+    steps /= np.sqrt(generator.chisquare(freedom, (size, 1)) / freedom)
+    steps = np.vstack([np.zeros(len(mode)), steps])
+    thetas = np.clip(mode + steps @ root.T, centre - 4 * width, centre + 4 * width)
+    proposed = -0.5 * (freedom + len(mode)) * np.log1p((steps**2).sum(1) / freedom)
     logs = np.array([likelihood(theta, clone_kernel=False) for theta in thetas])
     logs -= 0.5 * (((thetas - centre) / width) ** 2).sum(1) + proposed
     shares = np.exp(logs - logs.max())
@@ -192,9 +175,42 @@ def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: 
     return tuple(regressor(thetas[number]) for number in kept), counts / counts.sum()
 
 
-def _without_white(fitted: Any, kernels: Any) -> Any:
+def _kernel(sources: int, white: bool) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The kernel, and the means and standard deviations of the normal prior of its parameters."""
+    kernels, wide = sklearn().kernels, (1e-12, 1e12)
+    kernel = kernels.ConstantKernel(1.0, wide) * kernels.DotProduct(1.0, "fixed")
+    kernel += kernels.ConstantKernel(1.0, wide) * kernels.Matern(np.ones(sources), wide, nu=2.5)
+    parts = ["trend", "bend", *["length"] * sources]
+    if white:
+        kernel += kernels.WhiteKernel(1.0, wide)
+        parts.append("white")
+    # kernels are parametrised by variances, the priors by standard deviations
+    twice = np.array([1.0 if part == "length" else 2.0 for part in parts])
+    centre, width = (np.array([CENTRES[part][i] for part in parts]) * twice for i in (0, 1))
+    return kernel, centre, width
+
+
+def _around_the_mode(
+    loss: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    centre: np.ndarray,
+    width: np.ndarray,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The minimum of ``loss`` (value, gradient), and a root of its inverse curvature there: where parameters are drawn."""
+    from scipy.optimize import minimize
+
+    box = list(zip(centre - 4 * width, centre + 4 * width, strict=True))
+    starts = [centre, *(centre + 0.7 * width * generator.standard_normal((2, len(centre))))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the optimiser; what it finds is only a proposal's centre
+        mode = min((minimize(loss, start, jac=True, bounds=box) for start in starts), key=lambda result: result.fun).x
+    step = 1e-3
+    curvature = np.array([(loss(mode + step * e)[1] - loss(mode - step * e)[1]) / (2 * step) for e in np.eye(len(mode))])
+    values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
+    return mode, vectors / np.sqrt(np.clip(values, 0.5 / width.max() ** 2, None))
+
+
+def _without_white(fitted: Any) -> Any:
     """The same process, whose predictions are of the expected loss: the noise of a run stays in what it was fitted to."""
-    white = fitted.kernel_.k2
-    assert isinstance(white, kernels.WhiteKernel)
     fitted.kernel_ = fitted.kernel_.k1
     return fitted

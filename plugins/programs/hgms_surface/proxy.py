@@ -10,7 +10,7 @@ from attrs import frozen
 
 from hgms_core import Key
 from hgms_surface.design import Point
-from hgms_surface.learn import TARGET, Findings
+from hgms_surface.learn import Findings
 
 RESAMPLES = 2000
 
@@ -35,7 +35,7 @@ def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Poin
     for point in points:
         first.setdefault(point.weights, point)
     distinct = list(first.values())
-    means = findings.surfaces[TARGET].mean(np.array([point.weights for point in distinct]))
+    means = findings.surface.mean(np.array([point.weights for point in distinct]))
     order = np.argsort(means, kind="stable")
     taken = [distinct[order[round(place)]] for place in np.linspace(0, len(order) - 1, min(count, len(order)))]
     if not any(point.role == "prior" for point in taken) and len(taken) > 2:
@@ -69,7 +69,7 @@ def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorr
 
 def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any]:
     """For the report, with a sentence."""
-    told = (
+    conclusion = (
         "both models rank mixtures alike" if correlation.low > 0.5
         else "that they rank mixtures alike is not shown" if correlation.high > 0
         else "they do not rank mixtures alike: do not trust the surface for the larger model"
@@ -79,5 +79,5 @@ def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any
         "rank_correlation": {"value": correlation.value, "low": correlation.low, "high": correlation.high},
         "mixtures": correlation.count,
         "best_minus_prior": gap,
-        "sentence": f"rank correlation with finetune.model: {correlation}: {told}; {best}",
+        "sentence": f"rank correlation with finetune.model: {correlation}: {conclusion}; {best}",
     }

@@ -25,10 +25,6 @@ class Gap:
     high: float
     below: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 @frozen(kw_only=True, eq=False)
 class Recommendation:

@@ -19,21 +19,26 @@ from hgms_surface.settings import SurfaceSettings
 from hgms_surface.tables import write_runs
 
 
-def settings_of(table: Mapping[str, Any], sets: Sequence[str], registry: Registry, source: str = "--set") -> SurfaceSettings:
-    """The settings in the table ``surface`` of ``table``, with ``sets`` laid over.
+def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
+    """The settings that ``sets`` alone say."""
+    table: dict[str, Any] = {}
+    for assignment in sets:
+        lay(table, assignment)
+    others = [key for key in table if key != "surface"]
+    if others:
+        known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
+        raise ConfigError(f"there is no table {others[0]!r} without a configuration\n  surface.KEY can be set: {known}")
+    return settings_of(table.get("surface", {}), registry, "--set")
+
+
+def settings_of(table: object, registry: Registry, source: str) -> SurfaceSettings:
+    """The settings in a table ``surface`` of ``source``.
 
     Raises:
         ConfigError: all that is wrong with them, with places.
     """
-    whole = {"surface": dict(table.get("surface", {}))}
-    for assignment in sets:
-        lay(whole, assignment)
-    others = [key for key in whole if key != "surface"]
-    if others:
-        known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
-        raise ConfigError(f"there is no table {others[0]!r} without a configuration\n  surface.KEY can be set: {known}")
     try:
-        settings: SurfaceSettings = structured(whole["surface"], SurfaceSettings, registry)
+        settings: SurfaceSettings = structured(table, SurfaceSettings, registry)
     except Invalid as invalid:
         raise ConfigError(Invalid(*invalid.below("surface")).render(source, ())) from None
     return settings

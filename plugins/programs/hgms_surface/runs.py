@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import numpy as np
 from attrs import define, field, frozen
 
 from hgms_cli import finite
-from hgms_core import ConfigError
-from hgms_mix import STAGES, Done, Mix, MixConfig, digest, read_rows
+from hgms_core import ConfigError, Key, NumericalError
+from hgms_mix import STAGES, Done, Mix, MixConfig, digest
 from hgms_run import Progress, replace_file
 from hgms_surface.design import Point
 from hgms_surface.process import sklearn
 from hgms_surface.tables import REPORTED, Runs
 
 DECIDES = "validation_"
+LOOKED = 256
+"""Rows of each source whose length says how many tokens a run will have."""
 VERSION = "1"
 """Of what a run's record holds."""
 
@@ -39,6 +42,10 @@ class Outcome:
     seconds: float | None
     tokens: int
 
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(loss) for loss in self.metrics.values())
+
 
 @define(kw_only=True, eq=False)
 class DesignRuns:
@@ -49,13 +56,12 @@ class DesignRuns:
 
     config: MixConfig
     folder: Path
-    say: Callable[[str], None] = lambda line: None
     view: Progress = field(factory=lambda: Progress(enabled=False))
     _mix: Mix = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.config = evaluated(self.config)
-        self._mix = Mix(self.config, self.folder, self.say, self.view)  # one for all: token tables are read once
+        self._mix = Mix(self.config, self.folder, view=self.view)  # one for all: test sets become tokens once
 
     def check(self) -> None:
         """Raises ConfigError or MissingExtra for what can be known to fail before the first run begins."""
@@ -81,12 +87,14 @@ class DesignRuns:
         return [name for name in self.config.task.test if name.startswith(DECIDES)]  # type: ignore[attr-defined]
 
     def rows(self) -> dict[str, int]:
-        """How many rows each source has."""
-        return {name: table.size for name, table in self._mix.tables("sources").items()}
+        """How many rows with an answer each source has."""
+        return {name: index.size for name, index in self._mix.task.rows().items()}
 
     def tokens(self) -> dict[str, float]:
-        """The mean length of each source's rows, in tokens of the model that is tuned."""
-        return {name: float(table.lengths.double().mean()) for name, table in self._mix.tuned_tables("sources").items()}
+        """The mean length of each source's rows, in tokens of the model that is tuned, by ``LOOKED`` rows of each."""
+        counts = dict.fromkeys(self.sources, LOOKED)
+        tables = self._mix.task.draw(self._mix.tuned_tokenizer, counts, lambda name: Key(0).fold("lengths", name))
+        return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
 
     def shortened(self, config: MixConfig, folder: Path) -> DesignRuns:
         """The same with other settings of sample and fine-tuning, elsewhere; what was read is shared."""
@@ -102,14 +110,16 @@ class DesignRuns:
             if record["key"] != key or record["version"] != VERSION:
                 return None
             return Outcome(
-                key=key, point=point, mixture=tuple(record["mixture"]), metrics=record["metrics"],
+                key=key, point=point, mixture=tuple(record["mixture"]),
+                metrics={name: math.nan if loss is None else loss for name, loss in record["metrics"].items()},
                 seconds=record["seconds"], tokens=record["tokens"],
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # not there, or damaged: it is run again
 
     def run(self, point: Point) -> Outcome:
-        """Samples, fine-tunes and evaluates, or goes on with it.
+        """Samples, fine-tunes and evaluates, or goes on with it. Where the loss of a fine-tuning stops being finite, so are all
+        losses of the run: it would diverge again, and the others do without it.
 
         Raises:
             Interrupted: Ctrl-C; what is done is saved.
@@ -118,25 +128,23 @@ class DesignRuns:
         mix.folder = self._folder(key)
         fresh, began = not mix.folder.exists(), time.perf_counter()
         mix.folder.mkdir(parents=True, exist_ok=True)
-        losses = mix.run("evaluate").facts["test"]
-        drawn = mix.done["sample"]
-        counts = np.array([drawn.facts["counts"][name] for name in self.sources], dtype=float)
-        lengths = {name: (table.lengths, table.places) for name, table in mix.tuned_tables("sources").items()}
-        tokens = 0
-        for row in read_rows(drawn.path / "rows.jsonl.gz"):
-            table, places = lengths[row["source"]]
-            tokens += int(table[places[row["row"]]]) if row["row"] in places else 0
+        try:
+            metrics = {name: row["token_loss"]["value"] for name, row in mix.run("evaluate").facts["test"].items()}
+        except NumericalError:
+            metrics = dict.fromkeys(self.config.task.test, math.nan)  # type: ignore[attr-defined]
+        counts = np.array([mix.done["sample"].facts["counts"][name] for name in self.sources], dtype=float)
+        tokens = sum(int(table.lengths.sum()) for table in mix.drawn_tables().values())
         outcome = Outcome(
             key=key,
             point=point,
             mixture=tuple((counts / counts.sum()).tolist()),
-            metrics={name: row["token_loss"]["value"] for name, row in losses.items()},
+            metrics=metrics,
             seconds=time.perf_counter() - began if fresh else None,
             tokens=tokens * self.config.finetune.epochs,
         )
         record = {"version": VERSION, "weights": dict(zip(self.sources, point.weights, strict=True)), **attrs.asdict(outcome)}
         replace_file(mix.folder / "run.json", json.dumps(finite(record), indent=2, ensure_ascii=False).encode())
-        for tuned in ("adapter", "model"):
+        for tuned in ("adapter", "model", "checkpoints"):
             shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
         return outcome
 
@@ -150,12 +158,12 @@ class DesignRuns:
         weights = dict(zip(self.sources, point.weights, strict=True))
         task = self.config.task
         inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
-        given = digest(inputs)
-        known = Done(path=self.folder, key=given, facts={"weights": weights}, digest=given)
+        start = digest(inputs)
+        known = Done(path=self.folder, key=start, facts={"weights": weights}, digest=start)
         names = [stage.name for stage in STAGES]
         learning = names.index("sample")
         mix.done = dict.fromkeys(names[:learning], known)
-        return digest([given, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:])])
+        return digest([start, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:])])
 
     @property
     def _task(self) -> Any:

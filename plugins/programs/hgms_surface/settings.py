@@ -15,13 +15,18 @@ from hgms_fields import frozen, not_negative
 
 
 def _prior(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, Mapping) and (min(value.values(), default=0.0) < 0 or not sum(value.values()) > 0):
-        raise ValueError(f"{attribute.name!r} must have no negative weight, and one above zero: {dict(value)}")
+    if isinstance(value, Mapping):
+        _weighing(attribute.name, value)
 
 
 def _targets(_: object, attribute: attrs.Attribute[Any], value: Mapping[str, float]) -> None:
-    if any(not (math.isfinite(weight) and weight >= 0) for weight in value.values()) or (value and not sum(value.values()) > 0):
-        raise ValueError(f"{attribute.name!r} must have no negative weight, and one above zero: {dict(value)}")
+    if value:
+        _weighing(attribute.name, value)
+
+
+def _weighing(name: str, weights: Mapping[str, float]) -> None:
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(weights.values()):
+        raise ValueError(f"{name!r} must have finite weights, none negative, and one above zero: {dict(weights)}")
 
 
 @final
@@ -73,8 +78,8 @@ class SurfaceSettings:
         """The share of each target, of which there are ``names``; those of no weight are left out. A validation set may be
         named without ``validation_``, which its metric begins with."""
         full = {name.removeprefix("validation_"): name for name in names}
-        asked = {full.get(name, name): weight for name, weight in self.targets.items()}
-        weights = dict.fromkeys(names, 1.0) if not asked else _named(asked, names, "targets")
+        targets = {full.get(name, name): weight for name, weight in self.targets.items()}
+        weights = _named(targets, names, "targets") if targets else dict.fromkeys(names, 1.0)
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items() if weight > 0}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Runs:
 
 def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
     """Both files. Numbers are written so that reading gives the same ones."""
-    ids = [(run, f"{run}", number) for number, run in enumerate(runs.names)]
+    ids = [(run, run, number) for number, run in enumerate(runs.names)]
     rows = [[*head, *mixture] for head, mixture in zip(ids, runs.mixtures.tolist(), strict=True)]
     _write(ratios, ["run", "name", "index", *runs.sources], rows)
     columns = [runs.metrics[name].tolist() for name in runs.metrics]
@@ -55,10 +56,10 @@ def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
     _write(metrics, ["run", "name", "index", *runs.metrics], rows)
 
 
-def read_runs(ratios: Path, metrics: Path) -> Runs:
+def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda line: None) -> Runs:
     """The runs that both files have, in the order of the ratios. As in olmix, the identifying column is ``run`` or ``run_id``;
     ``name``, ``index`` and unnamed columns say nothing; every other column of ratios is a source, of metrics a metric; shares
-    sum to 1 within 0.01. A run that lacks a metric is left out.
+    sum to 1 within 0.01. A run that one file lacks, or that lacks a metric, is left out; ``say`` gets how many those are.
 
     Raises:
         DataError: a file that is not such a table, with its line.
@@ -75,6 +76,9 @@ def read_runs(ratios: Path, metrics: Path) -> Runs:
     common = [run for run in shares if run in values and all(math.isfinite(value) for value in values[run])]
     if not common:
         raise DataError(f"no {id_of_ratios} of {ratios} is a {id_of_metrics} of {metrics} with all its metrics")
+    if others := (shares.keys() | values.keys()) - set(common):
+        some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
+        say(f"{len(others)} of {len(others) + len(common)} runs are not in both files with all metrics, and left out: {some}")
     mixtures = np.array([shares[run] for run in common])
     table = np.array([values[run] for run in common])
     return Runs(
@@ -98,6 +102,8 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
     columns = [i for i, name in enumerate(header) if name not in OTHER and name and not name.startswith("Unnamed")]
     if not columns:
         raise DataError(f"{path} has no column for {what} (columns: {', '.join(header)})")
+    if repeated := [name for name, count in Counter(header[i] for i in columns).items() if count > 1]:
+        raise DataError(f"{path} has two columns {repeated[0]!r}")
     values: dict[str, list[float]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,26 +15,29 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms_core import CheckpointError, ConfigError, Key
+from hgms_core import CheckpointError, ConfigError, Key, NumericalError
 from hgms_core.registry import Registry
 from hgms_mix import MixConfig, read
 from hgms_run import Interrupted, Progress, lay_options, tables_of
 from hgms_surface import proxy
 from hgms_surface.cost import cost, spell
 from hgms_surface.design import Point, design
-from hgms_surface.learn import TARGET, Findings, learn
+from hgms_surface.learn import Findings, learn, weighted
+from hgms_surface.outliers import MOST
 from hgms_surface.report import settings_of, write
 from hgms_surface.runs import DesignRuns, Outcome, table_of
 from hgms_surface.settings import SurfaceSettings
 
-OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Keys that TOML takes without quotes."""
+OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
 """What a file says for `hgms compare` alone."""
 
 
 @frozen(kw_only=True)
 class Plan:
     """What a mix file and the command line ask for. ``target`` is the configuration with the larger model, None where
-    ``[finetune.model]`` names none."""
+    ``[finetune.model]`` names none; ``options`` are those with which ``hgms mix`` reads the file as it is read here."""
 
     path: Path
     config: MixConfig
@@ -39,6 +45,7 @@ class Plan:
     settings: SurfaceSettings
     folder: Path
     check: int
+    options: tuple[str, ...]
 
 
 def load(
@@ -53,12 +60,11 @@ def load(
 ) -> Plan:
     """The plan of a mix file. Its method and budget are of no use here: mixtures are those of the design."""
     table = {key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS}
-    table["method"] = "uniform"
+    methods, table["method"] = table.get("method"), "uniform"
     table.setdefault("budget", "1 steps")
-    own = [assignment for assignment in sets if assignment.partition(".")[0].strip() == "surface"]
     registry = registry or Registry.load()
-    settings = settings_of({"surface": table.pop("surface", {})}, own, registry, path.name)
-    places = lay_options(table, [each for each in sets if each not in own], seed, out=out, device=device)
+    places = lay_options(table, sets, seed, out=out, device=device)
+    settings = settings_of(table.pop("surface", {}), registry, path.name)
     config = read(table, path.name, places, registry)
     larger = config.finetune.model is not None
     if check and not larger:
@@ -66,6 +72,12 @@ def load(
     if check and check < 3:
         raise ConfigError(f"--check {check}: a rank correlation needs 3 mixtures at least, and means little below 8")
     finetune = attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+    again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
+    if isinstance(methods, list):  # hgms mix takes one method of a grid, which the mixture then replaces
+        entry = next(iter(methods), None)
+        again["--method"] = entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
+    options = [word for option, value in again.items() if value is not None for word in (option, str(value))]
+    options += [word for place, text in zip(places, sets, strict=True) if place[0] != "surface" for word in ("--set", text)]
     return Plan(
         path=path,
         config=attrs.evolve(config, finetune=finetune),
@@ -73,6 +85,7 @@ def load(
         settings=settings,
         folder=Path(config.run.out, config.run.task_label or path.stem, "surface"),
         check=check,
+        options=tuple(options),
     )
 
 
@@ -119,7 +132,7 @@ def carry_out(
         say(line)
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _locked(plan.folder), _stoppable():
-        outcomes = carried(runs, points, say)
+        outcomes = carried(runs, points, say, diverging=int(MOST * len(points)))
         findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
         more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
         if plan.check and plan.target is not None:
@@ -130,10 +143,12 @@ def carry_out(
 
 
 def following(plan: Plan, findings: Findings) -> str:
-    """The command that tunes on what was found: the recommended mixture, or the prior where that is as good."""
+    """The command that tunes on the recommended mixture, or on the prior where that is as good."""
     weights = findings.recommendation.weights if findings.apart else findings.prior
-    shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(findings.runs.sources, weights, strict=True))
-    return f"hgms mix {plan.path} --set budget=1steps --set 'method={{name = \"fixed\", mixture = {{{shares}}}}}'"
+    names = [name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in findings.runs.sources]
+    shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(names, weights, strict=True))
+    method = f'method={{name = "fixed", mixture = {{{shares}}}}}'
+    return shlex.join(["hgms", "mix", str(plan.path), *plan.options, "--set", "budget=1steps", "--set", method])
 
 
 def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
@@ -143,19 +158,29 @@ def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
     return design(prior, points=settings.points, repeats=settings.repeats, shrink=settings.shrink, seed=plan.config.seed)
 
 
-def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None]) -> list[Outcome]:
-    """The outcomes of all points, those that are finished taken over."""
+def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None], *, diverging: int) -> list[Outcome]:
+    """The outcomes of all points, those that are finished taken over.
+
+    Raises:
+        NumericalError: the losses of more than ``diverging`` runs are not finite.
+    """
     outcomes = [runs.finished(point) for point in points]
     before = sum(outcome is not None for outcome in outcomes)
     if before:
         say(f"{before} of {len(points)} runs were done before ({runs.folder})")
     took: list[float] = []
     for number, point in enumerate(points):
+        diverged = sum(outcome is not None and not outcome.is_finite for outcome in outcomes)
+        if diverged > diverging:
+            raise NumericalError(
+                f"the losses of {diverged} runs are not finite, too many to do without\n"
+                "  lower finetune.lr, or set finetune.clip (1.0, say)"
+            )
         if outcomes[number] is not None:
             continue
         outcome = outcomes[number] = runs.run(point)
         took += [] if outcome.seconds is None else [outcome.seconds]
-        left = sum(each is None for each in outcomes)
+        left = outcomes.count(None)
         shares = ", ".join(f"{share:.2f} {name}" for name, share in zip(runs.sources, outcome.mixture, strict=True))
         ahead = f"; {spell(left * float(np.median(took)))} left" if took and left else ""
         loss = next(iter(outcome.metrics.values()))
@@ -168,12 +193,10 @@ def checked(
 ) -> dict[str, Any]:
     """How the larger model ranks some mixtures, beside the surface."""
     say(f"check: {len(points)} mixtures with finetune.model")
-    outcomes = carried(runs, points, say)
-    theirs = sum(
-        (weight * np.array([outcome.metrics[name] for outcome in outcomes]) for name, weight in findings.targets.items()),
-        np.zeros(len(outcomes)),
-    )
-    mine = findings.surfaces[TARGET].mean(np.array([outcome.mixture for outcome in outcomes]))
+    outcomes = carried(runs, points, say, diverging=len(points))
+    theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
+    theirs[np.isnan(theirs)] = np.inf  # diverged: behind all others
+    mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
     at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
     return proxy.words(correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name)

@@ -15,7 +15,7 @@ from hgms_surface.recommend import Gap
 
 def show(findings: Findings, report: Mapping[str, Any]) -> None:
     """The recommended mixture, then what it is worth, then the files."""
-    runs, found = findings.runs, findings.recommendation
+    runs, recommendation = findings.runs, findings.recommendation
     weights = findings.targets
     target = ", ".join(name if len(weights) == 1 else f"{weight:.2f} {name}" for name, weight in weights.items())
     distinct = len(np.unique(runs.mixtures.round(6), axis=0))
@@ -24,16 +24,16 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
         {
             "source": name,
             findings.prior_name: f"{findings.prior[number]:.4f}",
-            "best tried": f"{found.best[number]:.4f}",
-            "recommended": f"{found.weights[number]:.4f}",
-            "best, 95 % region": "{:.2f} to {:.2f}".format(*found.region[number]),
+            "best tried": f"{recommendation.best[number]:.4f}",
+            "recommended": f"{recommendation.weights[number]:.4f}",
+            "best, 95 % region": "{:.2f} to {:.2f}".format(*recommendation.region[number]),
         }
         for number, name in enumerate(runs.sources)
     ]
     print_table(tuple(rows[0]), rows)
     gaps = [{"metric": name, f"recommended − {findings.prior_name}": spell(gap)} for name, gap in findings.differences.items()]
     if len(findings.targets) > 1:
-        gaps.append({"metric": TARGET, f"recommended − {findings.prior_name}": spell(found.against_prior)})
+        gaps.append({"metric": TARGET, f"recommended − {findings.prior_name}": spell(recommendation.against_prior)})
     print_table(tuple(gaps[0]), gaps)
     for line in sentences(findings):
         click.echo(line)
@@ -47,17 +47,22 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
 
 def sentences(findings: Findings) -> Iterator[str]:
     """The verdict, and how far it can be believed."""
-    found, prior = findings.recommendation, findings.prior_name
+    prior = findings.prior_name
     if findings.aside.names:
         losses = ", ".join(f"{name} {loss:.4g}" for name, loss in zip(findings.aside.names, findings.lost, strict=True))
-        yield f"set aside, since the others do not allow for such losses: {losses}. Did fine-tuning diverge? Lower finetune.lr"
-    yield verdict(found.against_prior, prior)
-    best = found.against_best
-    if best.excludes_zero:
-        yield f"recommended − best tried: {spell(best)}: better than every mixture that was tried"
+        yield (
+            f"set aside, since their losses are not finite or far above what the others allow: {losses}. "
+            "Did they diverge? Lower the learning rate"
+        )
+    yield verdict(findings.recommendation.against_prior, prior)
+    best = findings.recommendation.against_best
+    if best.high < 0:
+        yield f"recommended − best tried: {spell(best)}: better than the best that was tried"
+    elif best.low > 0:
+        yield f"recommended − best tried: {spell(best)}: worse than the best that was tried, which is less well known"
     elif best.low < best.high:
         yield f"recommended − best tried: {spell(best)}: as good as the best that was tried, as far as can be told"
-    surface = findings.surfaces[TARGET]
+    surface = findings.surface
     if surface.noise is None:
         yield "noise: no mixture was run often enough to show it; it is estimated from how the surface misses"
     else:
@@ -80,12 +85,12 @@ def verdict(gap: Gap, prior: str) -> str:
     'recommended − uniform: -0.200 [-0.300, -0.100]: better than uniform'
     """
     if gap.high < 0:
-        told = f"better than {prior}"
+        conclusion = f"better than {prior}"
     elif gap.low > 0:
-        told = f"worse than {prior}: keep {prior}"
+        conclusion = f"worse than {prior}: keep {prior}"
     else:
-        told = f"cannot be told apart from {prior}; there is no reason to leave it"
-    return f"recommended − {prior}: {spell(gap)}: {told}"
+        conclusion = f"cannot be told apart from {prior}; there is no reason to leave it"
+    return f"recommended − {prior}: {spell(gap)}: {conclusion}"
 
 
 def spell(gap: Gap) -> str:

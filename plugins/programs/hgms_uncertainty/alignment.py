@@ -47,9 +47,9 @@ def alignments(
     """How each block of validation rows (role ``differentiate``) aligns with each block of each source, at each of the
     ``states`` of x. Blocks are disjoint; rows are drawn by ``key``.
 
-    Gradients of the source blocks are held, in float32. Where they are more than ``memory`` bytes, each is folded: coordinates
-    that are k apart are added under random signs, which leaves inner products unbiased, with an error of
-    ‖a‖ ‖b‖ / √k at most, for k numbers a gradient.
+    Gradients of the source blocks are held, in float32, or in float64 where x is. Where they are more than ``memory`` bytes of
+    float32, each is folded: coordinates that are k apart are added under random signs, which leaves inner products unbiased,
+    with an error of ‖a‖ ‖b‖ / √k at most, for k numbers a gradient.
 
     Errors: ConfigError for a problem without sources or with fewer than 4 rows of a kind.
 

@@ -10,9 +10,10 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms_uncertainty.seeds import ROUNDING, _quantile, _two_sided
+from hgms_cli import finite
+from hgms_uncertainty.seeds import ROUNDING, quantile, two_sided
 from hgms_uncertainty.simplex import LEAST, Array
-from hgms_uncertainty.verdict import LEVEL, _chance, _finite, listed, over_sources
+from hgms_uncertainty.verdict import LEVEL, chance, listed, over_sources
 
 
 @frozen(kw_only=True)
@@ -69,18 +70,18 @@ class HalvesTest:
         if not self.evidence:
             return (
                 f"the halves of a source part as far as different sources do (signal to null {self.ratio:.2f}, "
-                f"{_chance(self.p)}, {self.runs} runs): the weights say nothing"
+                f"{chance(self.p)}, {self.runs} runs): the weights say nothing"
             )
         named = {sign: [part.source for part in self.sources if part.sign == sign] for sign in (1, -1, 0)}
         parts = [f"{word} of {listed(named[sign])}" for sign, word in ((1, "more"), (-1, "less")) if named[sign]]
-        told = f"different sources part {how} the halves of one ({_chance(self.p)}, {self.runs} runs)"
-        told += f": evidence for {', '.join(parts)}" if parts else ", but of no single source can be said which way"
-        return told + (f"; {listed(named[0])} cannot be told from halves of one source" if parts and named[0] else "")
+        evidence = f"different sources part {how} the halves of one ({chance(self.p)}, {self.runs} runs)"
+        evidence += f": evidence for {', '.join(parts)}" if parts else ", but of no single source can be said which way"
+        return evidence + (f"; {listed(named[0])} cannot be told from halves of one source" if parts and named[0] else "")
 
     def as_dict(self) -> dict[str, Any]:
         sources = [{**attrs.asdict(part), "evidence": part.sign, "verdict": part.verdict} for part in self.sources]
         table = {"runs": self.runs, "ratio": self.ratio, "p": self.p, "evidence": self.evidence, "verdict": self.verdict}
-        return _finite({**table, "sources": sources})
+        return dict(finite({**table, "sources": sources}))
 
 
 def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
@@ -105,8 +106,8 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     >>> alike = np.array([[[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.1, 0.7]], [[0.1, 0.1], [0.7, 0.1]]])
     >>> halves_test(alike, ["a", "b"]).evidence
     False
-    >>> told = np.array([[[0.45, 0.4], [0.05, 0.1]], [[0.5, 0.4], [0.05, 0.05]], [[0.35, 0.5], [0.1, 0.05]]])
-    >>> halves_test(told, ["a", "b"]).verdict.partition(":")[0]
+    >>> apart = np.array([[[0.45, 0.4], [0.05, 0.1]], [[0.5, 0.4], [0.05, 0.05]], [[0.35, 0.5], [0.1, 0.05]]])
+    >>> halves_test(apart, ["a", "b"]).verdict.partition(":")[0]
     'different sources part 4.5 times as far as the halves of one (p < 0.001, 3 runs)'
 
     Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance; the halves are those of A/A
@@ -123,8 +124,8 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     luck = max(null, ROUNDING) / 2  # the standard deviation of a source's mean log weight
     whole = float(special.fdtrc(count - 1, freedom, np.square(off / luck).sum() / (count - 1)))
     aparts, error = off * count / (count - 1), luck * math.sqrt(count / (count - 1))
-    adjusted = [1.0] * count if still else over_sources([_two_sided(apart / error, freedom) for apart in aparts])
-    half = _quantile(freedom) * error
+    adjusted = [1.0] * count if still else over_sources([two_sided(apart / error, freedom) for apart in aparts])
+    half = quantile(freedom) * error
     parts = []
     for s, name in enumerate(names):
         halves, low, high = _interval(np.abs(nulls[:, s]))
@@ -156,5 +157,5 @@ def _interval(values: Array) -> tuple[float, float, float]:
     mean = float(values.mean())
     if len(values) < 2:
         return mean, math.nan, math.nan
-    half = _quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean, mean - half, mean + half

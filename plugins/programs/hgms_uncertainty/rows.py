@@ -35,8 +35,8 @@ def over_rows(gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resa
 
     >>> gains = torch.randn(12, 2, 8, dtype=torch.float64, generator=Key(0).generator())
     >>> gains[:, 0] += 3.0                                       # the first source helps
-    >>> told = over_rows(gains, ["good", "useless"], torch.tensor([0.5, 0.5]), Key(1))
-    >>> [effect.sign for effect in told.effects]
+    >>> certain = over_rows(gains, ["good", "useless"], torch.tensor([0.5, 0.5]), Key(1))
+    >>> [effect.sign for effect in certain.effects]
     [1, -1]
 
     Source: Owen (2007), *The pigeonhole bootstrap*, Annals of Applied Statistics 1; Efron and Tibshirani (1993), chapter 12.

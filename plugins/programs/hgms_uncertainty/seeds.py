@@ -41,8 +41,8 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
     mean = moved.mean(0)
     error = moved.std(0, ddof=1) / math.sqrt(count) if count > 1 else np.full(len(names), math.nan)
     spread = error * math.sqrt(max(count, 1)) > ROUNDING
-    half = np.where(spread, error, math.nan) * (_quantile(count - 1) if count > 1 else math.nan)
-    chances = [_two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))]
+    half = np.where(spread, error, math.nan) * (quantile(count - 1) if count > 1 else math.nan)
+    chances = [two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))]
     adjusted, ended = over_sources(chances), start + mean
     effects = [
         Effect(
@@ -73,13 +73,14 @@ def hotelling(rows: Array) -> float:
     return float(special.fdtrc(dims, count - dims, squared * (count - dims) / (dims * (count - 1))))
 
 
-def _quantile(freedom: int) -> float:
+def quantile(freedom: int) -> float:
+    """What a t-distributed number exceeds in absolute value with probability 0.05."""
     from scipy import special
 
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def _two_sided(ratio: float, freedom: int) -> float:
+def two_sided(ratio: float, freedom: int) -> float:
     """The two-sided p-value of a t-test."""
     from scipy import special
 

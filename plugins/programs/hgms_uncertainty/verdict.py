@@ -9,6 +9,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from hgms_cli import finite
+
 LEVEL = 0.95
 
 
@@ -47,7 +49,7 @@ class Certainty:
         """For JSON; NaN becomes None."""
         effects = [{**attrs.asdict(effect), "evidence": effect.sign} for effect in self.effects]
         table = {"over": self.over, "p": self.p, "evidence": self.evidence, "sources": effects}
-        return _finite(table)
+        return dict(finite(table))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Certainty:
@@ -99,19 +101,19 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
     against = f"the prior ({prior})" if prior else "the prior (uniform)"
     more, less, rest = ([effect for effect in certainty.effects if effect.sign == sign] for sign in (1, -1, 0))
     if not certainty.evidence:
-        return f"over {certainty.over}: no evidence against {against}, {_chance(certainty.p)}"
+        return f"over {certainty.over}: no evidence against {against}, {chance(certainty.p)}"
     if not (more or less):
         return (
-            f"over {certainty.over}: evidence against {against}, {_chance(certainty.p)}, but of no single source can "
+            f"over {certainty.over}: evidence against {against}, {chance(certainty.p)}, but of no single source can "
             "be said whether more or less of it"
         )
     parts = [
-        f"{word} of {listed(f'{effect.source} ({_chance(effect.p)})' for effect in some)}"
+        f"{word} of {listed(f'{effect.source} ({chance(effect.p)})' for effect in some)}"
         for word, some in (("more", more), ("less", less))
         if some
     ]
-    told = f"over {certainty.over}: evidence for {', '.join(parts)}"
-    return told + (f"; {listed(effect.source for effect in rest)} cannot be told from {against}" if rest else "")
+    evidence = f"over {certainty.over}: evidence for {', '.join(parts)}"
+    return evidence + (f"; {listed(effect.source for effect in rest)} cannot be told from {against}" if rest else "")
 
 
 def listed(names: Iterable[str]) -> str:
@@ -124,18 +126,10 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _chance(p: float) -> str:
+def chance(p: float) -> str:
     """A p-value with two digits.
 
-    >>> _chance(0.0002), _chance(0.0312), _chance(0.5)
+    >>> chance(0.0002), chance(0.0312), chance(0.5)
     ('p < 0.001', 'p = 0.031', 'p = 0.50')
     """
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
