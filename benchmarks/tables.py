@@ -5,6 +5,7 @@ benchmarks/results and from benchmarks/published.toml.
     python benchmarks/tables.py --check                            say which tables are not what the records make; status 1
     python benchmarks/tables.py runs cleaning runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet
     python benchmarks/tables.py runs demo hgms-demo/runs           keep what `hgms demo` has run, for the README
+    python benchmarks/tables.py runs cleaning more-runs --add      add to what is kept: a campaign may be run in parts
     python benchmarks/tables.py figures methods methods.json       keep a bench script's --json as results/methods.parquet
 
 A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
@@ -50,8 +51,9 @@ FIGURES = re.compile(r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of publ
 # --- keeping records ---------------------------------------------------------------------------------------------------
 
 
-def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
-    """One row for each run below the folders, and the points of its curves. Paths of this machine are left out."""
+def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[Path]:
+    """One row for each run below the folders, and the points of its curves. Paths of this machine are left out. ``add``: beside
+    the runs that were kept before; of the same task, method and seed the new one counts."""
     study = report.build(folders)
     for skipped_run in study.skipped:
         print(f"left out: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
@@ -79,7 +81,7 @@ def keep_runs(name: str, folders: Sequence[Path]) -> list[Path]:
     every = [point for own in points for point in own]
     names = dict.fromkeys(name for point in every for name in point)  # tasks of one study may have different metrics
     curves = pyarrow.Table.from_pylist([{name: point.get(name) for name in names} for point in every])
-    return [_written(name, table), _written(f"{name}.curves", curves)]
+    return [_written(name, table, add), _written(f"{name}.curves", curves, add)]
 
 
 def keep_figures(name: str, path: Path) -> list[Path]:
@@ -107,9 +109,18 @@ def _flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, float]]:
     return values
 
 
-def _written(name: str, table: pyarrow.Table) -> Path:
+RUN = ("task", "method", "seed")
+"""What tells the rows of one run from those of others."""
+
+
+def _written(name: str, table: pyarrow.Table, add: bool = False) -> Path:
     path = RESULTS / f"{name}.parquet"
     path.parent.mkdir(exist_ok=True)
+    if add and path.exists():
+        before = parquet.read_table(path)
+        new = set(zip(*(table[key].to_pylist() for key in RUN), strict=True))
+        others = [run not in new for run in zip(*(before[key].to_pylist() for key in RUN), strict=True)]
+        table = pyarrow.concat_tables([before.filter(pyarrow.array(others)), table], promote_options="permissive")
     parquet.write_table(table, path, compression="zstd")
     return path
 
@@ -668,10 +679,12 @@ def main() -> int:
         own = commands.add_parser(command)
         own.add_argument("name")
         own.add_argument("sources", type=Path, nargs="+" if command == "runs" else 1)
+        if command == "runs":
+            own.add_argument("--add", action="store_true", help="beside the runs that are kept already")
     options = parser.parse_args()
     if options.command:
         kept = (
-            keep_runs(options.name, options.sources)
+            keep_runs(options.name, options.sources, add=options.add)
             if options.command == "runs"
             else keep_figures(options.name, *options.sources)
         )

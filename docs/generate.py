@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -345,11 +345,8 @@ def plugins() -> str:
         brought.setdefault(module, []).append(f"{kind} {', '.join(components)}")
     for info in Host.load().infos.values():
         brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
-    for command, entries in sorted(Host().programs.items()):
-        brought.setdefault(entries[-1].module, []).append(f"`hgms {command}`")
-    for entry in importlib.metadata.entry_points(group="hgms.models"):
-        if entry.module.startswith("hgms_"):
-            brought.setdefault(entry.module, []).append(f"model `{entry.name}`")
+    for module, what in _commands_and_models():
+        brought.setdefault(module, []).append(what)
     shown, pages = [], []
     for wing in ("algorithms", "tasks", "language", "programs"):
         shown.append(f"### {wing.capitalize()}\n\n| package | brings |\n|---|---|")
@@ -359,6 +356,17 @@ def plugins() -> str:
             shown.append(f"| [`{package}`](plugins/{page}.md) | {'; '.join(brought.get(package, ['what others import']))} |")
         shown.append("")
     return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
+
+
+def _commands_and_models() -> Iterator[tuple[str, str]]:
+    """What comes by an entry point: the package, and what it is."""
+    for command, entries in sorted(Host().programs.items()):
+        yield entries[-1].module, f"`hgms {command}`"
+    for group, what in (("hgms.mix", "`hgms mix {}`"), ("hgms.models", "model `{}`")):
+        for entry in sorted(importlib.metadata.entry_points(group=group)):
+            package = entry.module.partition(".")[0]
+            if package.startswith("hgms_"):
+                yield package, what.format(entry.name)
 
 
 def kit() -> str:

@@ -62,7 +62,7 @@ ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shap
 """Those of its adapters, which know trees, errors, seeds and data."""
 
 BELOW = ["hgms_adam", "hgms_fields"]
-LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix", "hgms_surface"]
+LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix", "hgms_mix_compare", "hgms_surface"]
 """Programs for language models."""
 SHARED = [name for name in LIBRARIES if name not in BELOW]
 STACK = sorted(name for layer in PROGRAMS for name in layer)

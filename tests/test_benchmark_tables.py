@@ -130,3 +130,20 @@ def test_figures_of_a_script_are_kept_with_their_keys(tmp_path: Path, monkeypatc
         {**about, "quantity": "ratio", "value": 1.5},
         {**about, "quantity": "by: a", "value": 2.0},
     ]
+
+
+def test_a_campaign_that_ran_in_parts_is_kept_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+
+    def part(rows: dict[tuple[str, int], float], **more: str) -> pyarrow.Table:
+        return pyarrow.Table.from_pylist(
+            [
+                {"task": "cleaning", "method": method, "seed": seed, "metric.loss": value, **more}
+                for (method, seed), value in rows.items()
+            ]
+        )
+
+    tables._written("parts", part({("hg-ms", 0): 1.0, ("hg-ms", 1): 2.0}))
+    path = tables._written("parts", part({("hg-ms", 1): 3.0, ("uniform", 1): 4.0}, note="again"), add=True)
+    kept = [(row["method"], row["seed"], row["metric.loss"], row["note"]) for row in parquet.read_table(path).to_pylist()]
+    assert kept == [("hg-ms", 0, 1.0, None), ("hg-ms", 1, 3.0, "again"), ("uniform", 1, 4.0, "again")]

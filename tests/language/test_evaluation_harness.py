@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import torch
 from helpers import load_script
 
 import hgms_evaluation
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import CheckpointError, ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate, LmEval, Verifier, harness
 from hgms_fields import Invalid
@@ -38,16 +39,26 @@ MATH = [
 ]
 
 
-OWN = """
+DATA = """
 task: own
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: "{source}"}}, cache_dir: "{cache}"}}
 test_split: test
-output_type: generate_until
 doc_to_text: "{{{{asked}}}}"
-doc_to_target: "{{{{known}}}}"
-generation_kwargs: {{until: ["<never>"]}}
-metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+OWN = """
+output_type: generate_until
+doc_to_target: "{{known}}"
+generation_kwargs: {until: ["<never>"]}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+CHOICE = """
+output_type: multiple_choice
+doc_to_target: known
+doc_to_choice: ["yes", "no"]
+metric_list:
+- {metric: acc, aggregation: mean, higher_is_better: true}
+- {metric: f1, aggregation: f1, higher_is_better: true}
 """
 
 
@@ -61,6 +72,7 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             with gzip.open(folder / name / f"{split}.jsonl.gz", "wt") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
     monkeypatch.setenv("HGMS_DATA", str(folder))
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")  # task files of one's own are allowed, but where a test takes that away
     return folder
 
 
@@ -70,6 +82,14 @@ def small() -> tuple[Any, Any]:
     base = BaseModel(config={"model_type": "gpt2", "initializer_range": 0.4, **shape}, tokenizer="bytes", dtype="float32")
     tokenizer = base.load_tokenizer()
     return base.load(torch.device("cpu"), torch.float32, len(tokenizer)), tokenizer
+
+
+def own_task(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
+    """The path of a task file of one's own over these rows."""
+    source = folder / "asked.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "own.yaml").write_text(DATA.format(source=source, cache=folder / "cache") + kind)
+    return str(folder / "own.yaml")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -82,13 +102,11 @@ def test_it_generates_what_our_stage_generates(small: tuple[Any, Any], below: Pa
     ours = Evaluate(benchmarks=("gsm8k",), template="plain", max_new_tokens=12, judge=None)
     ours.run(*small, tmp_path / "ours")
     prompts = [row["question"] + "\n" + ours.instruction for row in GSM8K]
-    source = tmp_path / "asked.jsonl"
     tokenizer = small[1]
     form = template_for("plain", tokenizer)
     texts = [tokenizer.decode(prompt_tokens([Message("user", text)], tokenizer, form)) for text in prompts]
-    source.write_text("".join(json.dumps({"asked": text, "known": "42"}) + "\n" for text in texts))
-    (tmp_path / "own.yaml").write_text(OWN.format(source=source, cache=tmp_path / "cache"))
-    stage = LmEval(tasks=(str(tmp_path / "own.yaml"),), max_new_tokens=12, batch_size=2)
+    task = own_task(tmp_path, OWN, [{"asked": text, "known": "42"} for text in texts])
+    stage = LmEval(tasks=(task,), max_new_tokens=12, batch_size=2)
     results = stage.run(*small, tmp_path / "theirs", print)
     samples = {row["id"]: row for row in read(tmp_path / "theirs" / "lm-eval.own.samples.jsonl")}
     answers = {row["id"]: row for row in read(tmp_path / "ours" / "gsm8k.answers.jsonl")}
@@ -114,13 +132,65 @@ def test_its_own_gsm8k_reads_our_files_and_is_run_once(small: tuple[Any, Any], t
     assert len(said) == 1
 
 
-def test_means_are_shares_with_intervals_only_where_scores_are_zero_or_one() -> None:
-    rows = [{"filter": "none", "metrics": ["right", "length"], "right": int(i < 3), "length": 2.5 * i} for i in range(4)]
-    results = harness.summary("t", rows)
-    right, length = results["lm-eval t right"], results["lm-eval t length"]
+@needs_harness
+def test_a_task_that_compares_choices_is_scored_as_the_harness_scores_it(small: tuple[Any, Any], tmp_path: Path) -> None:
+    from sklearn.metrics import f1_score
+
+    task = own_task(tmp_path, CHOICE, [{"asked": f"Is {i} even?", "known": i % 2} for i in range(4)])
+    results = LmEval(tasks=(task,)).run(*small, tmp_path / "out", print)
+    rows = read(tmp_path / "out" / "lm-eval.own.samples.jsonl")
+    said = [int(no > yes) for (yes, _), (no, _) in (row["response"] for row in rows)]
+    known = [0, 1, 0, 1]
+    assert [row["acc"] for row in rows] == [float(a == b) for a, b in zip(said, known, strict=True)]
+    assert results["lm-eval own acc"]["score"] == 25 * sum(row["acc"] for row in rows)
+    f1 = results["lm-eval own f1"]  # no mean over rows
+    assert f1 == {"score": pytest.approx(f1_score(known, said)), "unit": "f1", "n": 4, "interval": None}
+
+
+@needs_harness
+def test_a_task_file_is_run_again_where_its_rows_have_changed(small: tuple[Any, Any], tmp_path: Path) -> None:
+    rows = [{"asked": "Is 2 even?", "known": 0}]
+    stage = LmEval(tasks=(own_task(tmp_path, CHOICE, rows),))
+    said: list[str] = []
+    stage.run(*small, tmp_path / "out", said.append)
+    stage.run(*small, tmp_path / "out", said.append)
+    assert len(said) == 1
+    own_task(tmp_path, CHOICE, [*rows, *rows])
+    assert stage.run(*small, tmp_path / "out", said.append)["lm-eval own acc"]["n"] == 2
+    assert len(said) == 2
+
+
+@needs_harness
+def test_prompts_that_lose_their_beginning_are_counted(small: tuple[Any, Any], tmp_path: Path) -> None:
+    rows = [{"asked": "x" * length, "known": "y"} for length in (1100, 1196, 1300)]  # bytes are tokens; 1,200 positions
+    said: list[str] = []
+    results = LmEval(tasks=(own_task(tmp_path, OWN, rows),), max_new_tokens=4).run(*small, tmp_path / "out", said.append)
+    assert results["lm-eval own exact_match"]["prompts_truncated"] == 1
+    assert said[1:] == ["lm-eval: 1 of 3 prompts cut to their last 1196 tokens"]
+
+
+@needs_harness
+def test_results_of_two_models_do_not_stand_in_one_folder(small: tuple[Any, Any], tmp_path: Path) -> None:
+    stage = LmEval(tasks=("gsm8k_cot_zeroshot",), max_new_tokens=4, limit=1)
+    stage.run(*small, tmp_path / "out", print)
+    other = copy.deepcopy(small[0])
+    torch.nn.init.zeros_(other.lm_head.weight)
+    with pytest.raises(CheckpointError, match=r"answers of another model \(lm-eval\.gsm8k_cot_zeroshot\)"):
+        stage.run(other, small[1], tmp_path / "out", print)
+    ours = Evaluate(benchmarks=("gsm8k",), template="plain", max_new_tokens=4, judge=None)
+    with pytest.raises(CheckpointError, match=r"answers of another model \(lm-eval\.gsm8k_cot_zeroshot\)"):
+        ours.run(other, small[1], tmp_path / "out")
+
+
+def test_figures_are_shares_with_intervals_only_where_they_are_means_of_zeros_and_ones() -> None:
+    metrics = ["right", "length", "median"]
+    rows = [{"filter": "none", "metrics": metrics, "right": i < 3, "length": 2.5 * i, "median": i < 3} for i in range(4)]
+    results = harness.summary("t", rows, {"right,none": 0.75, "length,none": 3.75, "median,none": 1.0})
+    right = results["lm-eval t right"]
     assert (right["score"], right["unit"]) == (75.0, "percent")
     assert (right["interval"]["low"], right["interval"]["high"]) == pytest.approx((30.064, 95.441), abs=1e-3)  # by hand
-    assert length == {"score": 3.75, "unit": "length", "n": 4, "interval": None}
+    assert results["lm-eval t length"] == {"score": 3.75, "unit": "length", "n": 4, "interval": None}
+    assert results["lm-eval t median"] == {"score": 1.0, "unit": "median", "n": 4, "interval": None}
 
 
 @needs_harness
@@ -155,6 +225,8 @@ def test_where_the_two_checkers_differ_on_the_same_texts() -> None:
     [
         ({"tasks": []}, "Length of 'tasks' must be >= 1"),
         ({"tasks": ["gsm8"]}, "unknown task 'gsm8'; did you mean 'gsm8k'"),
+        ({"tasks": ["gsm8k", "gsm8k"]}, "two tasks are called 'gsm8k'"),
+        ({"tasks": ["a/own.yaml", "b/own.yaml"]}, "two tasks are called 'own'"),
         ({"tasks": ["gsm8k"], "fewshot": 3}, "unknown key 'fewshot'; did you mean 'num_fewshot'"),
     ],
 )
@@ -182,6 +254,58 @@ def test_data_that_are_not_there(monkeypatch: pytest.MonkeyPatch, below: Path) -
     monkeypatch.delenv("HGMS_DATA")
     with pytest.raises(DataError, match="Set HGMS_DATA"):
         LmEval(tasks=("gsm8k",)).check()
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: [", "ParserError"),
+        ("", "Expected YAML dict"),
+        ("group: g\ntask: [a, b]", "TypeError"),
+        ("task: t\ndataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\ntest_split: test", "nowhere.jsonl"),
+        (DATA.replace("asked", "askd") + OWN.replace("{", "{{").replace("}", "}}"), "'askd' is undefined"),
+    ],
+    ids=["syntax", "empty", "group", "data", "field"],
+)
+def test_a_task_file_that_cannot_be_used_is_refused_before_a_model_is_trained(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    (tmp_path / "asked.jsonl").write_text('{"asked": "2 + 2?", "known": "4"}\n')
+    path.write_text(text.format(source=tmp_path / "asked.jsonl", cache=tmp_path / "cache") if "{{" in text else text)
+    with pytest.raises(ConfigError, match=rf"cannot use the task file .*mine\.yaml(.|\n)*{message}"):
+        LmEval(tasks=(str(path),)).check()
+
+
+@needs_harness
+def test_a_task_file_runs_no_code_unless_the_command_allows_it(
+    small: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE")
+    attack = "{{{{{{{{ cycler.__init__.__globals__.os.makedirs('{}', exist_ok=True) }}}}}}}}".format(tmp_path / "attacked")
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        DATA.replace("{{{{asked}}}}", attack).format(source=tmp_path / "asked.jsonl", cache=tmp_path / "cache") + OWN
+    )
+    (tmp_path / "asked.jsonl").write_text('{"asked": "2 + 2?", "known": "4"}\n')
+    stage = LmEval(tasks=(str(path),))
+    for refused in (stage.check, lambda: stage.run(*small, tmp_path / "out", print)):
+        with pytest.raises(ConfigError, match=r"own\.yaml can run code(.|\n)*--trust-remote-code"):
+            refused()
+    assert not (tmp_path / "attacked").exists()
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
+    stage.check()
+    assert (tmp_path / "attacked").exists()  # so it was an attack
+
+
+@needs_harness
+def test_what_the_model_has_no_room_or_template_for(small: tuple[Any, Any], tmp_path: Path) -> None:
+    tasks = ("gsm8k_cot_zeroshot",)
+    with pytest.raises(ConfigError, match=r"evaluate\.lm_eval\.max_new_tokens = 1200, but the model has 1200 positions"):
+        LmEval(tasks=tasks, max_new_tokens=1200).run(*small, tmp_path, print)
+    tokenizer = copy.deepcopy(small[1])
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match=r"no chat template @ evaluate\.lm_eval\.chat_template"):
+        LmEval(tasks=tasks, chat_template=True).run(small[0], tokenizer, tmp_path, print)
 
 
 def test_where_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,48 @@ def test_nobody_who_rates_is_an_error(folder: Path, mocked: Recorded, monkeypatc
         stage(folder, InspectJudge(model="mockllm/model")).rate(folder)
 
 
+class Busy(BaseHTTPRequestHandler):
+    """Turns every request away."""
+
+    def do_POST(self) -> None:
+        self.send_response(429)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@needs_inspect
+def test_an_endpoint_that_turns_all_away_is_not_asked_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+        try:
+            with pytest.raises(HgmsError, match=r"holds a rating: refused: .*RateLimitError"):
+                stage(folder, InspectJudge(retries=0, concurrency=8)).rate(folder)
+        finally:
+            server.shutdown()
+
+
+@needs_inspect
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("openai/gpt-4o", "Unable to initialise OpenAI client No OPENAI_API_KEY"),
+        ("nowhere/x", "Model API nowhere of model 'nowhere/x' not recognized"),
+    ],
+)
+def test_what_inspect_lacks_is_said_before_anything_is_generated(
+    model: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("HGMS_SEND_KEY", "nowhere")
+    with pytest.raises(ConfigError, match=f"Inspect cannot ask {model}: {message}"):
+        stage(folder, InspectJudge(model=model)).check()
+
+
 def test_it_is_a_judge_by_its_name() -> None:
     converter = converter_for(Registry.load())
     table = {"name": "inspect", "model": "anthropic/claude", "attempts": 2}
@@ -214,6 +258,7 @@ def test_it_is_a_judge_by_its_name() -> None:
 
 def test_no_key_is_sent_that_only_a_file_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(inspect_judge, "grader", lambda judge: None)
     monkeypatch.delenv("HGMS_SEND_KEY", raising=False)
     judge = InspectJudge(model="anthropic/claude")
     with pytest.raises(ConfigError, match="add --send-key anthropic to the command"):

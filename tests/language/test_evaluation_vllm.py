@@ -7,6 +7,7 @@ vLLM itself needs a GPU and is not run. The stand-in's functions have the signat
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -47,6 +48,7 @@ class SamplingParams:
 
 class LLM:
     loaded: list[dict[str, Any]] = []  # noqa: RUF012 - the calls of a test
+    running: list[Any] = []  # noqa: RUF012 - those that hold their memory
 
     def __init__(self, model: str, *, seed: int = 0, **kwargs: Any) -> None:
         """What ``kwargs`` may hold are fields of vLLM's EngineArgs."""
@@ -54,6 +56,9 @@ class LLM:
         assert self.most in (0, 1, 8, 16, 32, 64, 128, 256, 320, 512)
         self.loaded.append({"files": sorted(path.name for path in Path(model).iterdir()), **kwargs})
         self.folder = model
+        self.running.append(self)
+        core = types.SimpleNamespace(shutdown=lambda: self.running.remove(self))
+        self.llm_engine = types.SimpleNamespace(engine_core=core)
 
     def generate(
         self, prompts: list[dict[str, Any]], sampling_params: SamplingParams | None = None, *, use_tqdm: bool = True,
@@ -93,6 +98,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
     for name, value in {"vllm": module, "vllm.lora": types.ModuleType("vllm.lora"), "vllm.lora.request": request}.items():
         monkeypatch.setitem(sys.modules, name, value)
     LLM.loaded.clear()
+    LLM.running.clear()
     return LLM
 
 
@@ -152,6 +158,34 @@ def test_answers_through_it_are_those_of_the_model(
     assert fingerprint(tuned) == before
 
 
+def test_an_adapter_that_is_merged_for_it_leaves_no_rounding_errors_in_the_model(
+    vllm: type[LLM], stage: Evaluate, tmp_path: Path
+) -> None:
+    """A second benchmark would otherwise be answered by another model, and refused."""
+    model, tokenizer = small()
+    tuned = adapted(model, use_dora=True).to(torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in tuned.state_dict().items()}
+    attrs.evolve(stage, engine="vllm").run(tuned, tokenizer, tmp_path / "out")
+    assert len(vllm.loaded) == 1
+    assert [name for name, tensor in tuned.state_dict().items() if not torch.equal(tensor, before[name])] == []
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["answers", "fails"])
+def test_its_memory_is_free_before_the_model_returns(
+    fails: bool, vllm: type[LLM], stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = small()
+    moves: list[tuple[str, int]] = []
+    monkeypatch.setattr(model, "to", lambda device: moves.append((str(device), len(vllm.running))))
+    if fails:
+        monkeypatch.setattr(vllm, "generate", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        attrs.evolve(stage, engine="vllm").run(model, tokenizer, tmp_path / "out")
+    assert len(vllm.loaded) == 1
+    assert moves[-1] == ("cpu", 0)  # where it was, with vLLM gone
+    assert len(moves) == 2
+
+
 def test_one_base_answers_with_each_of_three_adapters(vllm: type[LLM], tmp_path: Path) -> None:
     model, tokenizer = small()
     model.save_pretrained(tmp_path / "base")
@@ -167,15 +201,16 @@ def test_one_base_answers_with_each_of_three_adapters(vllm: type[LLM], tmp_path:
         tuned.save_pretrained(tmp_path / f"mix-{number}", save_embedding_layers=False)
         expected[f"mix-{number}"] = by_transformers(tuned)
     adapters = {name: tmp_path / name for name in expected if name is not None}
-    engine = Engine(tmp_path / "base", adapters, length=120)
-    for name, wanted in expected.items():
-        answered = [reply for batch in engine.replies(tokenizer, prompts, name) for reply in batch]
-        assert sorted(answered) == sorted(wanted), name
+    with Engine(tmp_path / "base", adapters, length=120) as engine:
+        for name, wanted in expected.items():
+            answered = [reply for batch in engine.replies(tokenizer, prompts, name) for reply in batch]
+            assert sorted(answered) == sorted(wanted), name
+        with pytest.raises(ConfigError, match=r"no adapter 'mix-4'\n  did you mean 'mix-"):
+            next(engine.replies(tokenizer, prompts, "mix-4"))
+    assert vllm.running == []
     assert len({str(sorted(wanted)) for wanted in expected.values()}) == 4
     (call,) = vllm.loaded  # the base was loaded once
     assert (call["max_lora_rank"], call["max_loras"], call["max_cpu_loras"]) == (16, 1, 3)
-    with pytest.raises(ConfigError, match=r"no adapter 'mix-4'\n  did you mean 'mix-"):
-        next(engine.replies(tokenizer, prompts, "mix-4"))
 
 
 def test_an_adapter_of_too_high_a_rank_is_refused(vllm: type[LLM], tmp_path: Path) -> None:
@@ -197,6 +232,7 @@ def test_the_stand_in_has_the_signatures_of_vllm() -> None:
     import vllm
     from vllm.config.lora import MaxLoRARanks
     from vllm.lora.request import LoRARequest as Real
+    from vllm.v1.engine.core_client import EngineCoreClient
 
     for ours, theirs in ((LLM.generate, vllm.LLM.generate), (LLM.__init__, vllm.LLM.__init__), (LoRARequest, Real)):
         names = set(inspect.signature(ours).parameters) - {"kwargs"}
@@ -204,3 +240,4 @@ def test_the_stand_in_has_the_signatures_of_vllm() -> None:
     assert {"temperature", "max_tokens", "stop_token_ids"} <= set(inspect.signature(vllm.SamplingParams).parameters)
     assert MaxLoRARanks.__args__ == RANKS == vllm_engine.RANKS
     assert hasattr(vllm.ModelRegistry, "models")
+    assert hasattr(EngineCoreClient, "shutdown")

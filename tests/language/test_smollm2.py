@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from hgms_core import DataError, MissingExtra
 
@@ -55,10 +56,11 @@ def weightless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_conversion_that_is_broken_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = weightless(tmp_path, monkeypatch)
-    (root / ".smollm2-135m-killed").mkdir(parents=True)
-    (root / ".smollm2-135m-killed" / "model.safetensors").touch()
+    (root / ".smollm2-135m").mkdir(parents=True)  # as a killed process leaves it
+    (root / ".smollm2-135m" / "killed.safetensors").touch()
 
     def broken(file: Path, digest: str, to: Path) -> None:
+        assert list(to.iterdir()) == []
         (to / "model.safetensors").touch()
         raise KeyboardInterrupt
 
@@ -79,15 +81,21 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(convert, "_convert", counted)
     first = convert.folder()
     assert (first / "config.json").is_file()
+    (first.parent / "plain").mkdir()
+    assert first.stat().st_mode == (first.parent / "plain").stat().st_mode  # others may read a cache that is shared
     assert convert.folder() == first
     assert len(made) == 1
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = [OSError(28, "No space left on device"), SafetensorError("Error while serializing: I/O error: No space left on device")]
+
+
+@pytest.mark.parametrize("error", FULL, ids=["of Python", "of safetensors"])
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     weightless(tmp_path, monkeypatch)
 
     def full(file: Path, digest: str, to: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(convert, "_convert", full)
     with pytest.raises(DataError, match=r"(?s)cannot write the model .* No space left on device\n  free 540 MB"):

@@ -37,7 +37,6 @@ ALLOWED = {
         "betas": "Adam's, in a rule of its own",
         "starts": "where an epoch's rows begin",
     },
-    "hgms_mix_compare": {"uniform": "the default reference"},
     "hgms_report": {"k": "a symbol on an axis", "skip": "plotly's word"},
     "hgms_results": {
         "uniform": "the default reference",

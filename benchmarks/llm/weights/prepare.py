@@ -34,14 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    from hgms_core import Key
-    from hgms_llm.losses import shuffled as permutation
+    from hgms_llm.sources import Source, chosen
 
-    with gzip.open(Path(os.environ["HGMS_DATA"], "alpaca_de", "alpaca_de_6000.jsonl.gz"), "rt", encoding="utf-8") as stream:
+    path = Path(os.environ["HGMS_DATA"], "alpaca_de", "alpaca_de_6000.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
         rows = [json.loads(line) for line in stream]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "shuffled.jsonl").open("w", encoding="utf-8") as stream:
-        for number in permutation(len(rows), Key(0).fold("rows")).tolist()[FIRST:]:
+        for number in chosen(path.name, len(rows), Source(path=str(path), shuffle_seed=0, skip=FIRST)).tolist():
             row = {**rows[number], "output": shuffled(rows[number]["output"], number)}
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -104,7 +104,7 @@ class Evaluate:
             CheckpointError: the folder's answers were made by another model or with other settings.
             DataError: a benchmark's file is missing or malformed.
             ConfigError: MT-Bench without a key for its judge, or more new tokens than the model has positions.
-            MissingExtra: math-verify, openai, tenacity or vLLM is needed and not installed.
+            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is needed and not installed.
             HgmsError: the judge does not answer, or memory is too small for a single prompt. What was done is kept.
         """
         self.check()
@@ -218,10 +218,7 @@ class Evaluate:
             **model,
         }
         path, answers = folder / f"{name}.settings.json", f"{name}.answers.jsonl"
-        for other in sorted(folder.glob("*.settings.json")):
-            if other != path and records.table(other).get("model") != now["model"]:
-                which = other.name.removesuffix(".settings.json")
-                raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
+        records.require_same_model(folder, now["model"], but=path)
         if not (folder / answers).exists() or not path.exists():
             records.replace(path, now)
             return

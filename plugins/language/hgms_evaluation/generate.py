@@ -81,12 +81,14 @@ def own_stops(model: PreTrainedModel) -> list[int]:
     return [int(token) for token in (own if isinstance(own, (list, tuple)) else [own]) if token is not None]
 
 
-def prompt_cap(model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int) -> int:
-    """How many tokens of a prompt fit into the positions that the model has."""
+def prompt_cap(
+    model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int, setting: str = "evaluate.max_new_tokens"
+) -> int:
+    """How many tokens of a prompt fit into the positions that the model has; ``setting`` is the name of ``new_tokens``."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     room = max_prompt_tokens if positions is None else min(max_prompt_tokens, positions - new_tokens)
     if room < 1:
-        raise ConfigError(f"evaluate.max_new_tokens = {new_tokens}, but the model has {positions} positions: lower it")
+        raise ConfigError(f"{setting} = {new_tokens}, but the model has {positions} positions: lower it")
     return room
 
 

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import attrs
 from attrs import field, validators
 
-from hgms_core import ConfigError, DataError, MissingExtra, closest
-from hgms_evaluation import intervals, questions, records
+from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest
+from hgms_evaluation import questions, records, scores
 from hgms_evaluation.generate import answering, fingerprint, own_stops, prompt_cap
 from hgms_fields import frozen
 
@@ -40,6 +42,8 @@ FEWSHOT_SEED: Final = 1234
 
 def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
     for name in value:
+        if [_short(other) for other in value].count(_short(name)) > 1:
+            raise ValueError(f"two tasks are called {_short(name)!r}, which names their files: keep one, or rename a YAML file")
         if name not in LOCAL and not name.endswith((".yaml", ".yml")):
             near = closest(name, LOCAL)
             hint = f"; did you mean {near!r}?" if near else ""
@@ -56,16 +60,19 @@ class LmEval:
 
     Arguments:
         tasks: of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked ones), "gsm8k_cot_zeroshot" and
-            "hendrycks_math" (all seven subjects in one), whose data are read below $HGMS_DATA; or paths of YAML files in the
-            harness's format. Nothing is asked of the Hub, so those have to name local data.
+            "hendrycks_math" (all seven subjects in one), whose data are read below $HGMS_DATA, with nothing asked of the Hub;
+            or paths of YAML files in the harness's format, each with one task. Such a file can run code (templates, Python
+            functions) and load data and metrics from the Hub, so the command has to allow it: ``--trust-remote-code``; from
+            Python HGMS_TRUST_REMOTE_CODE=1.
         num_fewshot: examples in a prompt; None: as the task says.
         limit: only the first so many questions; None: all.
-        max_new_tokens: of an answer.
+        max_new_tokens: of an answer. Answers are greedy, whatever the task says.
         batch_size: prompts answered at once.
         chat_template: prompts in the tokenizer's chat template.
 
-    Cost: one generation a question. A task that was finished with the same settings and model is not run again; one that was
-    broken off begins anew.
+    Cost: one generation a question (a task that compares choices: one pass over each). A task that was finished with the same
+    settings is not run again; one that was broken off begins anew. A prompt that is longer than the model's positions loses its
+    beginning; how many did is in the results.
 
     >>> LmEval(tasks=("gsm8k",)).limit is None
     True
@@ -85,7 +92,11 @@ class LmEval:
         if importlib.util.find_spec("lm_eval") is None:
             raise MissingExtra("[evaluate.lm_eval] needs lm-eval, which is not installed\n  pip install 'hgms[lm-eval]'")
         for name in self.tasks:
-            _files(name)
+            if name in LOCAL:
+                _digests(name)
+            else:
+                with _reading(name):
+                    self._prepared(name).build_all_requests(limit=1, rank=0, world_size=1)
 
     def run(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Callable[[str], None]
@@ -94,37 +105,48 @@ class LmEval:
         goes to ``lm-eval.TASK.samples.jsonl``.
 
         Raises:
-            MissingExtra, DataError, ConfigError: as :meth:`check`; or more new tokens than the model has positions.
+            MissingExtra, DataError, ConfigError: as :meth:`check`; more new tokens than the model has positions; or a chat
+                template is wanted and the tokenizer has none.
+            CheckpointError: the folder's answers were made by another model.
         """
         self.check()
-        prompt_cap(model, 1, self.max_new_tokens)
+        prompt_cap(model, 1, self.max_new_tokens, "evaluate.lm_eval.max_new_tokens")
+        if self.chat_template and tokenizer.chat_template is None:
+            raise ConfigError("the tokenizer has no chat template @ evaluate.lm_eval.chat_template\n  set it to false")
         folder.mkdir(parents=True, exist_ok=True)
+        of_model = fingerprint(model)
+        records.require_same_model(folder, of_model)
+        common = {key: value for key, value in attrs.asdict(self).items() if key not in ("tasks", "batch_size")}
         results: dict[str, Any] = {}
         for name in self.tasks:
-            path = folder / f"lm-eval.{_short(name)}.json"
-            settings = {
-                **{key: value for key, value in attrs.asdict(self).items() if key not in ("tasks", "batch_size")},
-                "files": _files(name), "model": fingerprint(model), "chat_template_text": tokenizer.chat_template,
-            }  # fmt: skip
-            if not path.exists() or (before := records.table(path)).get("settings") != settings:
-                before = {"settings": settings, "results": self._task(name, model, tokenizer, folder, report)}
-                records.replace(path, before)
-            results |= before["results"]
+            settings = {**common, "files": _digests(name), "model": of_model, "chat_template_text": tokenizer.chat_template}
+            path, done = (folder / f"lm-eval.{_short(name)}{suffix}.json" for suffix in ("", ".settings"))
+            if not done.exists() or records.table(done) != settings:
+                records.replace(path, self._task(name, model, tokenizer, folder, report))
+                records.replace(done, settings)
+            results |= records.table(path)
         return results
+
+    def _prepared(self, name: str) -> Any:
+        """The harness's task with our settings."""
+        task = load(name)
+        shown = task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
+        task.set_config(key="num_fewshot", value=shown)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if task.OUTPUT_TYPE == "generate_until":
+            generation = {**task.config.generation_kwargs, "max_gen_toks": self.max_new_tokens, "do_sample": False}
+            task.config.generation_kwargs = generation
+        return task
 
     def _task(
         self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Callable[[str], None]
     ) -> dict[str, Any]:
         from lm_eval import evaluate
         from lm_eval.models.huggingface import HFLM
+        from lm_eval.utils import handle_non_serializable
         from transformers import GenerationConfig
 
-        task = load(name)
-        shown = task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
-        task.set_config(key="num_fewshot", value=shown)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        generation = {**task.config.generation_kwargs, "max_gen_toks": self.max_new_tokens, "do_sample": False}
-        task.config.generation_kwargs = generation
+        task = self._prepared(name)
         report(f"lm-eval: {task.config.task}")
         # the harness leaves the end of an answer to the model's own settings: where those have none, rows ran on past it
         stops = sorted({*own_stops(model), *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])})
@@ -136,9 +158,17 @@ class LmEval:
                 lm, {"tasks": {name: task}}, limit=self.limit, log_samples=True, bootstrap_iters=0,
                 apply_chat_template=self.chat_template,
             )  # fmt: skip
-        (samples,) = done["samples"].values()
+        samples = json.loads(json.dumps(done["samples"][name], default=handle_non_serializable))
         records.write(folder / f"lm-eval.{_short(name)}.samples.jsonl", [_sample(sample) for sample in samples])
-        return summary(_short(name), samples)
+        results = summary(_short(name), samples, done["results"][name])
+        if task.OUTPUT_TYPE == "generate_until":
+            room = lm.max_length - self.max_new_tokens
+            prompts = {sample["doc_id"]: sample["arguments"][0][0] for sample in samples}
+            cut = sum(len(lm.tok_encode(prompt)) > room for prompt in prompts.values())
+            if cut:
+                report(f"lm-eval: {cut} of {len(prompts)} prompts cut to their last {room} tokens")
+            results = {key: {**result, "prompts_truncated": cut} for key, result in results.items()}
+        return results
 
 
 def load(name: str) -> Any:
@@ -150,36 +180,51 @@ def load(name: str) -> Any:
 
     with _quiet():
         if name not in LOCAL:
-            (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
-            return task
+            with _reading(name):
+                (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
+                return task
         definition, files = LOCAL[name]
         table = {**load_yaml(Path(str(lm_eval.tasks.__file__)).parent / definition), "task": name, "dataset_name": None}
         return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
 
 
-def summary(name: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of each metric under each filter, with Wilson's interval where every score is 0 or 1."""
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Whatever the harness raises over a task file of one's own, as one message."""
+    try:
+        yield
+    except HgmsError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"the harness cannot use the task file {name}: {type(error).__name__}: {why} @ evaluate.lm_eval.tasks\n"
+            "  a file holds one task; paths in it are seen from the current folder"
+        ) from error
+
+
+def summary(name: str, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The harness's figure for each metric under each filter: in percent, with Wilson's interval, where it is the share of ones
+    among scores of 0 and 1."""
     results: dict[str, Any] = {}
     for which in dict.fromkeys(sample["filter"] for sample in samples):
         rows = [sample for sample in samples if sample["filter"] == which]
         for metric in rows[0]["metrics"]:
-            values = [float(row[metric]) for row in rows]
-            mean = sum(values) / len(values)
-            result: dict[str, Any] = {"score": mean, "unit": metric, "n": len(values), "interval": None}
-            if set(values) <= {0.0, 1.0}:
-                ends = intervals.wilson(round(sum(values)), len(values))
-                interval = {"low": 100 * ends.low, "high": 100 * ends.high, "method": "wilson", "level": 0.95}
-                result |= {"score": 100 * mean, "unit": "percent", "interval": interval}
+            values, figure = [row[metric] for row in rows], float(figures[f"{metric},{which}"])
+            result: dict[str, Any] = {"score": figure, "unit": metric, "n": len(values), "interval": None}
+            if all(value in (0, 1) for value in values) and math.isclose(figure, sum(values) / len(values)):
+                result |= {"score": 100 * figure, "unit": "percent", "interval": scores.wilson(int(sum(values)), len(values))}
             results[f"lm-eval {name} {which} {metric}".replace(" none ", " ")] = result
     return results
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    scores = {metric: float(sample[metric]) for metric in sample["metrics"]}
+    """A row of the file of samples. A task that compares choices has a list of responses, one for each."""
+    responses, answers = [response for (response, *_) in sample["resps"]], sample["filtered_resps"]
     return {
         "id": sample["doc_id"], "filter": sample["filter"], "prompt": sample["arguments"][0][0],
-        "target": str(sample["target"]), "response": sample["resps"][0][0], "answer": sample["filtered_resps"][0],
-        **scores,
+        "target": str(sample["target"]), "response": responses[0] if len(responses) == 1 else responses,
+        "answer": answers[0] if len(answers) == 1 else answers, **{metric: sample[metric] for metric in sample["metrics"]},
     }  # fmt: skip
 
 
@@ -192,20 +237,20 @@ def _dataset(files: Mapping[str, str]) -> Any:
     return DatasetDict({split: rows(file) for split, file in files.items()})
 
 
-def _files(name: str) -> dict[str, str]:
-    """The digests of the files that a task is made of."""
-    paths = [_below_data(file) for file in LOCAL[name][1].values()] if name in LOCAL else [_own(name)]
-    return {path.name if name not in LOCAL else "/".join(path.parts[-2:]): _digest(path) for path in paths}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _digests(name: str) -> dict[str, str]:
+    """The digests of what a task is made of: its files, or one's own YAML file and the rows that it has loaded."""
+    if name in LOCAL:
+        return {file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest() for file in LOCAL[name][1].values()}
+    rows = hashlib.sha256()
+    for split, table in load(name).dataset.items():
+        for row in table:
+            rows.update(json.dumps([split, row], default=str).encode())
+    return {_own(name).name: hashlib.sha256(_own(name).read_bytes()).hexdigest(), "rows": rows.hexdigest()}
 
 
 def _below_data(file: str) -> Path:
     if "HGMS_DATA" not in os.environ:
-        raise DataError(f"where is {file}? Set HGMS_DATA to the folder that holds it")
+        raise DataError(f"where is {file}? Set HGMS_DATA to the folder that it is in")
     path = Path(os.environ["HGMS_DATA"], file)
     if not path.exists():
         raise DataError(f"lm-eval: there is no {file} below HGMS_DATA")
@@ -213,9 +258,15 @@ def _below_data(file: str) -> Path:
 
 
 def _own(name: str) -> Path:
+    """A task file of one's own, which may be used: the harness renders its templates outside any sandbox."""
     path = Path(os.path.expandvars(name)).expanduser()
     if not path.is_file():
         raise ConfigError(f"there is no task file {name} @ evaluate.lm_eval.tasks")
+    if os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
+        raise ConfigError(
+            f"the task file {name} can run code by its templates and functions @ evaluate.lm_eval.tasks\n"
+            "  read it first; then add --trust-remote-code to the command"
+        )
     return path.resolve()
 
 

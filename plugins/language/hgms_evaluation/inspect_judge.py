@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
@@ -38,6 +39,9 @@ class InspectJudge:
             provider than OpenAI is asked only where the command says so (``--send-key PROVIDER``; from Python
             HGMS_SEND_KEY=PROVIDER).
         temperature, max_tokens: of the judge's own replies.
+        timeout: seconds for a reply.
+        retries: how often a request that failed is sent again (Inspect alone would go on for ever), after 3, 6, 12, … seconds;
+            then the rating counts as failed.
         attempts: how often a reply without a rating is asked for in all; then the rating counts as failed.
         concurrency: requests under way at the same time.
 
@@ -54,6 +58,8 @@ class InspectJudge:
     model: str = field(default="openai/gpt-4o", validator=_provider)
     temperature: float = field(default=0.0, validator=validators.ge(0))
     max_tokens: int = field(default=2048, validator=validators.ge(1))
+    timeout: int = field(default=120, validator=validators.ge(1))
+    retries: int = field(default=6, validator=validators.ge(0))
     attempts: int = field(default=3, validator=validators.ge(1))
     concurrency: int = field(default=4, validator=validators.ge(1))
 
@@ -78,6 +84,11 @@ class InspectJudge:
                 f"the file asks to send your key for {provider} to {provider} @ evaluate.judge.model\n"
                 f"  if it should, add --send-key {provider} to the command"
             )
+        try:
+            grader(self)
+        except Exception as error:  # the provider's package or key is missing, or Inspect has no such provider
+            why = " ".join(re.sub(r"\[/?[a-z]+\]", "", str(error)).removeprefix("ERROR: ").split())
+            raise ConfigError(f"Inspect cannot ask {self.model}: {why} @ evaluate.judge.model") from error
 
     def rated(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
         """The records of these requests, as :func:`hgms_evaluation.asking.rate` keeps them; Inspect's log goes into ``folder``.
@@ -113,7 +124,9 @@ def grader(judge: InspectJudge) -> Any:
     """Inspect's model."""
     from inspect_ai.model import GenerateConfig, get_model
 
-    settings = GenerateConfig(temperature=judge.temperature, max_tokens=judge.max_tokens)
+    settings = GenerateConfig(
+        temperature=judge.temperature, max_tokens=judge.max_tokens, max_retries=judge.retries, attempt_timeout=judge.timeout
+    )
     return get_model(judge.model, config=settings, memoize=False)
 
 

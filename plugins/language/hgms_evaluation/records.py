@@ -55,6 +55,14 @@ class Journal:
         self._file.close()
 
 
+def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
+    """Raises CheckpointError where settings in ``folder`` (other than those in ``but``) name another model's fingerprint."""
+    for path in sorted(folder.glob("*.settings.json")):
+        if path != but and table(path).get("model") != model:
+            which = path.name.removesuffix(".settings.json")
+            raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
+
+
 def table(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:

@@ -33,7 +33,7 @@ def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequen
         "correct": correct,
         "n": len(rows),
         "paper_n": PAPER_COUNTS[name],
-        "interval": _interval(intervals.wilson(correct, len(rows)), 100, {"method": "wilson", "level": 0.95}),
+        "interval": wilson(correct, len(rows)),
         "no_answer": sum(row["by"] == "nothing" for row in rows),
         "undecided": sum(row["verdict"] == "undecided" for row in rows),
         **lengths(answers),
@@ -69,6 +69,11 @@ def summary(
 
 def _mean(values: Sequence[float]) -> Any:
     return sum(values) / len(values) if values else None
+
+
+def wilson(correct: int, count: int) -> dict[str, Any]:
+    """Wilson's interval of a share in percent, as it stands in results."""
+    return _interval(intervals.wilson(correct, count), 100, {"method": "wilson", "level": 0.95})
 
 
 def _interval(ends: intervals.Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import shutil
@@ -28,7 +29,8 @@ MERGED_ONLY: Final = ("use_dora", "lora_bias", "modules_to_save", "layer_replica
 
 class Engine:
     """vLLM with one base model (a folder in the format of transformers) and adapters by name (folders in peft's). The base is
-    loaded once; which adapter answers is said with each request, so that N mixtures are evaluated for the memory of one.
+    loaded once; which adapter answers is said with each request, so that N mixtures are evaluated for the memory of one. vLLM
+    holds that memory until the ``with`` block ends.
 
     Args:
         base, adapters: the folders. ``length``: tokens of a prompt and its answer at most.
@@ -50,6 +52,13 @@ class Engine:
         # vLLM keeps adapters apart by their numbers, which begin at 1
         self._requests = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1)}
         self._llm = LLM(**options)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends vLLM, which gives its memory back."""
+        self._llm.llm_engine.engine_core.shutdown()
 
     def replies(
         self, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, adapter: str | None = None
@@ -85,13 +94,13 @@ def replies(
     saved = Path(tempfile.mkdtemp(prefix="vllm-", dir=folder))
     try:
         adapters = {"adapter": saved / "adapter"} if _apart(model) else {}
-        _save(model, saved, adapters)
-        tokenizer.save_pretrained(saved)
         move("cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        engine = Engine(saved, adapters, length=prompts.cap + prompts.new_tokens)
-        yield from engine.replies(tokenizer, prompts, *adapters)
+        _save(model, saved, adapters)
+        tokenizer.save_pretrained(saved)
+        with Engine(saved, adapters, length=prompts.cap + prompts.new_tokens) as engine:
+            yield from engine.replies(tokenizer, prompts, *adapters)
     finally:
         shutil.rmtree(saved, ignore_errors=True)
         move(device)
@@ -139,20 +148,17 @@ def _slot(rank: int) -> int:
 
 def _save(model: Any, folder: Path, adapters: Mapping[str, Path]) -> None:
     """The base into ``folder``, its adapter beside it where it is served apart, else merged into the base."""
-    if not hasattr(model, "merge_adapter"):
+    if not hasattr(model, "peft_config"):
         model.save_pretrained(folder)
-        return
-    for path in adapters.values():
-        model.save_pretrained(path, save_embedding_layers=False)
-    if not adapters:
-        model.merge_adapter()
-    try:
+    elif not adapters:
+        # a copy, since an adapter that is taken out of a merged model again leaves rounding errors in it
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+    else:
+        for path in adapters.values():
+            model.save_pretrained(path, save_embedding_layers=False)
         base = model.get_base_model()
-        # the adapted layers hold their (now perhaps merged) weights one level deeper than the plain model has them
+        # the adapted layers hold their weights one level deeper than the plain model has them
         state = {
             name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
         }
         base.save_pretrained(folder, state_dict=state)
-    finally:
-        if not adapters:
-            model.unmerge_adapter()
