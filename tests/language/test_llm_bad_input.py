@@ -319,7 +319,7 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
         "  task: lower micro_batch (now all; the same result), set checkpointing = true (the same result)",
         code=1,
     )
-    (folder,) = Path("runs/mix").glob("hg-ms-*/seed-1/reweight")
+    (folder,) = Path("runs/source-mixture").glob("hg-ms-*/seed-1")
     assert json.loads((folder / "summary.json").read_bytes())["status"] == "failed"
     full.clear()
     again = hgms("mix", "reweight", "mix.toml")

@@ -64,7 +64,7 @@ def test_a_folder_here_goes_first_and_that_is_said(
     assert "write './theirs'" in message
 
 
-def test_the_model_is_loaded_from_it_and_its_contents_are_in_the_digest(site: Site, tmp_path: Path) -> None:
+def test_the_model_is_loaded_from_it_and_its_package_identifies_it(site: Site, tmp_path: Path) -> None:
     import torch
 
     from hgms_llm.tokenizers import byte_tokenizer
@@ -79,9 +79,39 @@ def test_the_model_is_loaded_from_it_and_its_contents_are_in_the_digest(site: Si
     for name, leaf in named.load(torch.device("cpu")).named_parameters():
         assert torch.equal(leaf, weights.get_parameter(name)), name
     assert len(named.load_tokenizer()) == 259
-    assert named.digest() == BaseModel(path=str(tmp_path / "weights")).digest()
-    (tmp_path / "weights" / "config.json").write_text("{}")
-    assert named.digest() != built.digest()
+    before = named.digest()
+    assert before is not None
+    assert built.digest() is None
+    metadata = site.root / "their_models-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
+    assert named.digest() != before
+
+
+def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.truncate(2**24)  # of which the ends stand for the rest
+    model = BaseModel(path=str(tmp_path), tokenizer="bytes")
+    before = model.digest()
+    with monkeypatch.context() as patched:
+        patched.delattr(hashlib, "file_digest")
+        assert model.digest() == before
+    with (tmp_path / "model.safetensors").open("rb+") as stream:
+        stream.seek(2**24 - 1)
+        stream.write(b"1")
+    assert model.digest() != before
+
+
+def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path, theirs="broken")
+    text = (site.root / "their_models.py").read_text()
+    (site.root / "their_models.py").write_text(text + "broken.identity = lambda: folder().name\n")
+    identity = BaseModel(path="theirs").digest()
+    assert identity is not None
+    bring(site, tmp_path / "other", theirs="broken")
+    assert BaseModel(path="theirs").digest() != identity
 
 
 def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:

@@ -10,7 +10,21 @@ import pytest
 import torch
 from attrs import evolve
 
-from hgms_core import Branch, ConfigError, Cost, Data, Key, LastStep, Pipeline, Problem, Tree, gradient, groups, repeat
+from hgms_core import (
+    Branch,
+    ConfigError,
+    Cost,
+    Data,
+    DataError,
+    Key,
+    LastStep,
+    Pipeline,
+    Problem,
+    Tree,
+    gradient,
+    groups,
+    repeat,
+)
 from hgms_testing import check_component
 
 pytest.importorskip("transformers")
@@ -415,6 +429,27 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     assert (first != last) == moves
     if isinstance(method, dict):
         assert last == pytest.approx({"weight.sums": 0.75, "weight.dots": 0.0, "weight.words": 0.25})
+
+
+def test_a_string_in_place_of_a_source_or_a_model_is_its_path() -> None:
+    from hgms_run import RunConfig
+
+    def config(source: Any, model: Any) -> RunConfig:
+        task = {"name": "source-mixture", "sources": {"a": source, "b": {"path": "b.jsonl"}}, "validation": {"a": source}}
+        return RunConfig.from_dict({"task": {**task, "model": model}, "method": "uniform", "budget": "2 steps"})
+
+    short, long = config("a.jsonl", "smollm2-135m"), config({"path": "a.jsonl"}, {"path": "smollm2-135m"})
+    assert short == long
+    assert short.resolved() == long.resolved()
+
+
+def test_files_are_looked_at_before_the_model_is_loaded(files: dict[str, Source], tmp_path: Path) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"body": "neither prompt nor answer"}\n')
+    sources = {**files, "odd": Source(path=str(tmp_path / "odd.jsonl"))}
+    task = SourceMixture(sources=sources, validation=files, model=BaseModel(path=str(tmp_path / "no-model")))
+    with pytest.raises(DataError, match=r"'odd'.*no known format \(they have: body\) @ task.sources.odd") as raised:
+        task.problem(0, CPU, torch.float32)
+    assert 'format = "text"' in str(raised.value)
 
 
 def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: Path) -> None:

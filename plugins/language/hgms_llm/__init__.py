@@ -7,6 +7,7 @@ model or a tokenizer is needed.
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_llm.digests import file_digest
 from hgms_llm.formats import Message
 from hgms_llm.halves import halves_of
 from hgms_llm.language import LanguageModel
@@ -70,6 +71,7 @@ __all__ = [
     "content",
     "epoch_rows",
     "examples_at",
+    "file_digest",
     "first_state",
     "halves_of",
     "highest",

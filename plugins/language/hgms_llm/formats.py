@@ -191,7 +191,7 @@ FORMATS: Mapping[str, Format] = {form.name: form for form in (
            lambda row: "problem" in row and "solution" in row, lambda row: _pair(row, [("problem", "solution")])),
     Format("prompt-completion", " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
            lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS), lambda row: _pair(row, PAIRS)),
-    Format("text", "text, learned from its beginning (has to be named, but for .txt files)",
+    Format("text", 'text, learned from its beginning (has to be named, format = "text", but for .txt files)',
            lambda row: set(row) == {RAW}, lambda row: (Message("assistant", _answer(row, "text", RAW)),)),
 )}  # fmt: skip
 """Every format by its name, in the order in which rows are tried."""

@@ -8,8 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field, validators
@@ -17,9 +16,10 @@ from torch import nn
 
 from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
 from hgms_fields import frozen
-from hgms_llm.files import as_written
+from hgms_llm.digests import file_digest
+from hgms_llm.files import as_written, expand
 from hgms_llm.hub import consented, located, own_code, transformers_quietly
-from hgms_llm.named import model_folder
+from hgms_llm.named import named_identity
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
@@ -34,7 +34,8 @@ class BaseModel:
 
     Arguments:
         path: a folder, the name of a model that an installed package brings (``smollm2-135m``; a folder of that name goes
-            first), or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded.
+            first), or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded. A string in place of the
+            table is its path: ``model = "smollm2-135m"``.
         config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
             of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
             The vocabulary is the tokenizer's. Weights are drawn on the CPU, the same for every device; those of more than
@@ -49,6 +50,9 @@ class BaseModel:
 
     Errors: ConfigError for a model that is not there, or that needs code of its own without leave.
     """
+
+    shorthand: ClassVar[str] = "path"
+    """What a string in place of the table is."""
 
     path: str | None = None
     revision: str | None = None
@@ -88,15 +92,15 @@ class BaseModel:
         return load_tokenizer(self.path, revision=self.revision, trust_remote_code=trust, place="task.model.path")
 
     def digest(self) -> str | None:
-        """The content of the model's folder, None where the configuration says it all (an architecture, a name on the Hub).
+        """What identifies the contents of the model's folder and the tokenizer's, None where the configuration says it all (an
+        architecture, a name on the Hub). A model that an installed package brings is not made for it.
 
-        Weights can be a hundred gigabytes: of files over 16 MiB the size and the first and last MiB stand for the rest.
+        Weights can be a hundred gigabytes: of files of 16 MiB or more the size and the first and last MiB stand for the rest.
         """
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
-        named = [model_folder(name, place) for place, name in places.items() if name is not None]
-        folders = [folder for folder in named if folder.is_dir()]
-        files = {path.name: _content(path) for folder in folders for path in sorted(folder.iterdir()) if path.is_file()}
-        return hashlib.sha256(json.dumps(files, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if files else None
+        contents = {place: _contents(name, place) for place, name in places.items() if name is not None}
+        known = {place: content for place, content in contents.items() if content}
+        return hashlib.sha256(json.dumps(known, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if known else None
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
         """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
@@ -169,15 +173,18 @@ def _not_finite(value: Any, place: str) -> str:
     return next((bad for key, item in inner if (bad := _not_finite(item, f"{place}.{key}"))), "")
 
 
-def _content(path: Path) -> str:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        if size < 2**24:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        ends = hashlib.sha256(f"{size}:".encode() + stream.read(2**20))
-        stream.seek(size - 2**20)
-        ends.update(stream.read())
-    return ends.hexdigest()
+def _contents(spec: str, place: str) -> str | dict[str, str]:
+    """What identifies the model or tokenizer ``spec``: what its package says of it, or the digest of each file of its folder;
+    nothing for a name on the Hub."""
+    if identity := named_identity(spec, place):
+        return identity
+    folder = expand(spec, place)
+    try:
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {file.name: file_digest(file, ends=True) for file in files if file.is_file()}
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConfigError(f"the model {spec!r} cannot be read: {why} @ {place}\n  check the rights of its files") from None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from hgms_llm.store import warn
 
 GROUP = "hgms.models"
 """An entry, ``mine = "package:folder"``, is a function without arguments that returns the folder of a model in transformers'
-format. It is called when the model is first needed, and may make the folder then."""
+format. It is called when the model is first needed, and may make the folder then. Its attribute ``identity``, if it has one, is
+a function without arguments that tells what the folder's contents depend on, and makes nothing."""
 
 
 def named_models() -> list[str]:
@@ -28,27 +31,53 @@ def model_folder(spec: str, place: str) -> Path:
     Errors: ConfigError where the package that brings the model fails, and where two packages bring different models of the
     name.
     """
-    folder = expand(spec, place)
+    entry = _entry(spec, place)
+    if entry is None:
+        return expand(spec, place)
+    with _brought(spec, entry, place):
+        folder = Path(entry.load()())
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no such folder: {folder}")
+        return folder
+
+
+def named_identity(spec: str, place: str) -> str | None:
+    """What identifies the contents of the installed model of this name, without making its folder: what its package says, else
+    that package's version. None for anything else. Errors: as :func:`model_folder`."""
+    entry = _entry(spec, place)
+    if entry is None:
+        return None
+    with _brought(spec, entry, place):
+        identity = getattr(entry.load(), "identity", None)
+        if identity is not None:
+            return str(identity())
+        return f"{entry.value} {entry.dist.version if entry.dist is not None else ''}"
+
+
+def _entry(spec: str, place: str) -> EntryPoint | None:
+    """The installed model that ``spec`` stands for, None where it stands for a folder that is here, or for something else."""
     entries = list({entry.value: entry for entry in entry_points(group=GROUP, name=spec)}.values())
     if not entries:
-        return folder
-    entry = entries[0]
-    if folder.is_dir():
+        return None
+    if expand(spec, place).is_dir():
         warn(
-            f"{spec!r} is the folder of that name here, not the model that {_brought_by(entry)} brings @ {place}\n"
+            f"{spec!r} is the folder of that name here, not the model that {_brought_by(entries[0])} brings @ {place}\n"
             f"  write './{spec}' for the folder, or rename it to get the model"
         )
-        return folder
+        return None
     if len(entries) > 1:
         raise ConfigError(
             f"two installed packages bring a model called {spec!r}: {' and '.join(map(_brought_by, entries[:2]))} @ {place}\n"
             "  uninstall one of them, or write task.model.path as a folder"
         )
+    return entries[0]
+
+
+@contextlib.contextmanager
+def _brought(spec: str, entry: EntryPoint, place: str) -> Iterator[None]:
+    """What fails in the package that brings the model is a ConfigError with its name."""
     try:
-        folder = Path(entry.load()())
-        if not folder.is_dir():
-            raise FileNotFoundError(f"no such folder: {folder}")
-        return folder
+        yield
     except HgmsError:
         raise
     except Exception as error:  # an installed package may raise anything

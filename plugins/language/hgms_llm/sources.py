@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import attrs
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hgms_core import ConfigError, DataError, Key, unknown
 from hgms_fields import frozen
+from hgms_llm.digests import file_digest
 from hgms_llm.files import Raw, files_at, parsed, raw_rows, reading
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
 from hgms_llm.table import Report
@@ -56,7 +57,8 @@ class Source:
     without prompt and answer (``.txt``, or ``format = "text"``) it is taken on all of it.
 
     Arguments:
-        path, or hub with revision (a commit) and optionally subset and split (default ``train``).
+        path, or hub with revision (a commit) and optionally subset and split (default ``train``). A string in place of the
+            table is its path: ``faq = "faq.jsonl"``.
         format: one of :data:`~hgms_llm.formats.FORMATS`, or ``auto`` (the one that most of the first rows look like).
         skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``, in the file's order or, with
             ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
@@ -72,6 +74,9 @@ class Source:
 
     Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources of instruction rows).
     """
+
+    shorthand: ClassVar[str] = "path"
+    """What a string in place of the table is."""
 
     path: str | None = field(default=None, validator=text)
     hub: str | None = field(default=None, validator=text)
@@ -194,6 +199,12 @@ def begun(
     return form, itertools.chain(first, records)
 
 
+def look(name: str, source: Source) -> None:
+    """Raises DataError where the first rows of ``source`` cannot be read, or look like no known format: what can be said before
+    a model is loaded."""
+    begun(f"source {name!r} ({source.where})", source)
+
+
 def example_of(row: Row | BadRow | bytes, number: int, form: Format | None, completion: str | None) -> Example:
     """A row as a conversation. Raises BadRow where it is none."""
     row = parsed(row)
@@ -275,10 +286,8 @@ def content(name: str, source: Source) -> str:
     if source.path is None:
         return source.where
     where = f"source {name!r} ({source.where})"
-    digests = []
-    for file in files_at(source.path, where):
-        with reading(where), file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    with reading(where):
+        digests = [file_digest(file) for file in files_at(source.path, where)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 

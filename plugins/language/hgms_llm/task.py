@@ -36,7 +36,7 @@ from hgms_llm.losses import (
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.rows import Index, index_of
-from hgms_llm.sources import Source, check_names, content, mixture_shares
+from hgms_llm.sources import Source, check_names, content, look, mixture_shares
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out
 from hgms_llm.templates import known_template
@@ -248,6 +248,8 @@ class SourceMixture:
         return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        for which in SETS:
+            self._by_name(which, look)  # what is wrong with a file is said before a model is fetched or converted
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         judged: dict[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS[1:]}

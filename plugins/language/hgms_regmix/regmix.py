@@ -9,7 +9,7 @@ from attrs import Attribute, field, validators
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
@@ -36,7 +36,8 @@ class RegMix:
     Arguments:
         runs, steps, updates: proxy runs, updates of each, and at most how many in one outer step.
         lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
-        concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of all ``rows``.
+        concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of all ``rows`` of their
+            files, also of those that the task does not learn on.
         regressor: ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
         simulated, top: mixtures that are predicted, and how many of the best are averaged.
         chunk: validation rows whose losses are computed at a time.
@@ -85,8 +86,7 @@ class RegMix:
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
-        if "select" not in problem.upper_data or problem.upper_data["select"].size == 0:
-            raise ConfigError("method 'regmix' compares runs on validation rows of the role 'select', and there are none")
+        hgms_llm.check_role(problem, "method 'regmix' compares runs on", "select")
         sklearn()
         return {
             **hgms_llm.first_state(seed, "proxies", sources),
@@ -147,13 +147,11 @@ class RegMix:
 
     def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Tensor, Cost]:
         """AdamW on the lower loss, ``count`` times."""
-        data, step, loss = problem.lower_data, state["step"] + 1, torch.empty(())
         train = {f"{part}.{name}": leaf for part in "xmv" for name, leaf in state[part].items()}
-        index = data.draw(key.fold(state["at"]), self.batch_size, count)
-        for i in range(count):
-            batch = data.batch(None if index is None else index[i])
-            train, loss = hgms_llm.adamw(problem.g, theta, batch, train, self, lr=self.lr, count=state["at"] + i + 1, step=step)
-        spent = Cost(lower_gradients=count, rows=count * data.count(self.batch_size))
+        train, loss, spent = hgms_llm.adamw_on_mixture(
+            problem, theta, train, self, lr=self.lr, batch_size=self.batch_size, key=key, at=state["at"], count=count,
+            step=state["step"] + 1,
+        )  # fmt: skip
         return {part: hgms_llm.adamw_part(train, part) for part in "xmv"}, loss, spent
 
     def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
@@ -168,10 +166,9 @@ class RegMix:
         return loss
 
     def _mixtures(self, problem: Problem) -> Mixtures:
-        sizes, (low, high) = dict(problem.lower_data.strata or ()), self.concentration
-        names = _sources(problem).names
-        shares = [sizes[name] / problem.lower_data.size if self.prior == "rows" else 1 / len(names) for name in names]
-        return Mixtures(prior=tuple(shares), low=low, high=high)
+        names, (low, high) = _sources(problem).names, self.concentration
+        sizes = hgms_llm.source_sizes(problem) if self.prior == "rows" else dict.fromkeys(names, 1)
+        return Mixtures(prior=tuple(sizes[name] / sum(sizes.values()) for name in names), low=low, high=high)
 
 
 def _sources(problem: Problem) -> Sources:

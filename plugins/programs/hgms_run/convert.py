@@ -104,7 +104,10 @@ class _Reader:
 
     def table(self, value: object, cls: type) -> Any:
         """An attrs class from the table of its fields, in the wrappers whose fields stand among them. Every field is looked at,
-        whatever is wrong with another."""
+        whatever is wrong with another. A string is the field that the class names as its ``shorthand``."""
+        shorthand = getattr(cls, "shorthand", None)
+        if isinstance(value, str) and shorthand is not None:
+            value = {shorthand: value}
         if not isinstance(value, Mapping):
             fail(f"expected a table ({cls.__name__}), got {show(value)}")
         layers, table = self.layers(cls, value)
@@ -158,7 +161,7 @@ class _Reader:
                 except Invalid as invalid:
                     errors += invalid.below(key)
             elif attribute.default is attrs.NOTHING:
-                errors.append(((key,), f"missing: {spell(hints[attribute.name])}"))
+                errors.append(((key,), f"missing: {spell(hints[attribute.name])}{_required(hints[attribute.name])}"))
         return arguments
 
     def union(self, value: object, hint: Any) -> Any:
@@ -257,3 +260,10 @@ def _validate(attribute: attrs.Attribute[Any], value: object) -> None:
     message = complaint(lambda value: check(None, attribute, value), value)
     if message is not None:
         fail(message)
+
+
+def _required(hint: Any) -> str:
+    """What a table of this class cannot do without."""
+    fields = init_fields(hint) if isinstance(hint, type) and attrs.has(hint) else {}
+    names = [key for key, attribute in fields.items() if attribute.default is attrs.NOTHING]
+    return f" with {' and '.join(names)}" if names else ""
