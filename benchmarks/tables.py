@@ -288,10 +288,11 @@ def cleaning_speed() -> str:
 # --- evidence ----------------------------------------------------------------------------------------------------------
 
 CAMPAIGNS = {  # the file of records: what it is called, its metric, and by which grid it is made
-    "evidence-cleaning": ("MNIST cleaning, 60 s", "test_accuracy", "cleaning.toml"),
-    "evidence-fashion": ("Fashion-MNIST cleaning, 60 s", "test_accuracy", "cleaning.toml --scale fashion"),
-    "evidence-digits": ("digits cleaning, 15 s", "test_accuracy", "cleaning.toml --scale digits"),
-    "evidence-imbalanced": ("imbalanced, ten images at least", "test_balanced_accuracy", "imbalanced.toml"),
+    "evidence-cleaning": ("MNIST cleaning, 60 s", "test_accuracy", "evidence/cleaning.toml"),
+    "evidence-fashion": ("Fashion-MNIST cleaning, 60 s", "test_accuracy", "evidence/cleaning.toml --scale fashion"),
+    "evidence-digits": ("digits cleaning, 15 s", "test_accuracy", "evidence/cleaning.toml --scale digits"),
+    "evidence-imbalanced": ("imbalanced, ten images at least", "test_balanced_accuracy", "evidence/imbalanced.toml"),
+    "evidence-mls": ("MLS-Bench cleaning, 60 s", "test_accuracy", "mls/linear.toml"),
 }
 SCALE = ("validation-only", "oracle-joint")
 CLAIM = 10
@@ -355,7 +356,7 @@ def studies(name: str, metric: str) -> list[Study]:
 
 
 def absent(name: str) -> str:
-    return f"Not run yet (`hgms compare benchmarks/evidence/{CAMPAIGNS[name][2]}`).\n"
+    return f"Not run yet (`hgms compare benchmarks/{CAMPAIGNS[name][2]}`).\n"
 
 
 def evidence(name: str) -> str:
