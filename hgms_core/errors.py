@@ -178,14 +178,7 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 
 
 def one_of(what: str, value: object, choices: Collection[str]) -> None:
-    """Nothing where ``value`` is one of ``choices``, else a :class:`ConfigError` with the nearest and the whole list.
-
-    >>> one_of("strategy", "vpj", ["vjp", "jvp", "difference"])
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: unknown strategy 'vpj'; did you mean 'vjp'?
-      available: difference, jvp, vjp
-    """
+    """Nothing where ``value`` is one of ``choices``, else a :class:`ConfigError` with the text of :func:`unknown`."""
     if value not in choices:
         raise ConfigError(unknown(what, str(value), choices))
 

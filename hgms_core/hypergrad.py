@@ -136,8 +136,8 @@ def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
     if precision is not None and torch.finfo(precision).eps > torch.finfo(x.dtype).eps:
-        return (0.03 * size).clamp_max((3 * torch.finfo(precision).eps) ** (1 / 3)) / length
-    return torch.finfo(x.dtype).eps ** (1 / 3) * size / length
+        return (0.03 * size).clamp_max(float((3 * torch.finfo(precision).eps) ** (1 / 3))) / length
+    return float(torch.finfo(x.dtype).eps ** (1 / 3)) * size / length
 
 
 def cross_product(

@@ -11,7 +11,7 @@ import torch
 from attrs import Attribute, field, frozen
 
 from hgms_core.adapters.arguments import arguments_named, check_function, check_part
-from hgms_core.adapters.checks import check_losses, losses_checked
+from hgms_core.adapters.checks import check_estimate, check_losses, losses_checked
 from hgms_core.adapters.display import as_html
 from hgms_core.errors import ConfigError, choice
 from hgms_core.problem import Problem
@@ -104,10 +104,11 @@ class Pipeline:
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         branch, estimator = candidates.branch(selection.index), self.hypergradient
         rest = key.fold("differentiate"), state["hypergradient"]
-        if hasattr(estimator, "estimate_all"):  # by more candidates than the selected one
-            estimate, memory = estimator.estimate_all(problem, theta, candidates, selection, *rest)
-        else:
-            estimate, memory = estimator.estimate(problem, theta, branch, *rest)
+        estimate_at: Any = getattr(estimator, "estimate_all", estimator.estimate)  # by more candidates than the selected one
+        at = (candidates, selection) if hasattr(estimator, "estimate_all") else (branch,)
+        outcome = estimate_at(problem, theta, *at, *rest)
+        check_estimate(f"{type(estimator).__name__}.estimate", outcome, theta)
+        estimate, memory = outcome
         spent = candidates.cost + estimate.cost
         moved = drawn and any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)

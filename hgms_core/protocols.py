@@ -214,9 +214,10 @@ class Task(Protocol):
     ``version`` changes whenever results are no longer comparable with earlier ones; ``metrics`` names what ``evaluate``
     returns, with ``True`` where higher is better. It may also have ``traits``, a frozenset of what its problems have
     (``hgms compat`` compares them with what methods need), so that methods that need something else are refused before they
-    run.
+    run; and ``made_of() -> dict``, JSON that changes with the files that its problem is made of: a run on other files is then
+    another run, in another folder.
 
-    Called: ``problem`` once in a run.
+    Called: ``problem`` once in a run; ``made_of`` whenever a run's folder is asked for, so it has to be quick the second time.
 
     Where should a point lie so that the least of a bowl around it is at 1?
 
@@ -257,6 +258,7 @@ class Method(Protocol):
     - ``untrained``, a property: why the x of ``result`` is not one that was trained on the mixture to the end, empty where it
       is. Tables then give no verdict on its losses, which say nothing of the mixture.
     - ``role``, a class variable: "floor" of a trivial reference, "ceiling" of one that knows the truth. Tables set them apart.
+    - ``needs``, a class variable: a frozenset of the traits that a task must have (`hgms describe` shows it).
 
     On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner records ``weight.<source>``
     from ``result`` before the first step and after each.
@@ -290,7 +292,8 @@ class Method(Protocol):
         ...
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        """One outer step. ``state`` is not changed. The record is a flat row of tensors, numbers and strings."""
+        """One outer step. ``state`` is not changed. The record is a flat row of tensors, numbers and strings; ``oracle_calls``
+        in it are those of all steps so far, and a budget in calls needs them."""
         ...
 
     def result(self, state: State) -> tuple[Tree, Tree]:

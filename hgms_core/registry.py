@@ -170,7 +170,9 @@ def _clash(first: Component, second: Component) -> str:
     owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
     blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
     blockable += [item.plugin.name for item in pair if item.plugin.distribution]
-    advice = f"block one with HGMS_DISABLE_PLUGINS={blockable[0]}, or rename it" if blockable else "rename one"
+    block = f"block one with HGMS_DISABLE_PLUGINS={blockable[0]}" if blockable else "rename one"
+    own = blockable and second.plugin.distribution is None
+    advice = f"rename yours ({second.plugin.module}), or {block}" if own else block + ", or rename it" * bool(blockable)
     kept = f"; {first.plugin.owner}'s is the one that is used" if first.plugin.vital and not second.plugin.vital else ""
     return f"{who} the {first.kind.label} {first.name!r}{kept}:{owners}\n  {advice}"
 
@@ -208,12 +210,15 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
     if kind.name == "method" and isinstance(target, Composition):
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
-        return [f"it is {target!r}, not a class; return the class itself, without parentheses"]
-    plain = "it is not an attrs class; put @attrs.frozen(kw_only=True) above it"
+        return ["it is an object, not a class; return the class itself, without parentheses"]
+    plain = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms_fields or of attrs"
     faults = _name_faults(getattr(target, "name", None)) + (_init_faults(target) if attrs.has(target) else [plain])
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
     faults += [f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)]
     faults += _declared_faults(target) if kind.name == "task" else []
+    for name in ("traits", "needs"):
+        if isinstance(names := getattr(target, name, None) or (), str) or not isinstance(names, Iterable | property):
+            faults.append(f"its {name} are {names!r}; write a set of names, such as frozenset({{'sources'}})")
     for name, wanted in kind.methods().items():
         faults += method_faults(target, name, wanted)
     return faults
@@ -237,13 +242,11 @@ def _init_faults(target: type) -> list[str]:
 
 def _declared_faults(target: type) -> list[str]:
     faults = []  # types that differ from the protocol's
-    version, metrics, traits = (getattr(target, name, None) for name in ("version", "metrics", "traits"))
+    version, metrics = (getattr(target, name, None) for name in ("version", "metrics"))
     if not isinstance(version, str | None):
         faults.append(f'its version is {version!r}; write a string, such as "1"')
     if metrics is not None and not (isinstance(metrics, Mapping) and all(isinstance(up, bool) for up in metrics.values())):
         faults.append(f'its metrics are {metrics!r}; write whether higher is better for each, such as {{"test_error": False}}')
-    if isinstance(traits, str) or not isinstance(traits, Iterable | None):
-        faults.append(f"its traits are {traits!r}; write a set of names")
     return faults
 
 

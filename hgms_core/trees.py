@@ -66,7 +66,8 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not depend on.
+    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not depend on. It frees the graph: of
+    several losses of one pass take ``torch.autograd.grad(loss, leaves, retain_graph=True)``, all but the last.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])

@@ -89,16 +89,16 @@ def write_run(
     return path
 
 
-def write_comparison(folder: Path, *, steps: int = 12) -> Path:
-    """Two tasks, four methods, three seeds: a clear winner on one task and none on the other, one method worse than uniform,
+def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
+    """Two tasks, four methods, some seeds: a clear winner on one task and none on the other, one method worse than uniform,
     one failed and one unfinished run, an empty and a damaged folder, two environments and a pilot sweep."""
     values = {"hg-ms": 0.10, "baseline": 0.20, "uniform": 0.40, "lost": 0.60}
     offsets = {"hg-ms": (-1, 0, 1), "baseline": (0, 2, -1), "uniform": (1, -1, 0), "lost": (1, 0, 0)}
     for rho in (0.4, 0.6):
         for method, value in values.items():
-            for seed in range(3):
+            for seed in range(seeds):
                 # on the second task the first two methods differ by less than their seeds do
-                spread = (0.0004 if rho == 0.4 else 0.2) * offsets[method][seed]
+                spread = (0.0004 if rho == 0.4 else 0.2) * offsets[method][seed % 3]
                 failed = rho == 0.4 and method == "baseline" and seed == 2
                 write_run(
                     folder, rho=rho, method=method, seed=seed, steps=steps, value=value + spread,

@@ -6,6 +6,7 @@ what to write instead."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,20 @@ from torch import nn
 from torch.func import functional_call
 
 from hgms_branches import Branches
-from hgms_core import Budget, ConfigError, Data, Key, NumericalError, Pipeline, Problem, check_losses, hypergradient, trainable
+from hgms_core import (
+    Budget,
+    ConfigError,
+    Data,
+    Estimate,
+    Key,
+    NumericalError,
+    Pipeline,
+    Problem,
+    check_losses,
+    hypergradient,
+    slopes,
+    trainable,
+)
 from hgms_hypergradients import Implicit, Unrolled
 from hgms_loops.lower_solution import lower_solution
 from hgms_outer import Adam, Sgd
@@ -180,6 +194,62 @@ class Alone:
         return state
 
 
+class Estimating:
+    """An estimator with an answer of one's own, in place of an Estimate with the shapes of θ and a state."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.answer = answer
+
+    def init(self, problem: Any) -> Any:
+        return {}
+
+    def estimate(self, problem: Any, theta: Any, branch: Any, key: Any, state: Any) -> Any:
+        return self.answer(theta)
+
+
+def estimated(answer: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: run(pipeline(hypergradient=Estimating(answer)), problem(), "1 steps")
+
+
+def valued(**value: Any) -> Callable[[], Any]:
+    return estimated(lambda theta: (Estimate(value=value, upper_loss=torch.zeros(())), {}))
+
+
+class Pair(Alone):
+    """Its ``result`` is a pair, as it should be."""
+
+    def result(self, state: Any) -> Any:
+        return state["theta"], state["x"]
+
+
+class Twice(Pair):
+    """Goes through one graph twice."""
+
+    def step(self, problem: Any, state: Any, progress: float) -> Any:
+        theta = {name: leaf.clone().requires_grad_() for name, leaf in state["theta"].items()}
+        loss = problem.g(theta, state["x"], problem.lower_data.batch(None))
+        slopes(loss, list(theta.values()))
+        slopes(loss, list(theta.values()))  # the second
+
+
+class Renamed(Pair):
+    def result(self, state: Any) -> Any:
+        return {"weights": state["theta"]["t"]}, state["x"]
+
+
+class Shorter(Pair):
+    def result(self, state: Any) -> Any:
+        return {"t": state["theta"]["t"][:2]}, state["x"]
+
+
+class Raises(Pair):
+    def step(self, problem: Any, state: Any, progress: float) -> Any:
+        raise ConfigError(f"the weight of 'a' must be >= 0: {float('nan')}")
+
+
+SECOND = 1 + next(n for n, line in enumerate(Path(__file__).read_text().splitlines()) if line.endswith("# the second"))
+VALUE = "the value of the Estimate that Estimating.estimate returns"
+
 PIPELINE: dict[str, tuple[Callable[[], Any], str]] = {
     "a selector without a key": (
         lambda: pipeline(selector=Choose()),
@@ -196,6 +266,40 @@ PIPELINE: dict[str, tuple[Callable[[], Any], str]] = {
     "a result in a dictionary": (
         lambda: run(Alone({}), problem(), "1 steps"),
         r"`result` must return two dictionaries, \(theta, x\), and it returns \(dict\)",
+    ),
+    "an estimate without a state": (
+        estimated(lambda theta: Estimate(value=theta, upper_loss=torch.zeros(()))),
+        r"Estimating.estimate must return \(Estimate, state\), and it returns an Estimate$",
+    ),
+    "a dictionary for an estimate": (
+        estimated(lambda theta: (theta, {})),
+        r"Estimating.estimate must return \(Estimate, state\), and it returns a dict and a dict$",
+    ),
+    "an estimate of another shape, which would be broadcast": (
+        valued(t=torch.ones(())),
+        rf"{VALUE} must be like t \[6\], float32, and it is t \[\], float32$",
+    ),
+    "an estimate without a leaf": (valued(), rf"{VALUE} must be like t \[6\], float32, and it is nothing$"),
+    "an estimate of numbers": (valued(t=0.5), rf"{VALUE}, at 't', is the number 0.5; write"),
+    "a budget in calls that nobody counts": (
+        lambda: run(Pair({}), problem(), "40 calls"),
+        "method 'alone' records no oracle_calls; a budget in calls needs them",
+    ),
+    "a result with another leaf": (
+        lambda: run(Renamed({}), problem(), "1 steps"),
+        r"method 'alone': result's θ has leaves {weights \[6\]}, the problem's {t \[6\]}$",
+    ),
+    "a result of another length": (
+        lambda: run(Shorter({}), problem(), "1 steps"),
+        r"method 'alone': result's θ has leaves {t \[2\]}, the problem's {t \[6\]}$",
+    ),
+    "a weight that is no number": (
+        lambda: run(Raises({}), problem(), "1 steps"),
+        "method 'alone', step 1: the weight of 'a' must be >= 0: nan$",
+    ),
+    "a graph that is used twice": (
+        lambda: run(Twice({}), problem(), "1 steps"),
+        rf"step 1: a graph is gone through a second time \(test_python_input.py:{SECOND}\).*\n.*retain_graph=True",
     ),
     "a name": (
         lambda: pipeline(selector="best-of-n"),

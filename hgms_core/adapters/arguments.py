@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from hgms_core.errors import ConfigError, unknown
@@ -46,7 +46,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         raise ConfigError(f"{what!r} is called as {call}, and this one takes ({', '.join(signature.parameters)})")
 
 
-def check_part(place: str, value: object, label: str, methods: Iterable[str]) -> None:
+def check_part(place: str, value: object, label: str, methods: Collection[str]) -> None:
     """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name or a class in its place.
 
     >>> check_part("Pipeline.selector", "first", "a selector", ["select"])
@@ -56,7 +56,6 @@ def check_part(place: str, value: object, label: str, methods: Iterable[str]) ->
       a name stands for an object in configurations only; `hgms list` shows where each is imported from
 
     .. versionadded:: 0.5"""
-    methods = list(methods)
     fits, kind = all(callable(getattr(value, name, None)) for name in methods), getattr(value, "__name__", type(value).__name__)
     if fits and not isinstance(value, type):
         return
@@ -85,11 +84,9 @@ def arguments_named(cls: Class) -> Class:
                 if name not in own:
                     raise ConfigError(f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}") from None
             missing = [name for name, item in own.items() if item.default is item.empty and name not in arguments][1:]
-            by_name = [name for name, item in own.items() if item.kind is item.KEYWORD_ONLY]
+            by_name = ", ".join(f"{name}=…" for name, item in own.items() if item.kind is item.KEYWORD_ONLY)
             if args and by_name:
-                raise ConfigError(
-                    f"{cls.__name__} takes its arguments by name: {', '.join(f'{n}=…' for n in by_name)}"
-                ) from None
+                raise ConfigError(f"{cls.__name__} takes its arguments by name: {by_name}") from None
             if missing and not args:
                 raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
             raise

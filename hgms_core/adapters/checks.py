@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hgms_core.adapters.arguments import kind_of
 from hgms_core.adapters.display import sizes
+from hgms_core.adapters.shapes import Shape
 from hgms_core.data import Batch
 from hgms_core.errors import DRAWS, VARIES, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
 from hgms_core.seeding import Key, global_states
@@ -35,10 +36,9 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
 
     .. versionadded:: 0.5"""
     check_alike("what `project` returns", problem.project(clone(theta)), theta)
-    rows = {"g": problem.lower_data, "f": problem.upper_data["differentiate"]}
     uses: dict[str, list[bool]] = {}
-    for name, loss in (("g", problem.g), ("f", problem.f)):
-        batch, _ = rows[name].sample(key.fold("few"), few)
+    for name, loss, rows in (("g", problem.g, problem.lower_data), ("f", problem.f, problem.upper_data["differentiate"])):
+        batch, _ = rows.sample(key.fold("few"), few)
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
         drawn = global_states(device)
         with _with_arguments(name, theta, x, batch):
@@ -75,8 +75,7 @@ def used(loss: Bound, theta: Tree, x: Tree) -> tuple[Tensor, bool, bool]:
 
 
 def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
-    """ConfigError where the losses have no gradient in what they should. Cost: a value and a gradient of each; to be asked
-    where h is zero, which alone says nothing: at an optimum it is zero too."""
+    """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an optimum. Cost: two gradients."""
     _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x)
 
 
@@ -107,7 +106,15 @@ def check_alike(what: str, tree: object, other: Tree) -> None:
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is {kind_of(tree)}{hint}")
     shapes = [{name: getattr(leaf, "shape", None) for name, leaf in leaves.items()} for leaves in (tree, other)]
     if shapes[0] != shapes[1]:
-        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(dict(tree))}")
+        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(Shape.of(dict(tree), what, '')[1])}")
+
+
+def check_estimate(what: str, outcome: Any, theta: Tree) -> None:
+    """ConfigError where an estimator returned anything but an Estimate with the shapes of θ, and a state."""
+    items = outcome if isinstance(outcome, tuple) else (outcome,)
+    if len(items) != 2 or not hasattr(items[0], "cost") or not isinstance(items[1], Mapping):
+        raise ConfigError(f"{what} must return (Estimate, state), and it returns {' and '.join(map(kind_of, items))}")
+    check_alike(f"the value of the Estimate that {what} returns", items[0].value, theta)
 
 
 def numbers_by_name(measured: Any) -> dict[str, float]:

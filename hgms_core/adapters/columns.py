@@ -119,9 +119,7 @@ def _named(item: Any) -> dict[Any, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-    return str(a) == str(b)
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) if isinstance(a, Tensor) else str(a) == str(b)
 
 
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hgms_core.adapters.arguments import check_function
+from hgms_core.adapters.arguments import check_function, kind_of
 from hgms_core.adapters.views import Function, View, refuse, replica
 from hgms_core.data import Batch, Rows, data_of
 from hgms_core.errors import one_of
@@ -154,8 +154,7 @@ def of_module(
     for name in more:
         others = {"project", "references", "sources", "counters", "start", "compiler"}
         one_of("argument of Problem.of_module", name, {"theta0", "lower", "upper", "evaluate", "fresh"} | others)
-    own = fields(model, loss, train, theta0, lower, upper, evaluate)
-    return cls(**own, upper_data=validation, fresh=fresh, **more)
+    return cls(**fields(model, loss, train, theta0, lower, upper, evaluate), upper_data=validation, fresh=fresh, **more)
 
 
 def fields(
@@ -173,8 +172,7 @@ def fields(
 
     def of_rows(model: nn.Module, batch: Batch) -> Tensor:
         losses: Tensor = loss(model, batch)
-        wrong = not isinstance(losses, Tensor)
-        refuse(wrong, f"'loss' gives a {type(losses).__name__}", "return the losses of the rows, a tensor [B]")
+        refuse(not isinstance(losses, Tensor), f"'loss' gives {kind_of(losses)}", "return the losses of the rows, a tensor [B]")
         return losses
 
     def weighted(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
@@ -182,8 +180,7 @@ def fields(
         what = f"'loss' gives {tuple(losses.shape)} for {len(index)} rows, and θ holds a weight for the loss of each row"
         way = 'return a loss a row (reduction="none"), or give `lower(theta, model, batch)` and `theta0`'
         refuse(losses.shape != index.shape, what, way)
-        mean: Tensor = (theta[index].sigmoid() * losses).mean()
-        return mean
+        return (theta[index].sigmoid() * losses).mean()
 
     check_function("loss", loss, "model", "batch")
     for name, function in (("lower", lower), ("upper", upper)):

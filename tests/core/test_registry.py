@@ -140,8 +140,10 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
 def test_a_file_of_one_s_own_that_takes_a_name_is_an_error_at_once(site: Site) -> None:
     site.solver("ours_plugin", "cg", cls="CG")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    with pytest.raises(PluginError, match="two plugins register the linear solver 'cg':"):
-        registry_of(site.solver("mine", "cg"))
+    file = site.solver("mine", "cg")
+    with pytest.raises(PluginError, match="two plugins register the linear solver 'cg':") as caught:
+        registry_of(file)
+    assert str(caught.value).splitlines()[-1] == f"  rename yours ({file}), or block one with HGMS_DISABLE_PLUGINS=cg"
 
 
 def test_blocking_as_advised_resolves_the_clash(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +208,7 @@ def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(site: 
         ("'abc'", "hgms_register_tasks returned str; return a list of classes"),
         ("int", "hgms_register_tasks returned the class int; return a list of classes"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("[3]", "3 is not a task:\n  - it is 3, not a class; return the class itself, without parentheses"),
+        ("[3]", "3 is not a task:\n  - it is an object, not a class; return the class itself, without parentheses"),
     ],
 )
 def test_a_hook_that_returns_something_else(site: Site, returned: str, message: str) -> None:
@@ -250,10 +252,16 @@ def test_other_faults_of_a_class() -> None:
         return b
 
     plain = type("Plain", (), {"solve": solve, "name": "plain"})
-    assert faults_of(SOLVER, plain) == ["it is not an attrs class; put @attrs.frozen(kw_only=True) above it"]
+    unmarked = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms_fields or of attrs"
+    assert faults_of(SOLVER, plain) == [unmarked]
     assert faults_of(SOLVER, solver_class(solve, name=None)) == [
         'it has no name; give it a class variable: name: ClassVar[str] = "my-name"'
     ]
+
+    for names in ("sources", 3):
+        fault = f"its needs are {names!r}; write a set of names, such as frozenset({{'sources'}})"
+        assert faults_of(SOLVER, solver_class(solve, needs=names)) == [fault]
+    assert faults_of(SOLVER, solver_class(solve, needs=property(lambda self: {"sources"}))) == []
 
     @attrs.frozen
     class NoVersion:

@@ -367,7 +367,7 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
     import importlib
 
     inside = {
-        "reweight": ("hgms_llm.task", "token_table"),
+        "reweight": ("hgms_run.loop", "check_numbers"),
         "sample": ("hgms_mix.sample", "write_rows"),
         "finetune": ("hgms_mix.trainers", "completion_loss"),
         "evaluate": ("hgms_mix.evaluate", "row_losses"),

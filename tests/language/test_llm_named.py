@@ -106,12 +106,16 @@ def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(tmp_path: Path
 
 def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(site: Site, tmp_path: Path) -> None:
     bring(site, tmp_path, theirs="broken")
-    text = (site.root / "their_models.py").read_text()
-    (site.root / "their_models.py").write_text(text + "broken.identity = lambda: folder().name\n")
-    identity = BaseModel(path="theirs").digest()
-    assert identity is not None
-    bring(site, tmp_path / "other", theirs="broken")
-    assert BaseModel(path="theirs").digest() != identity
+    with (site.root / "their_models.py").open("a") as module:
+        module.write("broken.identity = lambda: (folder() / 'version').read_text()\n")
+    identities = []
+    for version in "112":
+        (tmp_path / "version").write_text(version)
+        identities.append(BaseModel(path="theirs").digest())
+    assert identities[0] == identities[1] != identities[2]
+    (tmp_path / "version").unlink()
+    with pytest.raises(ConfigError, match=r"'theirs', which their_models .* cannot be had \(FileNotFoundError: "):
+        BaseModel(path="theirs").digest()
 
 
 def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_describe_a_class(fake: Site) -> None:
     text = call("describe", "method", "halve").stdout
     assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
     assert re.search(r"rate +0\.5 +a number > 0", text)
+    assert answer["needs"] == {}
+    needing = PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "needing"\n    needs = frozenset({"sources"})')
+    fake.module("needing", needing)
+    fake.install("hgms-needing", {"needing": "needing"}, version="1.0")
+    assert json_of("describe", "method", "needing")["needs"] == {"sources": "needing"}
+    assert "Needs sources: named data sources with one weight each\n" in call("describe", "method", "needing").stdout
 
 
 def test_describe_a_task_says_metrics_traits_and_sizes(fake: Site) -> None:
@@ -373,6 +379,14 @@ DOC = '"""Mine.\n\n    >>> 1\n    1\n    """'
         ("frozen(kw_only=True)", DOC, "rtol: int = 1.5", "toml", "expected an integer, got 1.5 @ its own TOML.rtol"),
         ("frozen(kw_only=True)", DOC, "rtol: 'Nowhere' = 1", "types", "name 'Nowhere' is not defined"),
         ("(lambda cls: cls)", DOC, "", "registration", "it is not an attrs class"),
+        ("frozen(kw_only=True)", DOC, "eta = 0.5", "types", "Mine.eta is a plain class attribute; write `eta: float = 0.5`"),
+        (
+            "frozen(kw_only=True)",
+            DOC,
+            "needs = {'source'}",
+            "registration",
+            "it needs 'source', which no task has; did you mean",
+        ),
     ],
 )
 def test_check_names_the_fault(site: Site, decorator: str, doc: str, fields: str, check: str, fault: str) -> None:
@@ -619,3 +633,11 @@ def test_a_command_gets_the_host_of_its_invocation_and_its_registry(site: Site) 
     assert call("count").stdout == "True 0 1\n"
     assert call("count", "--plugin", site.root / "mine.py").stdout == "True 1 1\n"
     assert call("count").stdout == "True 0 1\n", "nothing is kept from one invocation to the next"
+
+
+def test_an_error_that_many_checks_meet_is_told_once_with_its_line(site: Site) -> None:
+    source = CLASS.format(decorator="frozen(kw_only=True)", doc=DOC, field="")
+    file = site.module("mine", source.replace("return b\n", "raise RuntimeError('no such luck')\n"))
+    done = call("check", f"{file}:Mine")
+    assert done.stdout.count("it raised RuntimeError: no such luck (mine.py:") == 1
+    assert done.stdout.count(": the same as inputs\n") > 3

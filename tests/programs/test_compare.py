@@ -93,9 +93,14 @@ def test_only_common_seeds_are_paired() -> None:
 
 
 def test_no_winner_unless_every_interval_excludes_zero() -> None:
-    assert table({"a": points(A), "b": points(B)}, "acc").winner == "a"
-    assert table({"a": points(A), "b": points(B)}, "acc", higher_is_better=False).winner == "b"
-    assert table({"a": points(A), "b": points(B), "c": points(C)}, "acc").winner is None, "a and c are too close"
+    a, b, c = (points(3 * values) for values in (A, B, A[::-1]))
+    assert table({"a": a, "b": b}, "acc").winner == "a"
+    assert table({"a": a, "b": b}, "acc", higher_is_better=False).winner == "b"
+    assert table({"a": a, "b": b, "c": c}, "acc").winner is None, "a and c are too close"
+    few = table({"a": a[:9], "b": b[:9]}, "acc")
+    assert few.winner is None
+    assert few.remarks == ["9 seeds: a claim needs 10"], "though the interval excludes zero"
+    assert few.pairs["a", "b"].excludes_zero
     assert table({"a": points(A[:1]), "b": points(B[:1])}, "acc").winner is None, "one seed has no interval"
     assert table({"a": points(A)}, "acc").winner is None, "there is nobody to beat"
     assert table({"a": points(A), "b": points(A)}, "acc").winner is None
@@ -115,12 +120,12 @@ def test_nan_is_counted_and_never_averaged_away() -> None:
 
 
 def test_failed_runs_are_counted_and_a_method_without_results_is_shown() -> None:
-    results = table({"a": points(A), "b": points(B), "c": []}, "acc", "a", failed={"b": 1, "c": 4})
+    results = table({"a": points(3 * A), "b": points(3 * B), "c": []}, "acc", "a", failed={"b": 1, "c": 4})
     assert [row.failed for row in results.rows] == [0, 1, 4]
     assert results.winner == "a"
     assert results.columns[2]["note"] == "4 failed"
     assert results.as_dict()["methods"][2]["metrics"] == {}
-    assert table({"a": points(A), "b": points(B)}, "acc", failed={"a": 1}).winner is None
+    assert table({"a": points(3 * A), "b": points(3 * B)}, "acc", failed={"a": 1}).winner is None
 
 
 def test_what_is_worse_than_uniform_is_told_so() -> None:
@@ -174,7 +179,7 @@ def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
     """`b` would be worse than uniform, and `a` the winner over it: its losses are shown, and nothing is concluded."""
-    runs = {"u": points(A, "uniform"), "b": points(B), "a": [attrs.evolve(point, metrics={"acc": 1.0}) for point in points(A)]}
+    runs = {"u": points(3 * A, "uniform"), "b": points(3 * B), "a": points(12 * [1.0])}
     runs["b"] = [attrs.evolve(point, untrained="x is the warm-up's") for point in runs["b"]]
     results = table(runs, "acc", "u")
     by = {row.method: row for row in results.rows}
@@ -185,6 +190,35 @@ def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> Non
     assert by["a"].winner
     runs["b"] = [attrs.evolve(point, metrics={"acc": 2.0}) for point in runs["b"]]
     assert table(runs, "acc", "u").winner == "a", "what was not trained is not what others have to beat"
+
+
+def test_losses_on_data_sources_get_no_verdict_and_what_to_do_is_said_first() -> None:
+    """They are those of the x that each method trained its weights with. How far θ is from a known mixture is judged, and so
+    is the loss of a model that was tuned on the result."""
+
+    def runs_of(values: list[float], method: str = "m") -> list[Point]:
+        return [
+            attrs.evolve(
+                point, metrics=dict.fromkeys(("test_loss", "recovery_error", "tuned_test_loss"), point.metrics["acc"]),
+                sources=True, later=frozenset({"tuned_test_loss"}),
+            )
+            for point in points(3 * values, method)
+        ]  # fmt: skip
+
+    runs = {"a": runs_of(A), "b": runs_of(B), "u": runs_of([0.7, 0.71, 0.72, 0.7], "uniform")}
+    losses = table(runs, "test_loss", "u", higher_is_better=True)
+    assert losses.winner is losses.floor is losses.forest is None
+    assert {row.notes for row in losses.rows} == {()}
+    assert {row.ahead_of_floor for row in losses.rows} == {None}
+    assert "− u" not in losses.columns[0]
+    assert losses.rows[0].metrics["test_loss"].mean == pytest.approx(sum(A) / len(A))
+    what_to_do = "compare by --metric recovery_error where a reference mixture is known, else by hgms mix compare"
+    assert what_to_do in losses.remarks[0]
+    for metric in ("recovery_error", "tuned_test_loss"):
+        assert table(runs, metric, "u", higher_is_better=True).winner == "a"
+        assert table(runs, metric, "u", higher_is_better=True).remarks == []
+    runs["a"] = [attrs.evolve(point, untrained="x is the warm-up's") for point in runs["a"]]
+    assert table(runs, "recovery_error", "u", higher_is_better=True).winner == "a", "θ is θ, however x was trained"
 
 
 def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:
@@ -226,7 +260,7 @@ BREAKING = {"name": "walk", "label": "breaking", "breaks": "raise"}
 @pytest.mark.usefixtures("bowl")
 def test_a_comparison_from_python(tmp_path: Path) -> None:
     still = {"name": "walk", "label": "still", "move": {"lr": 1e-6}}
-    comparison = run(tmp_path, still, {"name": "walk", "label": "quick", "move": {"lr": 0.3}}, seeds=5)
+    comparison = run(tmp_path, still, {"name": "walk", "label": "quick", "move": {"lr": 0.3}}, seeds=10)
     assert comparison.complete
     [results] = comparison.tables
     assert (results.task, results.metric, results.higher_is_better, results.reference) == ("bowl", "distance", False, "still")

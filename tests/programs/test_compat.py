@@ -358,3 +358,11 @@ def test_a_single_run_is_checked_too_before_its_folder_is_made(tmp_path: Path) -
     with pytest.raises(ConfigError, match="method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables"):
         run_config(RunConfig.from_toml(text))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_misspelt_trait_is_told_with_the_one_that_is_meant() -> None:
+    lacking = {"source": "", "my-own": ""}
+    assert compat.misfit("mine", "quadratic", lacking) == (
+        "method 'mine' cannot run on task 'quadratic': it needs source and my-own; there is no trait 'source'; did you mean "
+        "'sources'?"
+    )

@@ -627,6 +627,19 @@ def test_a_composition_may_hold_a_wrappers_key() -> None:
     assert faults_of(kind, evolve(RECIPE, of=Around)) == ["it has no part 'margin'"]
 
 
+def test_a_key_for_what_has_no_type_says_how_to_make_it_a_field() -> None:
+    @frozen(kw_only=True)
+    class Plain:
+        name = "plain"
+        rate = 0.5
+
+        init, step, result = Around.init, Around.step, Around.result
+
+    registry = make_registry({**HOOKS, "hgms_register_methods": [Plain]})
+    message = error_of(registry, method={"name": "plain", "rate": 1.0})
+    assert "unknown key 'rate'; Plain.rate is a plain class attribute; write `rate: float = 0.5` to make it a field" in message
+
+
 def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(registry: Registry) -> None:
     assert config_of(registry, method={"name": "recipe", "tilt": 0, "learn_start": False}) == config_of(registry)
     assert "unknown key 'tilt'" in error_of(registry, method={"name": "recipe", "tilt": 1.0})

@@ -81,7 +81,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         for name in ("plain", "chat", "alpaca"):
-            right("sample", f"{name}.toml")
+            file = Path(f"{name}.toml")
+            file.write_text(file.read_text().replace("[task]\n", f'[task]\nlabel = "{name}"\n'))
+            right("sample", file)
     return here
 
 
@@ -154,12 +156,15 @@ def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
     before = file.read_text()
     file.write_text("".join(sorted(before.splitlines(keepends=True), reverse=True)))
     try:
-        done = call("export", f"{name}.toml", "--to", trainer, "--out", tmp_path / "out")
+        places = (sample_folder(here, name), f"{name}.toml")
+        done, other = (call("export", place, "--to", trainer, "--out", tmp_path / "out") for place in places)
     finally:
         file.write_text(before)
     assert done.exit_code != 0
     assert "'sums' changed since its rows were drawn" in done.output
-    assert "Traceback" not in done.output
+    assert other.exit_code == 2  # by its data, the file is another mix
+    assert f"draw it first: hgms mix sample {name}.toml" in other.output
+    assert "Traceback" not in done.output + other.output
     right("export", f"{name}.toml", "--to", trainer, "--out", tmp_path / "other")
 
 
@@ -508,7 +513,7 @@ class TestWrongInput:
         assert "Traceback" not in done.output
 
     def test_a_mix_that_was_not_sampled(self, made: Path) -> None:
-        text = (made / "plain.toml").read_text().replace("seed = 1", "seed = 5")
+        text = (made / "plain.toml").read_text().replace("seed = 1", "seed = 5").replace('path = "', f'path = "{made}/')
         Path("later.toml").write_text(text)
         self.refused("export", "later.toml", "--to", "trl", "--out", "out", why="hgms mix sample later.toml")
 

@@ -93,9 +93,9 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
         "finetune",
         "evaluate",
     ]
-    (folder,) = here.glob("runs/mix/uniform-*/seed-1")
+    (folder,) = here.glob("runs/source-mixture/uniform-*/seed-1")
     assert {path.name for path in folder.iterdir()} >= {
-        "mix.toml", "mixture.png", "report.json", "reweight", "sample", "finetune", "evaluate"
+        "config.toml", "mix.toml", "mixture.png", "report.json", "sample", "finetune", "evaluate"
     }  # fmt: skip
     assert "sums     0.5000   15     40" in first.stdout
     report = json.loads((folder / "report.json").read_bytes())
@@ -129,7 +129,7 @@ def test_all_stages_then_nothing_to_do_then_only_what_changed(here: Path) -> Non
 def test_the_resolved_file_describes_the_same_mix(here: Path) -> None:
     report = report_of("sample", "mix.toml")
     Path("again.toml").write_bytes((Path(report["folder"]) / "mix.toml").read_bytes())
-    again = call("sample", "again.toml", "--set", "run.task_label=mix")
+    again = call("sample", "again.toml")
     assert again.exit_code == 0, again.output
     assert [line.partition(" (")[0] for line in again.stderr.splitlines()] == [
         f"{stage}: done before" for stage in ("reweight", "certainty", "sample")
@@ -153,7 +153,8 @@ def test_new_content_of_a_source_is_a_new_mix(here: Path) -> None:
         "sample:",
     ]
     assert "done before" not in again.stderr
-    texts = {row["messages"][1]["content"] for row in sampled(report) if row["source"] == "dots"}
+    (other,) = set(here.glob("runs/source-mixture/*/seed-1")) - {here / report["folder"]}
+    texts = {row["messages"][1]["content"] for row in sampled({"folder": other}) if row["source"] == "dots"}
     assert texts == {"!"}
 
 
@@ -168,7 +169,7 @@ def test_counts_and_rows_do_not_depend_on_the_order_of_the_tables(here: Path) ->
 def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path) -> None:
     done = call("sample", "mix.toml", "--set", "sample.size=90")
     assert "  source 'sums' has 40 rows, its weight 0.500 asks for 45; the others give the rest" in done.stderr
-    assert json.loads(next(here.glob("runs/mix/*/seed-1/sample/counts.json")).read_bytes())["counts"] == {
+    assert json.loads(next(here.glob("runs/source-mixture/*/seed-1/sample/counts.json")).read_bytes())["counts"] == {
         "sums": 40,
         "dots": 50,
     }
@@ -181,13 +182,19 @@ def test_a_source_that_is_short_gives_the_rest_to_others_and_says_so(here: Path)
 
 
 def test_validation_rows_alone_are_a_set_too(here: Path) -> None:
-    report = report_of("mix.toml", "--set", "sample.of=validation", "--set", "sample.size=7")
+    Path("mix.toml").write_text(MIX.replace("[task.validation.sums]", "[task.validation.held]"))
+    words = ("mix.toml", "--set", "sample.of=validation", "--set", "sample.size=7")
+    report = report_of(*words)
     validation = {json.loads(line)["prompt"] for line in (here / "validation.jsonl").read_text().splitlines()}
     prompts = [row["messages"][0]["content"] for row in sampled(report)]
     assert len(prompts) == 7
     assert set(prompts) <= validation
-    assert [(row["source"], row["rows"]) for row in report["sources"]] == [("sums", 7)]
+    assert [(row["source"], row["rows"]) for row in report["sources"]] == [("held", 7)]
     assert report["finetune"]["rows"] == 7
+    shown = call(*words)  # the weights that were learned have rows of their own
+    assert shown.exit_code == 0, shown.output
+    assert "held     1.0000   7      20" in shown.stdout
+    assert re.search(r"dots +0\.500 +0\.500 ", shown.stdout)
 
 
 def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +215,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
     monkeypatch.setattr(LossLog, "append", keep)
     again = call("mix.toml", "--out", "broken")
     assert "finetune: going on with 30 rows" in again.stderr
-    (folder,) = here.glob("broken/mix/*/seed-1")
+    (folder,) = here.glob("broken/source-mixture/*/seed-1")
     assert files_of(folder) == files_of(Path(whole["folder"]))
 
 
@@ -230,9 +237,9 @@ def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pyte
     assert "in stage reweight; run the same command again to go on from there" in broken.stderr
     again = call("reweight", "mix.toml", "--out", "broken")
     assert "reweight: going on with uniform" in again.stderr
-    (folder,) = here.glob("broken/mix/*/seed-1")
+    (folder,) = here.glob("broken/source-mixture/*/seed-1")
     for name in ("steps.jsonl", "summary.json"):
-        assert (folder / "reweight" / name).read_bytes() == (whole / "reweight" / name).read_bytes()
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.parametrize(("stage", "missing"), [("finetune", "accelerate"), ("finetune", "peft"), ("sample", "transformers")])
@@ -293,7 +300,7 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path)
         "finetune.start=reweighted",
     ]
     folder = Path(report_of("finetune", "mix.toml", *sets)["folder"])
-    state = next(load_file(path) for path in (folder / "reweight").glob("checkpoint-*.safetensors"))
+    state = next(load_file(path) for path in folder.glob("checkpoint-*.safetensors"))
     saved = load_file(folder / "finetune" / "adapter" / "adapter_model.safetensors")
     for name, leaf in saved.items():
         own = name.removeprefix("base_model.model.")
@@ -312,7 +319,7 @@ def test_benchmarks_are_answered_and_shown(here: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "evaluate: sums, gsm8k" in done.stderr
     assert any(line.startswith("  gsm8k: 0.00 [0.00, ") for line in done.stdout.splitlines()), done.stdout
-    report = json.loads(next(here.glob("runs/mix/*/seed-1/report.json")).read_bytes())
+    report = json.loads(next(here.glob("runs/source-mixture/*/seed-1/report.json")).read_bytes())
     assert report["benchmarks"]["gsm8k"]["score"] == 0.0  # four random bytes are no answer
     assert len((here / report["folder"] / "evaluate/benchmarks/gsm8k.answers.jsonl").read_text().splitlines()) == 3
 
@@ -423,14 +430,14 @@ def test_a_mix_without_a_sample_table_says_what_is_missing(here: Path) -> None:
     Path("short.toml").write_text(MIX.replace("[sample]\nsize = 30\n", ""))
     done = call("short.toml")
     assert done.exit_code == 2
-    assert "missing: a table (Sample) @ short.toml.sample" in done.stderr
+    assert "missing: a table (Sample) with size @ short.toml.sample" in done.stderr
 
 
 def test_two_at_once_are_refused(here: Path) -> None:
     from filelock import FileLock
 
     report = report_of("sample", "mix.toml")
-    with FileLock(Path(report["folder"]) / ".lock"):
+    with FileLock(Path(report["folder"]) / ".mix.lock"):
         done = call("sample", "mix.toml")
     assert done.exit_code == 2
     assert f"another process works on {report['folder']}" in done.stderr
@@ -521,6 +528,22 @@ def test_the_demo_on_a_pretrained_model_says_what_to_do_next(tmp_path: Path, cap
     assert shown.index("next:") < shown.index(f"a copy of {tmp_path / 'out' / 'demo.toml'}, and run hgms mix on that")
 
 
+def test_the_demos_file_describes_its_mixes_wherever_it_is_written(tmp_path: Path) -> None:
+    from hgms_mix.config import load
+    from hgms_mix.demo import configs
+
+    out = tmp_path / 'a "quoted" TEMPLATE'
+    out.mkdir()
+    uniform, learned = configs(out, 1)
+    assert load(out / "demo.toml", out=str(out)).resolved() == learned.resolved()
+    text = (out / "demo.toml").read_text(encoding="utf-8")
+    assert "FOLDER" not in text
+    method = text[text.index("\n[method]\n") + 1 : text.index("[task]")]
+    other = '[method]\nname = "uniform"\n' + method.splitlines()[2].replace("count = 2, ", "") + "\n\n"  # as its head says
+    (out / "other.toml").write_text(text.replace(method, other), encoding="utf-8")
+    assert load(out / "other.toml", out=str(out)).resolved() == uniform.resolved()
+
+
 def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Path) -> None:
     from hgms_mix.texts import write
 
@@ -609,9 +632,7 @@ def as_grid(text: str) -> str:
     return text.replace('method = "uniform"', f"method = ['uniform', 'rho-loss', {less}]").replace("3 steps", "60 steps")
 
 
-def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_run import loop
-
+def test_a_ranking_that_compare_learned_is_sampled_from(here: Path) -> None:
     Path("grid.toml").write_text(as_grid(MIX))
     compared = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0"])
     assert compared.exit_code == 0, compared.output
@@ -620,27 +641,12 @@ def test_what_compare_learned_is_not_learned_again(here: Path, monkeypatch: pyte
     assert "NaN" not in compared.stdout
     assert "worse than uniform" not in compared.stdout
     assert "no verdict: x is the warm-up's (train_steps = 0)" in compared.stdout
-    assert "to compare mixtures, tune on each (hgms mix GRID --method LABEL)" in compared.stdout
+    assert "compare by --metric recovery_error where a reference mixture is known, else by hgms mix compare" in compared.stdout
+    done = call("sample", "grid.toml", "--method", "less", "--set", "sample.size=10")
+    assert done.exit_code == 0, done.output
+    assert "reweight: done before" in done.stderr
     (run,) = here.glob("runs/source-mixture/less-*/seed-1")
-
-    def no_step(*_: Any) -> None:
-        raise AssertionError("it is learned already")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop.Run, "advance", no_step)
-        done = call("sample", "grid.toml", "--method", "less", "--out", "mixes", "--set", "sample.size=10")
-    assert done.exit_code == 0, done.output
-    assert f"learned before, with the same data ({run.relative_to(here)})" in done.stderr
-    (mine,) = here.glob("mixes/grid/less-*/seed-1/reweight")
-    for name in ("steps.jsonl", "summary.json", "checkpoint.json"):
-        assert (mine / name).read_bytes() == (run / name).read_bytes()
-
-    write_sums(Path("dots.jsonl"), 100, 60, "!")  # other data: what compare learned is of no use
-    done = call("reweight", "grid.toml", "--method", "uniform", "--out", "mixes", "--set", "budget=3 steps")
-    assert "learned before" not in done.stderr
-    done = call("reweight", "grid.toml", "--method", "less", "--out", "others")
-    assert done.exit_code == 0, done.output
-    assert "learned before" not in done.stderr
+    assert json.loads((run / "report.json").read_bytes())["sample"]["by"] == "ranking"
 
 
 def pairs_tokenizer(folder: Path) -> Path:
@@ -722,10 +728,10 @@ def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path, budget
     assert done.exit_code == 0, done.output
     planned = json.loads(done.stdout)
     stages = planned["stages"]
-    assert list(stages) == ["reweight", "sample", "finetune", "evaluate"]
+    assert list(stages) == ["reweight", "certainty", "sample", "finetune", "evaluate"]
     assert planned["rows"] == {"learned on": 40, "sampled": 30, "tested": 15}
     assert planned["peak_bytes"] > 2**26
-    assert all(stages[name]["seconds"] > 0 for name in ("reweight", "finetune", "evaluate"))
+    assert all(stages[name]["seconds"] > 0 for name in ("reweight", "certainty", "finetune", "evaluate"))
     if budget == "5 min":
         assert stages["reweight"]["seconds"] == pytest.approx(300 + planned["reading_seconds"])
     if budget == "3 steps":

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,14 @@ import pytest
 from click.testing import CliRunner
 
 from hgms_cli import main
-from hgms_core import ConfigError
+from hgms_core import ConfigError, DataError
+from hgms_core.host import Host
+from hgms_core.registry import Registry
 from hgms_mix.config import load
 from hgms_mix_compare import mixes
 from hgms_mix_compare.mixes import Contest, carry_out
 from hgms_mix_compare.outcome import Outcome
+from hgms_run import Interrupted
 
 pytestmark = pytest.mark.plugins
 
@@ -31,6 +38,7 @@ name = "source-mixture"
 model = { config = { model_type = "gpt2", n_layer = 1 }, tokenizer = "bytes" }
 sources = { one = { path = "one.jsonl" }, two = { path = "two.jsonl" } }
 validation = { all = { path = "validation.jsonl" } }
+test = { all = { path = "test.jsonl" } }
 
 [sample]
 size = 10
@@ -38,6 +46,23 @@ size = 10
 [for.uniform]
 sample.size = 24
 finetune.epochs = 2
+"""
+
+
+MINE = """
+import attrs
+from hgms_core import hookimpl
+
+@attrs.frozen(kw_only=True)
+class Mine:
+    name = "mine"
+    def init(self, problem, seed): return {}
+    def step(self, problem, state, progress): return state, {}
+    def result(self, state): return {}, {}
+
+@hookimpl
+def hgms_register_methods():
+    return [Mine]
 """
 
 
@@ -75,21 +100,38 @@ def test_compare_passes_over_values_for_one_method(grid: Path) -> None:
 
 
 def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
-    contest = Contest.of(grid, None, None, None)
-    assert contest.labels == ("hg-ms", "other", "uniform")
+    contest = Contest.of(grid)
     assert contest.reference == "uniform"
-    assert contest.roles["uniform"] == "floor"
-    assert list(contest.mixes())[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
+    assert contest.roles == {"hg-ms": "", "other": "", "uniform": "floor"}
+    assert list(contest.mixes)[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
+    assert contest.mixes["uniform", 5] == load(grid, method="uniform", seed=5)
     some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
-    assert (set(some.labels), some.seeds, some.reference, some.options) == ({"other", "hg-ms"}, (9,), "hg-ms", ("--out", "x"))
+    assert (set(some.mixes), some.reference, some.options) == ({("other", 9), ("hg-ms", 9)}, "hg-ms", ("--out", "x"))
+
+
+def test_references_that_a_grid_only_adds_take_no_part(grid: Path) -> None:
+    grid.write_text("references = true\n" + GRID)
+    assert set(Contest.of(grid).roles) == {"hg-ms", "other", "uniform"}
+    assert load(grid, method="uniform").method_name == "uniform"
+
+
+def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(MINE)
+    grid.write_text(GRID.replace('"uniform"]', '"uniform", "mine"]'))
+    contest = Contest.of(grid, registry=Registry(Host().complete([plugin])))
+    assert ("mine", 3) in contest.mixes
+    assert contest.options == ("--plugin", str(plugin))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--methods", "uniforn"], "unknown method 'uniforn'; did you mean 'uniform'?"),
-        (["--methods", "hg-ms", "--reference", "uniform"], "name it among --methods"),
+        (["--methods", "hg-ms", "--reference", "uniform"], "unknown reference method 'uniform'"),
         (["--seeds", "three"], "write a count"),
+        (["--dry-run", "--set", "sampel.size=3"], "unknown key 'sampel'; did you mean 'sample'?"),
+        (["--set", "task.test={}"], "grid.toml has no test set"),
     ],
 )
 def test_bad_words_are_one_message_and_exit_code_2(grid: Path, words: list[str], message: str) -> None:
@@ -132,8 +174,7 @@ def outcome(failures: dict[tuple[str, int], str] | None = None) -> Outcome:
         for label, values in LOSSES.items()
         for seed, loss in enumerate(values)
     }
-    labels, failures = tuple(LOSSES), failures or {}
-    return Outcome(reports=reports, failures=failures, labels=labels, roles=ROLES, reference="uniform")
+    return Outcome(reports=reports, failures=failures or {}, roles=ROLES, reference="uniform")
 
 
 def test_differences_are_paired_by_seed_and_said_in_words() -> None:
@@ -160,12 +201,19 @@ def test_the_mixture_shown_is_that_of_the_rows_drawn() -> None:
 
 def test_seconds_that_were_not_counted_are_a_dash() -> None:
     reports = {("ours", 0): report(1.0, {"a": 1}, [10.0, 1.0, None])}
-    table = Outcome(reports=reports, failures={}, labels=("ours",), roles={"ours": ""}, reference="ours")
+    table = Outcome(reports=reports, failures={}, roles={"ours": ""}, reference="ours")
     assert table.rows("all")[0]["processor s"] == "–"
 
 
+def test_mixes_that_share_no_seed_have_no_difference() -> None:
+    reports = {("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, 1.0]), ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0])}
+    table = Outcome(reports=reports, failures={}, roles={"ours": "", "uniform": "floor"}, reference="uniform")
+    assert [row["− uniform"] for row in table.rows("all")] == ["", ""]
+    assert table.verdicts("all") == ["all: ours is not ahead of uniform"]
+
+
 def test_what_is_printed_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome({("theirs", 4): "a\nno memory"}).print()
+    outcome({("theirs", 4): "no memory\n  lower task.micro_batch"}).print()
     out = capsys.readouterr().out
     assert "failed: theirs, seed 4: no memory" in out
     assert "5 seeds: a claim needs 10" in out
@@ -177,39 +225,119 @@ import json, sys
 words = sys.argv[1:]
 label, seed = words[words.index("--method") + 1], int(words[words.index("--seed") + 1])
 if label == "other" and seed == 5:
-    sys.exit("error: the disk is full")
+    sys.exit("reweight: hg-ms, 2 steps\\nerror: the disk is full\\n  free some space")
 print(json.dumps({{"folder": label, "test": {{"all": {{"token_loss": {{"value": len(label) + seed}}}}}}, "words": words}}))
 """
 
 
-def test_a_mix_that_fails_stops_no_other(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "python"
-    script.write_text(SCRIPT.format(python=sys.executable))
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(mixes.sys, "executable", str(script))
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets a script stand for every mix's process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two", "validation", "test"):
+        Path(f"{name}.jsonl").touch()
+
+    def use(text: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(text.format(python=sys.executable))
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(mixes.sys, "executable", str(script))
+
+    return use
+
+
+def test_a_mix_that_fails_stops_no_other(grid: Path, processes: Any) -> None:
+    processes(SCRIPT)
     lines: list[str] = []
-    result = carry_out(Contest.of(grid, None, None, None, out="there"), 2, lines.append)
+    result = carry_out(Contest.of(grid, out="there"), 2, lines.append)
     assert set(result.reports) == {("hg-ms", 3), ("hg-ms", 5), ("other", 3), ("uniform", 3), ("uniform", 5)}
-    assert result.failures == {("other", 5): "error: the disk is full"}
+    assert result.failures == {("other", 5): "the disk is full\n  free some space"}
     assert result.losses("all")["uniform"] == {3: 10, 5: 12}
     words = result.reports["uniform", 5]["words"]
-    assert words[:4] == ["-m", "hgms_cli", "mix", "all"]
+    assert words[:5] == ["-P", "-m", "hgms_cli", "mix", "all"]
     assert words[words.index("--out") + 1] == "there"
     assert len(lines) == 6
+
+
+WAITS = """#!{python}
+import pathlib, signal, sys
+def stop(number, frame):
+    pathlib.Path("signal").write_text(str(number))
+    sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+pathlib.Path("ready").touch()
+signal.pause()
+"""
+
+
+def test_a_batch_system_stops_every_mix(grid: Path, processes: Any) -> None:
+    """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
+    processes(WAITS)
+
+    def press() -> None:
+        while not Path("ready").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def missed(*_: Any) -> None:
+        raise AssertionError("the signal was not handled")
+
+    before = signal.signal(signal.SIGTERM, missed)
+    try:
+        threading.Thread(target=press).start()
+        with pytest.raises(Interrupted, match="interrupted after 0 of 6 mixes") as stopped:
+            carry_out(Contest.of(grid), 1, lambda line: None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.number == signal.SIGTERM
+    assert Path("signal").read_text() == str(int(signal.SIGINT))
+
+
+def write_rows(text: str) -> None:
+    """The files of the grid, and the grid with a model of a few thousand parameters."""
+    rows = {"one": range(30), "two": range(30, 60), "validation": range(60, 80), "test": range(80, 90)}
+    for name, numbers in rows.items():
+        lines = [json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)}) for n in numbers]
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    text = text.replace("n_layer = 1", "n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40")
+    text = text.replace('budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }')
+    text = text.replace('name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40')
+    Path("grid.toml").write_text(text)
+
+
+def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(GRID)
+    alone = CliRunner().invoke(main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"])
+    assert alone.exit_code == 0, alone.output
+    contest, lines = Contest.of(Path("grid.toml"), ["uniform"], [5]), list[str]()
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_: Any, **__: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    result = carry_out(contest, 1, lines.append)
+    assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
+    assert lines == ["[1/1] uniform, seed 5: done before"]
+    for more in (["finetune.epochs=3"], ["budget=3 steps"]):  # begun from other settings: a process does the rest
+        with pytest.raises(Begun):
+            carry_out(Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), 1, lines.append)
+    (losses,) = Path("mixes").rglob("losses-all.json")
+    losses.write_text(losses.read_text().replace("2", "3"))
+    with pytest.raises(Begun):  # and says what is damaged
+        carry_out(contest, 1, lines.append)
+    Path("two.jsonl").unlink()  # is said at once, not by each process
+    with pytest.raises(DataError, match=r"two\.jsonl"):
+        carry_out(contest, 1, lines.append)
 
 
 @pytest.mark.extended
 def test_the_mixes_are_those_of_hgms_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = {"one": range(30), "two": range(30, 60), "validation": range(60, 80), "test": range(80, 90)}
-    for name, numbers in rows.items():
-        lines = [json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)}) for n in numbers]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    size = "n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40"
-    text = GRID.replace("n_layer = 1", size).replace("[sample]", '[task.test]\nall = { path = "test.jsonl" }\n\n[sample]')
-    text = text.replace('budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }')
-    text = text.replace('name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40')
-    Path("grid.toml").write_text(text)
+    write_rows(GRID)
     words = ["mix", "compare", "grid.toml", "--methods", "hg-ms,uniform", "--json"]
     result = CliRunner().invoke(main, words, env=dict(os.environ))
     assert result.exit_code == 0, result.output

@@ -97,6 +97,15 @@ def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -
         load(alone, method="hg-ms")
 
 
+def test_values_for_a_method_in_a_file_of_one_are_refused(file: Path) -> None:
+    head, _, tail = GRID.partition("[[method]]")
+    file.write_text(
+        'method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "") + tail[tail.index("[sample]") :] + "[for.hg-ms]\n"
+    )
+    with pytest.raises(ConfigError, match=r"\[for\] is for methods of a grid; grid\.toml has one"):
+        load(file)
+
+
 def test_the_command_says_what_is_missing(file: Path) -> None:
     done = CliRunner().invoke(main, ["mix", "reweight", str(file)])
     assert done.exit_code == 2

@@ -190,13 +190,22 @@ def test_names_tell_equal_labels_apart() -> None:
 # --- mixes -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_run_of_a_mix_is_found_in_its_first_stage(tmp_path: Path) -> None:
-    folder = tmp_path / "mix" / "halve-0a1b2c3d" / "seed-3"
-    folder = write_run(tmp_path, path=folder / "reweight", seed=3)
-    write_run(tmp_path, path=folder / "reweight-99aabbcc", seed=3, lr=0.7)  # made with other settings, and put aside
-    (folder / "sample").mkdir()
+def test_the_stages_of_a_mix_are_no_runs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, path=tmp_path / "source-mixture" / "halve-0a1b2c3d" / "seed-3", seed=3)
+    for stage in ("sample", "finetune", "finetune-99aabbcc"):
+        (folder / stage).mkdir()
+        (folder / stage / "env.json").write_text("{}")
     [run], skipped = scan(tmp_path)
     assert (run.path, run.hash, skipped) == (folder, "0a1b2c3d", [])
+
+
+def test_a_mix_of_an_older_version_is_named_with_the_place_of_its_run(tmp_path: Path) -> None:
+    folder = tmp_path / "mix" / "halve-0a1b2c3d" / "seed-3"
+    run = write_run(tmp_path, path=folder / "reweight", seed=3)
+    runs, [skipped] = scan(tmp_path)
+    assert (runs, skipped.path) == ([], folder)
+    assert skipped.reason == f"hgms mix made it before 0.7; its run is in {run}"
+    assert [run.path for run in scan(run)[0]] == [run]
 
 
 def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:
@@ -321,8 +330,8 @@ def test_one_stranger_s_folder_is_left_out_with_a_short_reason(
 def test_no_folder_is_a_link_out_of_the_folders(tmp_path: Path) -> None:
     private = write(tmp_path / "private")
     stranger = tmp_path / "stranger"
-    (stranger / "mix" / "seed-0").mkdir(parents=True)
-    (stranger / "mix" / "seed-0" / "reweight").symlink_to(private)
+    (stranger / "mix").mkdir(parents=True)
+    (stranger / "mix" / "seed-0").symlink_to(private)
     (stranger / "seed-1").symlink_to(private)
     assert scan(stranger)[0] == []
 

@@ -74,7 +74,7 @@ def test_a_result_as_a_frame_a_picture_and_a_report(tmp_path: Path) -> None:
 
 def test_a_comparison_is_short_and_shows_its_differences(comparison: Comparison) -> None:
     assert len(repr(comparison).splitlines()) < 10
-    assert "quadratic  no method is ahead of all others" in repr(comparison)
+    assert "quadratic  no winner is marked" in repr(comparison)
     page = comparison._repr_html_()
     assert page.index('class="hgms-forest"') < page.index("<thead>")
     assert all(line.split(":")[0] in page for line in comparison.remarks)

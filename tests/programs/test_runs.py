@@ -682,6 +682,16 @@ def test_state_packs_views_and_shared_tensors(tmp_path: Path) -> None:
         pack({"bad": {1, 2}})
 
 
+def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    class Held(Descent):
+        def init(self, problem: Problem, seed: int) -> State:
+            return {**super().init(problem, seed), "optimizer": object()}
+
+    with pytest.raises(ConfigError, match="method 'descent': state holds an object at 'optimizer'; use tensors, numbers"):
+        run(Held(), problem(), Budget(outer_steps=3), folder=RunFolder(tmp_path / "run"))
+    assert run(Held(), problem(), Budget(outer_steps=3)).summary["status"] == "done", "in memory nothing is written"
+
+
 def test_global_generator_is_untouched() -> None:
     before = torch.random.get_rng_state()
     run(Descent(), problem(), Budget(outer_steps=3))
@@ -724,7 +734,7 @@ def test_a_budget_of_calls_ends_although_the_method_makes_none(tmp_path: Path) -
     class Silent(Descent):
         def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
             following, _ = super().step(problem, state, progress)
-            return following, {"upper_loss": following["x"]["x"].norm()}
+            return following, {"upper_loss": following["x"]["x"].norm(), "oracle_calls": 0}
 
     place = RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"no oracle call in the last 1,000 steps.*\n.*steps or seconds"):

@@ -338,7 +338,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ),
     ("hypergradient", "state", Remembers(), "state holds a Branch"),
     ("outer", "structure", Flattens(), "θ has {'a': [3], 'b': [2]}, the next one {'a': [1, 3], 'b': [1, 2]}"),
-    ("outer", "structure", DividesByWhatIsLeft(), "at progress 1.0 the leaf ['a', 'b'] has a graph or is not finite"),
+    ("outer", "structure", DividesByWhatIsLeft(), "at progress 1.0 'a' is not finite, 'b' is not finite"),
     ("outer", "quadratic", Ascent(), "it ends at a = "),
     ("outer", "quadratic", PositiveOnly(), "it ends at a = "),
     ("outer", "simplex", OffSimplex(), "it ends at a = "),

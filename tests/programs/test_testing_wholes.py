@@ -374,6 +374,12 @@ class Away(Walk):
         return Walk.step(Walk(lr=-0.2), problem, state, progress)
 
 
+class KeepsGraph(Walk):
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        theta, x = super().result(state)
+        return theta, {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+
+
 class TrainsOnStop(Walk):
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         seen = evolve(problem, upper_data={**problem.upper_data, "differentiate": problem.upper_data["stop"]})
@@ -558,7 +564,8 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("method", "equal-sources", FirstGains(), "the source that comes first gains"),
     ("method", "equal-rows", Heavier(), "the copy that is heavier gets heavier"),
     ("method", "optimum", Away(), "the distance was"),
-    ("method", "resume", KeepsObjects(), "state holds a object at 'history/0'"),
+    ("method", "result", KeepsGraph(), "before the first step: 'w' has a graph; write `.detach()`"),
+    ("method", "resume", KeepsObjects(), "state holds an object at 'history/0'"),
     ("method", "budget", OwnBudget(), "it raised RuntimeError: no more steps"),
     ("method", "failure", Swallows(), "it raised ZeroDivisionError: the loss is gone"),
 ]

@@ -102,8 +102,8 @@ def test_over_seeds_covers_the_true_weights_and_is_wrong_at_its_level() -> None:
     for trial in range(trials):
         learned = mixtures(runs, means, 0.7, trial)
         covered += sum(e.low <= t <= e.high for e, t in zip(over_seeds(learned, EVEN).effects, truth, strict=True))
-        told = over_seeds(learned, dict(zip("abcd", truth.tolist(), strict=True)))
-        wrong += any(effect.sign for effect in told.effects)
+        certain = over_seeds(learned, dict(zip("abcd", truth.tolist(), strict=True)))
+        wrong += any(effect.sign for effect in certain.effects)
     assert covered / (4 * trials) == pytest.approx(0.95, abs=0.012)
     assert wrong / trials < 0.065
 
@@ -167,13 +167,13 @@ def test_over_rows_is_centred_at_the_prior_and_has_the_standard_error_of_two_way
 
 def test_more_validation_rows_do_not_tell_two_halves_of_one_source_apart() -> None:
     """The luck of the source's rows is that of every validation row."""
-    told = []
+    evidence = []
     for seed, validation in itertools.product(range(20), (16, 128)):
         generator = torch.Generator().manual_seed(seed)
         luck = torch.randn(1, 2, 8, dtype=F64, generator=generator)
         noise = 0.1 * torch.randn(validation, 2, 8, dtype=F64, generator=generator)
-        told.append(over_rows(luck + noise, "ab", torch.tensor([0.5, 0.5]), Key(seed), resamples=300).evidence)
-    assert sum(told) <= 5
+        evidence.append(over_rows(luck + noise, "ab", torch.tensor([0.5, 0.5]), Key(seed), resamples=300).evidence)
+    assert sum(evidence) <= 5
 
 
 def test_no_gains_are_no_evidence() -> None:
@@ -201,8 +201,8 @@ def gain_by_loop(problem: Problem, x: dict[str, torch.Tensor], v: torch.Tensor, 
 def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
     problem = network_sources()
     assert problem.sources is not None
-    found = alignments(problem, [problem.x0], Key(3), validation_blocks=4, source_blocks=4, rows=2)
-    assert found.gains.shape == (4, 3, 4)
+    aligned = alignments(problem, [problem.x0], Key(3), validation_blocks=4, source_blocks=4, rows=2)
+    assert aligned.gains.shape == (4, 3, 4)
     checked = torch.randperm(9, generator=Key(3).fold("validation").generator())[:8].reshape(4, 2)
     pool = torch.randperm(12, generator=Key(3).fold("source", "turned").generator())[:8].reshape(4, 2) + 20
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
@@ -211,8 +211,8 @@ def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
     squared = float(sum(slope.square().sum() for slope in slopes))
     for v, m in ((0, 0), (2, 3)):
         expected = gain_by_loop(problem, problem.x0, checked[v], pool[m]) / squared
-        assert float(found.gains[v, 1, m]) == pytest.approx(expected, rel=1e-5)
-    assert found.losses.shape == (1, 4)
+        assert float(aligned.gains[v, 1, m]) == pytest.approx(expected, rel=1e-5)
+    assert aligned.losses.shape == (1, 4)
 
 
 def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
@@ -233,8 +233,8 @@ def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
 
 def test_the_source_of_the_validation_rows_is_told_from_noise_and_halves_are_not() -> None:
     problem = convex_sources({"like": 1.0, "other": 0.0})
-    found = alignments(problem, [problem.x0], Key(0))
-    certain = over_rows(found.gains, ["like", "other"], torch.tensor([0.5, 0.5]), Key(0))
+    aligned = alignments(problem, [problem.x0], Key(0))
+    certain = over_rows(aligned.gains, ["like", "other"], torch.tensor([0.5, 0.5]), Key(0))
     assert in_words(certain).startswith("over validation and source rows: evidence for more of like (p < 0.001), less of other")
 
 
@@ -267,24 +267,24 @@ def halves(runs: int, levels: list[float], rows: float, run: float, seed: int) -
 @pytest.mark.parametrize("runs", [2, 8])
 def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_varies(rows: float, run: float, runs: int) -> None:
     """400 A/A experiments. More runs do not make the luck of the rows significant: every run has the same."""
-    told = [halves_test(halves(runs, [0.0] * 3, rows, run, seed), "abc") for seed in range(400)]
-    assert sum(test.evidence for test in told) / 400 < 0.08
-    assert sum(any(part.sign for part in test.sources) for test in told) / 400 < 0.08
-    covered = [part.apart_low <= 0 <= part.apart_high for test in told for part in test.sources]
+    tests = [halves_test(halves(runs, [0.0] * 3, rows, run, seed), "abc") for seed in range(400)]
+    assert sum(test.evidence for test in tests) / 400 < 0.08
+    assert sum(any(part.sign for part in test.sources) for test in tests) / 400 < 0.08
+    covered = [part.apart_low <= 0 <= part.apart_high for test in tests for part in test.sources]
     assert sum(covered) / len(covered) > 0.93
     if run == 0.0:  # then nothing is conservative
         assert sum(covered) / len(covered) == pytest.approx(0.95, abs=0.02)
-    assert np.median([test.ratio for test in told]) == pytest.approx(1.0, abs=0.15)
+    assert np.median([test.ratio for test in tests]) == pytest.approx(1.0, abs=0.15)
 
 
 def test_corners_that_luck_decides_are_no_evidence() -> None:
     """The heaviest half takes all, by the luck of its rows: each time in another split of the same rows."""
-    told = []
+    evidence = []
     for seed in range(200):
         logs = np.log(halves(4, [0.0] * 3, 0.4, 0.0, seed)) * 8
         corners = np.exp(logs - logs.max((1, 2), keepdims=True))
-        told.append(halves_test(corners / corners.sum((1, 2), keepdims=True), "abc").evidence)
-    assert sum(told) / 200 < 0.08
+        evidence.append(halves_test(corners / corners.sum((1, 2), keepdims=True), "abc").evidence)
+    assert sum(evidence) / 200 < 0.08
 
 
 def test_sources_that_differ_are_told_from_their_halves() -> None:
@@ -331,8 +331,8 @@ def test_words_of_a_test_that_names_no_source() -> None:
 
 def test_seeds_that_agree_say_nothing_where_halves_part_as_far() -> None:
     """A method that amplifies whatever difference there is to a corner: every seed has the same one, every split another."""
-    told = over_seeds(mixtures(5, [1.5, -1.5], 0.2, 0), {"a": 0.5, "b": 0.5})
-    assert told.evidence  # the first of two halves of one file has 0.95 in all seeds
+    certain = over_seeds(mixtures(5, [1.5, -1.5], 0.2, 0), {"a": 0.5, "b": 0.5})
+    assert certain.evidence  # the first of two halves of one file has 0.95 in all seeds
     wrong = []
     for seed in range(100):
         rng = np.random.default_rng(seed)

@@ -214,7 +214,7 @@ CHECKED = [
         "name that is no name", "solver", "registration", "its name 'Mine' is not in kebab-case", ('= "mine"', '= "Mine"'),
     ),
     row(
-        "class that can be changed", "solver", "frozen", "use @attrs.frozen(kw_only=True)",
+        "class that can be changed", "solver", "frozen", "use @frozen(kw_only=True), of hgms_fields",
         ("@attrs.frozen(kw_only=True)", "@attrs.define(kw_only=True, unsafe_hash=True)"),
     ),
     row(

@@ -60,7 +60,7 @@ class Template:
 
 
 def known_template(_task: object, attribute: Any, value: str) -> None:
-    """One of :data:`TEMPLATES`, for a field."""
+    """One of model, plain, alpaca and chatml."""
     if value not in TEMPLATES:
         raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
 

@@ -10,12 +10,13 @@ from hgms_compare.grid import Grid
 from hgms_compare.grid_file import load
 from hgms_compare.scale import scaled
 from hgms_compare.seeds import seeds_option
+from hgms_compare.usage import measured
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Comparison", "Grid", "compare", "load", "scaled", "seeds_option"]
+__all__ = ["Comparison", "Grid", "compare", "load", "measured", "scaled", "seeds_option"]
 
 
 @hookimpl

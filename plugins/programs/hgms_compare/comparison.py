@@ -64,7 +64,7 @@ class Comparison:
         yield "each run", f"{self.grid.budget}, seeds {seeds}"
         yield "runs", f"{len(self.runs)} done" + (f", {len(self.failures)} without a result" if self.failures else "")
         for results in self.tables[:5]:
-            yield results.task, f"{results.winner or 'no method'} is ahead of all others"
+            yield results.task, f"{results.winner} is ahead of all others" if results.winner else "no winner is marked"
         if len(self.tables) > 5:
             yield "…", f"{len(self.tables) - 5} more tasks"
         yield "folder", str(self.grid.out) if self.scratch is None else "none; the runs are kept as long as this object"
@@ -189,11 +189,6 @@ class Comparison:
                 f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the methods' own chance alone; "
                 "a function seed -> Problem varies data and start"
             )
-        if any("sources" in getattr(config.task, "traits", ()) for config in self.grid.pairs.values()):
-            lines.append(
-                "losses are those of the x that each method learned its weights with; "
-                "to compare mixtures, tune on each (hgms mix GRID --method LABEL)"
-            )
         for sweep in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
             lost = sum(trial["loss"] is None for trial in sweep["trials"])
@@ -209,7 +204,14 @@ class Comparison:
 
     def _of_tables(self) -> list[str]:
         """How the tables are to be read, and what they say of the references and of the number of seeds."""
-        lines = []
+        of_tasks: dict[str, list[str]] = {}
+        for results in self.tables:
+            for line in results.remarks:
+                of_tasks.setdefault(line, []).append(results.task)
+        remarks = {
+            line: line if len(tasks) == len(self.tables) else f"{', '.join(tasks)}: {line}" for line, tasks in of_tasks.items()
+        }
+        lines = [remarks.pop(table.unjudged) for table in self.tables if table.unjudged in remarks]
         references = any(table.references for table in self.tables)
         if any(table.winner for table in self.tables):
             others = "every other method and every floor" if references else "every other method"
@@ -224,12 +226,7 @@ class Comparison:
             )
         if any(row.recovered is not None for table in self.tables for row in table.rows):
             lines.append(RECOVERED)
-        of_tasks: dict[str, list[str]] = {}
-        for results in self.tables:
-            for line in results.remarks:
-                of_tasks.setdefault(line, []).append(results.task)
-        everywhere = len(self.tables)
-        lines += [line if len(tasks) == everywhere else f"{', '.join(tasks)}: {line}" for line, tasks in of_tasks.items()]
+        lines += remarks.values()
         printed = [pair for table in self.tables for names, pair in table.pairs.items() if table.reference in names]
         if any(pair.half_width == 0 for pair in printed if pair.count > 1):
             lines.append("± 0: the same in every seed, which says nothing about chance")

@@ -334,7 +334,9 @@ class _Loader:
                     continue
                 lacking = missing_traits(method, built[task.label])
                 if lacking and entry.added:
-                    left_out.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(task.label)
+                    # A task without data sources is of another kind: a reference for them is no news there.
+                    said = {} if "sources" in lacking else left_out
+                    said.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(task.label)
                     continue
                 fitting[task.label, entry.label] = method
                 if lacking:

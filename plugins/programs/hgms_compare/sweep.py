@@ -22,7 +22,7 @@ from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms_compare.space import Choices, Space, parse
 from hgms_core import Budget, CheckpointError, ConfigError, Key
-from hgms_run import ROWS, RunConfig, RunFolder, parse_json, read_file, replace_file
+from hgms_run import ROWS, RunConfig, RunFolder, data_of, parse_json, read_file, replace_file
 
 
 @define
@@ -97,6 +97,7 @@ class Sweep:
                 for key, part in self.space.items()
             },
             "given": self.grid.pairs[self.task, self.method].resolved()["method"],
+            **data_of(self.grid.pairs[self.task, self.method].task),
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,10 +127,10 @@ class Sweep:
         mine = json.loads(json.dumps(self.identity()))
         try:
             table = parse_json(read_file(path, ROWS), path.name)
-            before = {key: table[key] for key in mine}
+            before = {key: table.get(key) if key == "made_of" else table[key] for key in mine}  # older ones lack that
         except (CheckpointError, KeyError, TypeError, IndexError):
             return f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose another --out"
-        differing = " and ".join(key for key in mine if mine[key] != before[key])
+        differing = " and ".join("content of its data" if key == "made_of" else key for key in mine if mine[key] != before[key])
         how = "choose another --out, or remove that folder"
         return f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
 

@@ -1,4 +1,4 @@
-"""What a run used: peak memory of the process and of its GPU, and wall time, in ``resources.json``."""
+"""What a run used: peak memory of the process and of its GPU, wall time and processor time, in ``resources.json``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_run import DiskError, device_called, parse_json, read_file, replace_file
+from hgms_run import DiskError, RunFolder, device_called, parse_json, read_file, replace_file
 
 
 @contextlib.contextmanager
 def measured(path: Path, device: str) -> Iterator[None]:
-    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and
-    the wall time (with evaluation, writing and building the problem). A run that was broken off adds to what is there."""
+    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and the
+    wall and processor time (with evaluation, writing and building the problem). A run that was broken off adds to what is
+    there, but for the processor time: of that nobody knows what a killed process took, and it is null."""
     gc.collect()
-    fresh, began = _reset_peak(), time.monotonic()
+    fresh, began, spent, begun = _reset_peak(), time.monotonic(), time.process_time(), RunFolder(path).begun
     cuda = cuda_for(device)
     if cuda is not None:
         cuda.empty_cache()
@@ -42,6 +43,7 @@ def measured(path: Path, device: str) -> Iterator[None]:
             "peak_memory_is_of_this_run": fresh,
             "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0) if gpu is not None else None,
             "wall_seconds": time.monotonic() - began + (before.get("wall_seconds") or 0.0),
+            "processor_seconds": None if begun else time.process_time() - spent,
             "threads": torch.get_num_threads(),
         }
         if path.is_dir():

@@ -149,7 +149,7 @@ def sampled(
         )
     file = place if folder is None else folder / "mix.toml"
     config = load(file, sets, seed=seed, out=out, method=method, scale=scale, registry=registry)
-    folder = folder or mix_path(config, place.stem)
+    folder = folder or mix_path(config)
     how = f"hgms mix sample {place if place.is_file() else file}"
     manifest = _manifest(folder / "sample" / "manifest.json", how)
     settings = json.loads(json.dumps(Sampling().inputs(Mix(config, folder))))

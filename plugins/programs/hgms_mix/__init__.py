@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import click
 
     from hgms_mix.config import MixConfig as MixConfig
+    from hgms_mix.config import load as load
     from hgms_mix.config import read as read
     from hgms_mix.mix import STAGES as STAGES
     from hgms_mix.mix import Mix as Mix
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hgms_mix.sample import read_rows as read_rows
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
+    from hgms_mix.summary import finished as finished
+    from hgms_mix.summary import mix_path as mix_path
 
 
 @hookimpl
@@ -29,7 +32,7 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 _SHARED = {
     "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "Sampling": "sample", "digest": "stages",
-    "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample",
+    "finished": "summary", "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
@@ -13,10 +13,11 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, Key, OutOfMemory, out_of_memory
-from hgms_mix.stages import Stage, digest
+from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, out_of_memory
+from hgms_mix.reweight import is_finished, weights_of
+from hgms_mix.stages import Stage
 from hgms_results import NULL_TEST, Interval
-from hgms_run import plain
+from hgms_run import RunFolder, plain
 from hgms_uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class Resampling:
     rows: int = field(default=4, validator=validators.ge(1))
     at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=validators.min_len(1))
     resamples: int = field(default=4000, validator=validators.ge(100))
+
+    def rows_taken(self, sources: int) -> int:
+        """Rows whose gradient is taken, at most.
+
+        >>> Resampling(at=("end",)).rows_taken(sources=5)
+        256
+        """
+        return len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
 
 
 class Certain(Stage):
@@ -139,7 +148,10 @@ def together(mix: Mix) -> dict[str, Any]:
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
     learned = mix.config.role not in ("floor", "ceiling")
+    if getattr(mix.config.method, "untrained", ""):
+        facts = {**facts, "upper_loss": None}  # of an x that the weights do not rest on
     return {
+        "weights": weights,
         "seeds": None if seeds is None else seeds.as_dict(),
         "null": null,
         "sentences": sentences,
@@ -171,9 +183,9 @@ def warnings(
             )
     most = max(weights, key=weights.__getitem__)
     tests = {"rows": facts.get("rows"), "null test": null}
-    said = {test: _sign(table, most) for test, table in tests.items() if table is not None}
-    if len(weights) > 1 and weights[most] >= CORNER and not (said and all(sign > 0 for sign in said.values())):
-        against = " and the ".join(test for test, sign in said.items() if sign <= 0)
+    signs = {test: _sign(table, most) for test, table in tests.items() if table is not None}
+    if weights[most] >= CORNER and not (signs and all(sign > 0 for sign in signs.values())):
+        against = " and the ".join(test for test, sign in signs.items() if sign <= 0)
         how = f"no support for that from the {against}" if against else "no test of it: run more seeds, and hgms mix null"
         yield f"{most} has {weights[most]:.2f} of the weight, and there is {how}"
     leaders = {max(run, key=run.__getitem__) for run in runs.values()}
@@ -192,46 +204,35 @@ def _sign(table: Mapping[str, Any], source: str) -> int:
 
 
 def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
-    """The weights of finished mixes by seed: of this configuration, method and data, in this folder."""
+    """The weights of finished runs by seed: of this configuration, method and data, whose hash is in the folder's name."""
     done = {mix.config.seed: mix.done["reweight"].facts["weights"]}
-    mine = _but_seed(mix.done["reweight"].path)
-    for folder in sorted(mix.folder.parent.glob("seed-*/reweight")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = json.loads((folder / "manifest.json").read_bytes())
-            if manifest["status"] == "done" and _but_seed(folder) == mine:
-                done.setdefault(int(manifest["inputs"]["config"]["seed"]), manifest["facts"]["weights"])
+    for folder in mix.folder.parent.glob("seed-*"):
+        with contextlib.suppress(CheckpointError, ValueError):  # damaged, or no run's folder
+            if is_finished(run := RunFolder(folder)):
+                done.setdefault(int(folder.name.removeprefix("seed-")), weights_of(run.records()[-1]))
     return dict(sorted(done.items()))
-
-
-def _but_seed(folder: Path) -> str:
-    """The digest of what a finished stage was made from, but for its seed."""
-    inputs = json.loads((folder / "manifest.json").read_bytes())["inputs"]
-    return digest({**inputs, "config": {key: value for key, value in inputs["config"].items() if key != "seed"}})
 
 
 def null_result(mix: Mix) -> dict[str, Any] | None:
     """What `hgms mix null` found of this configuration, method and data, if it was run."""
-    path = mix.folder.parent / NULL_TEST / "null.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_bytes())
-        if found["of"] == _but_seed(mix.done["reweight"].path):
-            return {key: value for key, value in found.items() if key != "of"}
+    with contextlib.suppress(OSError, ValueError):
+        result: dict[str, Any] = json.loads((mix.folder.parent / NULL_TEST / "null.json").read_bytes())
+        return result
     return None
 
 
-def rows_of(certainty: Mapping[str, Any], weights: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
     """The table for a person: weights with their intervals over seeds, and what rows and the null test say."""
     words = {1: "more", -1: "less", 0: "cannot be told"}
     table = []
-    for row in weights:
-        source = row["source"]
-        line = {"source": source, "weight": f"{row['weight']:.3f}"}
+    for source, weight in certainty["weights"].items():
+        line = {"source": source, "weight": f"{weight:.3f}"}
         if certainty.get("prior"):
             line["prior"] = f"{certainty['prior'][source]:.3f}"
         for column, test in (("over seeds", "seeds"), ("gain over the prior", "rows")):
             if certainty.get(test):
                 effect = next(effect for effect in certainty[test]["sources"] if effect["source"] == source)
-                line[column] = _spelled(effect, signed=test == "rows")
+                line[column] = spelled(effect["value"], effect["low"], effect["high"], signed=test == "rows")
                 line[f"{test} say"] = words[effect["evidence"]]
         if certainty.get("null"):
             line["null test says"] = words[_sign(certainty["null"], source)]
@@ -239,12 +240,11 @@ def rows_of(certainty: Mapping[str, Any], weights: Sequence[Mapping[str, Any]]) 
     return table
 
 
-def _spelled(effect: Mapping[str, Any], *, signed: bool) -> str:
-    """A value with its interval.
+def spelled(value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A value with its interval, if it has one.
 
-    >>> _spelled({"value": 0.5, "low": 0.25, "high": 0.75}, signed=True)
-    '+0.500 [+0.250, +0.750]'
+    >>> spelled(0.5, 0.25, 0.75, signed=True), spelled(1.0, None, None, digits=2)
+    ('+0.500 [+0.250, +0.750]', '1.00')
     """
-    sign = "+" if signed else ""
-    value = f"{effect['value']:{sign}.3f}"
-    return value if effect["low"] is None else f"{value} [{effect['low']:{sign}.3f}, {effect['high']:{sign}.3f}]"
+    width = f"{'+' if signed else ''}.{digits}f"
+    return f"{value:{width}}" + ("" if low is None or high is None else f" [{low:{width}}, {high:{width}}]")

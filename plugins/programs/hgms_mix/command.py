@@ -129,7 +129,7 @@ def _stage(name: str, upto: str, text: str) -> None:
             (print_json if as_json else plan.show)(planned)
             return
         with Progress(enabled=not as_json) as view:
-            report = carry_out(settings, config.stem, upto=upto, say=_to_stderr, view=view)
+            report = carry_out(settings, upto=upto, say=_to_stderr, view=view)
         if as_json:
             print_json(report)
         else:
@@ -163,7 +163,7 @@ def null(
 
     settings = load(config, [*sets, *track], **choices)
     with Progress(enabled=not as_json) as view:
-        result = null_test(settings, config.stem, seeds=seeds, splits=splits, say=_to_stderr, view=view)
+        result = null_test(settings, seeds=seeds, splits=splits, say=_to_stderr, view=view)
     if as_json:
         print_json(result)
     else:

@@ -1,4 +1,4 @@
-"""A mix file: a run configuration with three more tables."""
+"""A mix file: a run configuration with four more tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-from attrs import field, frozen
+from attrs import frozen
 
 from hgms_compare import scaled
 from hgms_core import ConfigError, overlay, unknown
@@ -17,7 +17,7 @@ from hgms_mix.certainty import Resampling
 from hgms_mix.finetune import Finetune
 from hgms_mix.sample import Sample
 from hgms_mix.stages import digest
-from hgms_run import UNCOMPARED, RunConfig, RunSettings, lay_options, tables_of
+from hgms_run import UNCOMPARED, RunConfig, data_of, lay_options, tables_of
 
 
 @frozen(kw_only=True)
@@ -28,8 +28,6 @@ class MixConfig(RunConfig):
     certainty: Resampling = Resampling()
     finetune: Finetune = Finetune()
     evaluate: Evaluate = Evaluate()
-    runs: tuple[str, ...] = field(default=(), metadata={"toml": False})
-    """Where `hgms compare` and `hgms run` put the runs of the same file."""
 
     @property
     def reweight(self) -> RunConfig:
@@ -50,11 +48,8 @@ def load(
 ) -> MixConfig:
     """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
     table = mix_of(tables_of(path, "configuration"), method, scale, path.name)
-    own = table.get("run", {}).get("out") if isinstance(table.get("run"), dict) else None
     places = lay_options(table, sets, seed, out=out, device=device)
-    config = read(table, path.name, places, registry)
-    before = own if isinstance(own, str) and own else RunSettings().out
-    return attrs.evolve(config, runs=tuple(dict.fromkeys([config.run.out, before])))
+    return read(table, path.name, places, registry)
 
 
 def read(
@@ -84,22 +79,16 @@ def read(
     return config
 
 
-def held(config: RunConfig) -> dict[str, Any]:
-    """What a run's result depends on: everything but where it is put and what it is called."""
-    table = config.resolved()
-    for key in UNCOMPARED:
-        table["run"].pop(key, None)
-    return table
-
-
 def comparable(config: MixConfig) -> str:
     """The same for mixes that differ in their method and seed only."""
-    table = held(config)
+    table = config.resolved()
     del table["method"], table["seed"]
-    return digest(table)
+    for key in UNCOMPARED:
+        table["run"].pop(key, None)
+    return digest([table, data_of(config.task)])
 
 
-OF_GRIDS = ("seeds", "metric", "reference", "sweep", "scale")
+OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
 
 
 def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:
@@ -113,6 +102,8 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:
             raise ConfigError(f"--method and --scale choose from a grid; {source} has one method\n  --set method.name=NAME")
+        if "for" in table:
+            raise ConfigError(f"[for] is for methods of a grid; {source} has one\n  write its values into the tables")
         return _named(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
     task_label, task = _chosen(table.get("task"), None, "task", source)

@@ -92,8 +92,8 @@ class Demo:
             click.echo(
                 f"  over the {rows['rows']} test rows of this seed: {spell(rows['against_uniform'])} (95 % interval, paired)"
             )
-        if (said := self.certainty) is not None:
-            click.echo(f"{self.method}'s weights {in_words(said)}")
+        if (certainty := self.certainty) is not None:
+            click.echo(f"{self.method}'s weights {in_words(certainty)}")
         if self.picture is not None:
             click.echo(f"  {self.picture}")
         click.echo(f"  {self.folder}")
@@ -108,9 +108,10 @@ class Demo:
 def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
     """Every mix of the demo: both methods with each seed, uniform weights first. What they share is one file, ``demo.toml``."""
     name = "demo.toml" if model is None else "demo-model.toml"
-    text = files("hgms_mix").joinpath(name).read_text(encoding="utf-8").replace("FOLDER", (out / "texts").as_posix())
+    text = files("hgms_mix").joinpath(name).read_text(encoding="utf-8")
     if model is not None:
-        text = text.replace('"MODEL"', tomlkit.string(model).as_string()).replace("TEMPLATE", _template(model))
+        text = text.replace('"TEMPLATE"', _quoted(_template(model))).replace('"MODEL"', _quoted(model))
+    text = text.replace("FOLDER", _quoted((out / "texts").as_posix())[1:-1])
     replace_file(out / "demo.toml", text.encode())
     mixes = []
     for seed in range(seeds):
@@ -123,6 +124,10 @@ def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
                 table["method"] = {"name": REFERENCE, "generator": kept}
             mixes.append(read(table, "demo.toml"))
     return mixes
+
+
+def _quoted(text: str) -> str:
+    return tomlkit.string(text).as_string()
 
 
 def _template(model: str) -> str:
@@ -148,10 +153,10 @@ def run_demo(
     reports: dict[str, dict[int, Mapping[str, Any]]] = {method: {}, REFERENCE: {}}
     for config in mixes:
         say(f"{config.method_name}, seed {config.seed}")
-        reports[config.method_name][config.seed] = carry_out(config, "demo", say=lambda line: say(f"  {line}"), view=view)
+        reports[config.method_name][config.seed] = carry_out(config, say=lambda line: say(f"  {line}"), view=view)
     demo = Demo(method=method, reports=reports, picture=None, folder=out)
     if not reports[method][0]["pictures"]:
         return demo  # matplotlib is not installed; the report says how to get it
-    runs = [RunFolder(Path(report["stages"]["reweight"]["folder"])).records() for report in reports[method].values()]
+    runs = [RunFolder(Path(report["folder"])).records() for report in reports[method].values()]
     losses = {method: list(demo.losses(method).values()) for method in reports}
     return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))

@@ -1,4 +1,4 @@
-"""A mix: the stages in their order, each made once, and the models and token tables that they share."""
+"""A mix: the run that learns the mixture, the stages after it in their order, each made once, and what they share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hgms_mix.certainty import Certain
 from hgms_mix.config import MixConfig
 from hgms_mix.evaluate import Evaluation
 from hgms_mix.finetune import Finetuning
-from hgms_mix.reweight import Reweight
+from hgms_mix.reweight import is_finished, reweight
 from hgms_mix.sample import Sampling, read_rows
 from hgms_mix.stages import Done, Stage, StageFolder
 from hgms_run import Progress, RunFolder, device_called
 
-STAGES: Sequence[Stage] = (Reweight(), Certain(), Sampling(), Finetuning(), Evaluation())
+STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
+"""What follows reweighting, which is no stage with a folder of its own: it is the run that the mix's folder holds."""
 
 
 @define(eq=False)
 class Mix:
-    """One mix in one folder. What is finished is not made again, what was interrupted continues.
+    """One mix in one folder, that of its run. What is finished is not made again, what was interrupted continues.
 
-    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far.
+    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far, ``reweight`` first.
     """
 
     config: MixConfig
@@ -47,7 +48,7 @@ class Mix:
             ConfigError: a benchmark cannot be evaluated.
         """
         stages = up_to(last)
-        packages = [package for stage in stages for package in stage.packages(self)]
+        packages = ["transformers", *(package for stage in stages for package in stage.packages(self))]
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             raise MissingExtra(f"the stage {last} needs {' and '.join(missing)}\n  install it with: pip install 'hgms[llm]'")
@@ -56,18 +57,33 @@ class Mix:
 
     def run(self, last: str = "evaluate") -> Done:
         """The stage ``last`` and all before it."""
+        if "reweight" not in self.done:
+            self.done["reweight"] = reweight(self)
         for stage in up_to(last):
             if stage.name not in self.done:
                 self.done[stage.name] = self._finish(stage)
         return self.done[last]
 
-    def _finish(self, stage: Stage) -> Done:
+    def finished(self) -> bool:
+        """Whether all stages are done, which ``done`` then holds; nothing is made."""
+        if not is_finished(RunFolder(self.folder)):
+            return False
+        self.done["reweight"] = reweight(self)
+        for stage in STAGES:
+            if (done := self.stage_folder(stage).done()) is None:
+                return False
+            self.done[stage.name] = done
+        return True
+
+    def stage_folder(self, stage: Stage) -> StageFolder:
+        """The folder of a stage, made from its own inputs and from the stage before, which is done."""
         inputs = {"version": stage.version, **stage.inputs(self)}
-        before = [earlier.name for earlier in STAGES if earlier.name in self.done and not earlier.beside]
-        if before:
-            last = self.done[before[-1]]
-            inputs[before[-1]] = [last.key, last.digest]
-        folder = StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
+        before = ["reweight", *(earlier.name for earlier in up_to(stage.name)[:-1] if not earlier.beside)][-1]
+        inputs[before] = [self.done[before].key, self.done[before].digest]
+        return StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
+
+    def _finish(self, stage: Stage) -> Done:
+        folder = self.stage_folder(stage)
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")
             return done
@@ -113,7 +129,7 @@ class Mix:
 
     @functools.cache  # noqa: B019 - a mix lives as long as its command
     def tables(self, which: str) -> dict[str, Any]:
-        """The token tables of the task's ``sources`` or ``test`` sets."""
+        """The token tables of the task's ``sources``, ``validation`` or ``test`` sets."""
         tables: dict[str, Any] = self.task.tables(self.tokenizer, which)
         return tables
 
@@ -162,5 +178,5 @@ class Mix:
 
 
 def up_to(last: str) -> Sequence[Stage]:
-    """The stages up to the one called ``last``."""
-    return STAGES[: 1 + [stage.name for stage in STAGES].index(last)]
+    """The stages after reweighting up to the one called ``last``."""
+    return STAGES[: ["reweight", *(stage.name for stage in STAGES)].index(last)]

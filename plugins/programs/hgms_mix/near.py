@@ -16,7 +16,11 @@ from hgms_mix.config import MixConfig
 
 def near(config: MixConfig, threshold: float) -> list[dict[str, Any]]:
     """Near copies between every two sets, as a table: with the texts of the pair that is shown first."""
-    sets = {f"{which} {name}": source for which in ("sources", "validation", "test") for name, source in _sets(config, which)}
+    sets = {
+        f"{which} {name}": source
+        for which in ("sources", "validation", "test")
+        for name, source in getattr(config.task, which).items()
+    }
     results: Sequence[Near] = near_copies({name: read_examples(name, source) for name, source in sets.items()}, threshold)
     table = []
     for pair in results:
@@ -26,10 +30,6 @@ def near(config: MixConfig, threshold: float) -> list[dict[str, Any]]:
         ]
         table.append({**attrs.asdict(pair), "texts": ["\n".join(turn.text for turn in text.messages) for text in texts]})
     return table
-
-
-def _sets(config: MixConfig, which: str) -> list[tuple[str, Any]]:
-    return list(getattr(config.task, which).items())
 
 
 def show(table: Sequence[dict[str, Any]]) -> None:

@@ -14,13 +14,13 @@ import click
 import numpy as np
 
 from hgms_cli import print_table
-from hgms_mix.config import MixConfig, held
+from hgms_mix.certainty import spelled
+from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
-from hgms_mix.reweight import Reweight
-from hgms_mix.stages import StageFolder, digest
-from hgms_mix.summary import locked, mix_path
+from hgms_mix.reweight import is_finished, weights_of
+from hgms_mix.summary import locked, mix_path, name_of
 from hgms_results import NULL_TEST
-from hgms_run import Interrupted, Progress, RunConfig, replace_file, run_config
+from hgms_run import Interrupted, Progress, RunConfig, RunFolder, replace_file, run_config
 from hgms_uncertainty import halves_test
 
 MOST_SPLITS = 1000
@@ -28,7 +28,6 @@ MOST_SPLITS = 1000
 
 def null_test(
     config: MixConfig,
-    name: str,
     *,
     seeds: int = 3,
     splits: int = 1,
@@ -47,15 +46,13 @@ def null_test(
         Interrupted: Ctrl-C; the message says how to go on.
         CheckpointError: another process works on it, or something in its folder is damaged.
     """
-    folder = mix_path(config, name).parent / NULL_TEST
-    task: Any = config.task
-    contents = task.made_of()
+    folder, names = mix_path(config).parent / NULL_TEST, tuple(config.task.sources)  # type: ignore[attr-defined]
     runs = [
         (seed, split, halved(config, seed, split))
         for seed in range(config.seed, config.seed + seeds)
         for split in range(splits)
     ]
-    say(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(task.sources)} halves")
+    say(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
     Mix(config, folder, say).check("reweight")
     folder.mkdir(parents=True, exist_ok=True)
     learned: list[dict[str, Any]] = []
@@ -63,17 +60,15 @@ def null_test(
         for seed, split, run in runs:
             path = folder / f"seed-{seed}-split-{split}"
             try:
-                learned.append({"seed": seed, "split": split, "weights": weights_of(run, contents, path, say, view)})
+                learned.append({"seed": seed, "split": split, "weights": learn(run, path, say, view)})
             except KeyboardInterrupt as error:
                 why = f"interrupted in {path.name}\n  run the same command again to go on from there"
                 raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-        names = tuple(task.sources)
         table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
-        result = halves_test(table, names).as_dict()
-        of = {"task_version": task.version, "config": held(config.reweight), **contents}
         result = {
-            "name": name, "method": config.method_name, "budget": str(config.budget), "folder": str(folder), **result,
-            "weights": learned, "of": identity(of),
+            "name": name_of(config), "method": config.method_name, "budget": str(config.budget), "folder": str(folder),
+            **halves_test(table, names).as_dict(),
+            "weights": learned,
         }  # fmt: skip
         replace_file(folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
     return result
@@ -92,27 +87,12 @@ def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
     return attrs.evolve(config.reweight, seed=seed, task=task)
 
 
-def identity(inputs: Mapping[str, Any]) -> str:
-    """The digest of what a mix learns its weights from, but for the seed and the version of the stage."""
-    config = {key: value for key, value in inputs["config"].items() if key != "seed"}
-    return digest(json.loads(json.dumps({**inputs, "version": Reweight.version, "config": config})))
-
-
-def weights_of(
-    run: RunConfig, contents: Mapping[str, Any], path: Path, say: Callable[[str], None], view: Progress | None
-) -> dict[str, float]:
+def learn(run: RunConfig, path: Path, say: Callable[[str], None], view: Progress | None) -> dict[str, float]:
     """The weights that the run ends with, from its folder or from now."""
-    inputs = {"task_version": run.task.version, "config": held(run), **contents}
-    stage = StageFolder(name="null", path=path, inputs=inputs)
-    if (done := stage.done()) is not None:
-        say(f"  {path.name}: done before")
-        return dict(done.facts["weights"])
-    say(f"  {path.name}: {'going on' if stage.begin() else run.budget}")
+    folder = RunFolder(path)
+    say(f"  {path.name}: {'done before' if is_finished(folder) else 'going on' if folder.begun else run.budget}")
     gc.collect()  # the last run's model goes before this one's comes
-    last = run_config(run, resume=True, view=view, path=path).records[-1]
-    weights = {key.removeprefix("weight."): float(value) for key, value in last.items() if key.startswith("weight.")}
-    kept = [path / name for name in ("config.toml", "steps.jsonl", "summary.json")]
-    return dict(stage.finish([file for file in kept if file.is_file()], {"weights": weights}).facts["weights"])
+    return weights_of(run_config(run, resume=True, view=view, path=path).records[-1])
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -121,8 +101,8 @@ def show(result: Mapping[str, Any]) -> None:
     rows = [
         {
             "source": row["source"],
-            "halves part by": spelled(row["halves"], row["low"], row["high"]),
-            "it parts from the others by": spelled(row["apart"], row["apart_low"], row["apart_high"], signed=True),
+            "halves part by": spelled(row["halves"], row["low"], row["high"], 2),
+            "it parts from the others by": spelled(row["apart"], row["apart_low"], row["apart_high"], 2, signed=True),
             "signal to null": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
             "p": f"{row['p']:.3f}",
             "verdict": row["verdict"],
@@ -133,13 +113,3 @@ def show(result: Mapping[str, Any]) -> None:
     click.echo("log-odds, with 95 % intervals: over runs; with the luck that halves show. p after Holm's rule")
     click.echo(f"  {result['verdict']}")
     click.echo(f"  {result['folder']}")
-
-
-def spelled(value: float, low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """A value with its interval.
-
-    >>> spelled(1.0, None, None), spelled(-1.0, -1.5, -0.5, signed=True)
-    ('1.00', '-1.00 [-1.50, -0.50]')
-    """
-    sign = "+" if signed else ""
-    return f"{value:{sign}.2f}" + ("" if low is None or high is None else f" [{low:{sign}.2f}, {high:{sign}.2f}]")

@@ -27,8 +27,8 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     """Seconds and bytes on disk of each stage, rows, and bytes of memory at the peak of what was tried.
 
     Reading and tokenising is done (and kept in the token cache, for the mix itself); of reweighting one outer step is made and
-    timed, after one that warms up; of fine-tuning a gradient on eight rows, of evaluation their loss. Benchmarks, certainty and
-    a ``finetune.model`` of its own are not tried: their seconds are None.
+    timed, after one that warms up; of certainty and fine-tuning a gradient on eight rows, of evaluation their loss. Benchmarks
+    and a ``finetune.model`` or ``finetune.adapter`` of its own are not tried: their seconds are None.
     """
     mix = Mix(config, Path(), say)
     mix.check("evaluate")
@@ -49,7 +49,7 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     index = torch.randperm(data.size, generator=Key(config.seed).fold("plan").generator())[: min(ROWS, data.size)]
     batch, loss = data.batch(index), problem.sources.pooled
     leaves = list(x.values())
-    _, tuned = _timed(device, lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves))
+    _, tuned = _timed(device, lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves, allow_unused=True))
     _, scored = _timed(device, lambda: loss(problem.theta0, problem.x0, batch))
     row, tested = tuned / len(index), sum(table.size for table in mix.tables("test").values())
     trained = sum(leaf.numel() for leaf in leaves)
@@ -60,6 +60,7 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
+        "certainty": {"seconds": row * config.certainty.rows_taken(len(problem.sources.names)), "bytes": 0},
         "sample": {"seconds": None, "bytes": text},
         # the weights and Adam's two moments in each of two checkpoints, and the result
         "finetune": {"seconds": passing, "bytes": None if own else 7 * 4 * trained},

@@ -1,103 +1,95 @@
-"""The stage `reweight`: a run of the mix's method, which learns the weights of the sources."""
+"""Reweighting: a run of the mix's method, which learns the weights of the sources. The mix's folder is that of the run, so what
+``hgms run`` or ``hgms compare`` learned is not learned again."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from hgms_compare import measured
 from hgms_core import CheckpointError, Problem
-from hgms_mix.config import held
-from hgms_mix.stages import Stage
-from hgms_run import RunFolder, replace_file, run_config
+from hgms_mix.stages import Done, file_digest
+from hgms_run import RunFolder, parse_json, read_file, run_config
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
 
 
-class Reweight(Stage):
-    """The folder is a run folder, as ``hgms run`` makes it; where ``hgms run`` or ``hgms compare`` made a finished run of this
-    very configuration and data, that is copied."""
+def reweight(mix: Mix) -> Done:
+    """Learns the weights, or the rest of it; a finished run is read back, and its files are checked. Later stages depend on its
+    configuration and data (the hash), and on its last state and rows (the checkpoint, which has their sha256).
 
-    name: ClassVar[str] = "reweight"
-    version: ClassVar[str] = "1"
-
-    def packages(self, mix: Mix) -> list[str]:
-        return ["transformers"]
-
-    def inputs(self, mix: Mix) -> dict[str, Any]:
-        config = mix.config.reweight
-        return {"task_version": config.task.version, "config": held(config), **mix.data}
-
-    def title(self, mix: Mix) -> str:
-        return f"{mix.config.method_name}, {mix.config.budget}"
-
-    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        run = RunFolder(folder)
-        if not run.config.exists() and (learned := finished_run(mix)) is not None:
-            mix.say(f"  learned before, with the same data ({learned.path})")
-            copy(learned, folder)
-        result = run_config(
-            mix.config.reweight, resume=True, view=mix.view, path=folder, ready=lambda problem: say_memory(mix, problem)
-        )
-        steps = [row for row in result.records if "step_forward_tokens" in row]
-        if steps:
-            forward, backward = (sum(row.get(f"step_{way}_tokens", 0) for row in steps) for way in ("forward", "backward"))
-            count, seconds = len(steps), result.records[-1]["seconds"]
-            mix.say(
-                f"  an outer step: {forward / count:,.0f} tokens forward, {backward / count:,.0f} backward, "
-                f"{seconds / count:.3g} s"
-            )
+    Errors: CheckpointError where another process makes this very run, or a file is damaged.
+    """
+    config, run = mix.config.reweight, RunFolder(mix.folder)
+    before = is_finished(run)
+    if before:
+        mix.say(f"reweight: done before ({mix.folder})")
+    else:
+        mix.say(f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, {config.budget}")
+    with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
+        result = run_config(config, resume=True, view=mix.view, path=mix.folder, ready=lambda problem: say_memory(mix, problem))
+    if not before:
+        say_steps(mix, result.records)
         for remark in result.summary.get("remarks") or []:
             mix.say(f"  note: {remark}")
-        last = result.records[-1]
-        facts = {
-            "weights": {key.removeprefix("weight."): value for key, value in last.items() if key.startswith("weight.")},
-            "method": mix.config.method_name,
-            "outer_steps": result.summary["outer_steps"],
-            "seconds": result.seconds,
-            **({"processor_seconds": result.seconds} if mix.config.run.clock == "cpu" else {}),
-            "metrics": result.summary.get("metrics") or {},
-            "validation_loss": result.summary.get("validation_loss"),
-        }
-        tensors = folder.glob("checkpoint-*.safetensors")
-        return [run.config, run.steps, run.timings, run.checkpoint, run.summary, *tensors], facts
-
-    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
-        learned = mix.done[self.name].facts
-        return {
-            **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
-            "sources": [{"source": source, "weight": weight} for source, weight in learned["weights"].items()],
-            "stages": {
-                name: {"key": done.key, "folder": str(done.path), "processor_seconds": done.facts.get("processor_seconds")}
-                for name, done in mix.done.items()
-            },
-        }
+    facts = {
+        "weights": weights_of(result.records[-1]),
+        "method": config.method_name,
+        "outer_steps": result.summary["outer_steps"],
+        "seconds": result.seconds,
+        # the run's own clock has what it took wherever that was
+        "processor_seconds": result.seconds if config.run.clock == "cpu" else processor_seconds(run),
+        "metrics": result.summary.get("metrics") or {},
+        "validation_loss": result.summary.get("validation_loss"),
+    }
+    return Done(path=mix.folder, key=config.config_hash, facts=facts, digest=file_digest(run.checkpoint))
 
 
-def finished_run(mix: Mix) -> RunFolder | None:
-    """The finished run that ``hgms compare`` or ``hgms run`` made of this configuration and data, if there is one."""
-    for out in mix.config.runs:
-        run = RunFolder(attrs.evolve(mix.config.reweight, run=attrs.evolve(mix.config.run, out=out)).path)
-        try:
-            same = json.loads((run.path / "env.json").read_bytes())["task"]["made_of"] == mix.data
-            if same and (run.read_summary() or {}).get("status") == "done":
-                return run
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, CheckpointError):
-            continue  # none, of another version, or damaged: it is learned here
+def is_finished(run: RunFolder) -> bool:
+    return (run.read_summary() or {}).get("status") == "done"
+
+
+def processor_seconds(run: RunFolder) -> float | None:
+    """What was counted beside the run; None where it was broken off."""
+    with contextlib.suppress(CheckpointError):
+        resources = parse_json(read_file(run.path / "resources.json"), "resources.json")
+        seconds = resources.get("processor_seconds") if isinstance(resources, dict) else None
+        return float(seconds) if isinstance(seconds, int | float) else None
     return None
 
 
-def copy(run: RunFolder, target: Path) -> None:
-    """Copies what says that the run is finished last: a copy that is interrupted is a run to continue."""
-    tensors = run.path.glob("checkpoint-*.safetensors")
-    others = (run.path / name for name in ("env.json", "resources.json"))
-    for path in (run.config, run.steps, run.timings, *tensors, *others, run.checkpoint, run.summary):
-        if path.is_file():
-            replace_file(target / path.name, path.read_bytes())
+def summary(mix: Mix) -> dict[str, Any]:
+    """The part of report.json that says what was learned."""
+    learned = mix.done["reweight"].facts
+    return {
+        **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
+        "sources": [{"source": source, "weight": weight} for source, weight in learned["weights"].items()],
+        "stages": {
+            name: {"key": done.key, "folder": str(done.path), "processor_seconds": done.facts.get("processor_seconds")}
+            for name, done in mix.done.items()
+        },
+    }
+
+
+def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The weights of sources in a record.
+
+    >>> weights_of({"step": 3, "weight.sums": 0.75, "weight.chat": 0.25})
+    {'sums': 0.75, 'chat': 0.25}
+    """
+    return {key.removeprefix("weight."): float(value) for key, value in record.items() if key.startswith("weight.")}
+
+
+def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
+    """What a step took, where the problem counts tokens."""
+    if steps := [row for row in records if "step_forward_tokens" in row]:
+        forward, backward = (
+            sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps) for way in ("forward", "backward")
+        )
+        seconds = records[-1]["seconds"] / len(steps)
+        mix.say(f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, {seconds:.3g} s")
 
 
 def say_memory(mix: Mix, problem: Problem) -> None:

@@ -108,21 +108,21 @@ class Sampling(Stage):
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         sample, seed = mix.config.sample, mix.config.seed
-        learned, short = sample.of == "sources", []
-        weights = mix.done["reweight"].facts["weights"] if learned else {}
-        if learned and (scores := row_scores(mix)) is not None:
-            tables, chosen = mix.pool, sample.top(scores)
-            capacity = {name: index.size for name, index in mix.task.rows().items()}
-        elif learned and mix.task.halves is None:
-            scores, (tables, capacity) = None, drawn(mix, weights)
-            chosen = {name: torch.arange(table.size) for name, table in tables.items()}
-        else:
-            scores, tables = None, mix.tables(sample.of)
-            capacity = {name: table.size for name, table in tables.items()}
-            weights = weights or capacity
+        learned = sample.of == "sources"
+        scores = row_scores(mix) if learned else None
+        if not learned:
+            tables = mix.tables(sample.of)
+            weights = capacity = {name: table.size for name, table in tables.items()}
             chosen = sample.draw(weights, capacity, seed=seed)
-        if scores is None:
-            short = moved(weights, {name: len(chosen.get(name, ())) for name in capacity}, sample.size)
+        elif scores is not None:
+            tables, weights, chosen = mix.pool, mix.done["reweight"].facts["weights"], sample.top(scores)
+            capacity = {name: index.size for name, index in mix.task.rows().items()}
+        else:
+            weights = mix.done["reweight"].facts["weights"]
+            tables, capacity = drawn(mix, weights)
+            chosen = {name: torch.arange(table.size) for name, table in tables.items()}
+        counts = {name: len(chosen.get(name, ())) for name in capacity}
+        short = [] if scores is not None else moved(weights, counts, sample.size)
         for line in short:
             mix.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
         rows = listed(getattr(mix.task, sample.of), tables, chosen, scores)
@@ -133,7 +133,7 @@ class Sampling(Stage):
             "of": sample.of,
             "by": "weights" if scores is None else "ranking",
             "weights": weights,
-            "counts": {name: len(chosen.get(name, ())) for name in capacity},
+            "counts": counts,
             "capacity": capacity,
             "short": short,
             "sources": mix.data["files"][sample.of],

@@ -103,7 +103,7 @@ class StageFolder:
     def done(self) -> Done | None:
         """The finished stage, if it was made from these inputs and its files are all there. Cost: one pass over the files."""
         for folder in (self.path, self._renamed(self.key)):
-            manifest = _read(folder)
+            manifest = manifest_of(folder)
             if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
                 continue
             outputs = manifest["outputs"]
@@ -121,7 +121,7 @@ class StageFolder:
     def begin(self) -> bool:
         """Makes the folder ready for these inputs; whether it holds something to continue from."""
         self._exchange()
-        begun = _read(self.path) is not None
+        begun = manifest_of(self.path) is not None
         self.path.mkdir(parents=True, exist_ok=True)
         self._write("begun")
         return begun
@@ -145,7 +145,7 @@ class StageFolder:
 
     def _exchange(self) -> None:
         """Renames a folder made from other inputs out of the way, and the one made from these back."""
-        manifest = _read(self.path)
+        manifest = manifest_of(self.path)
         if manifest is None:
             self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)  # killed while it wrote the folder's first file
             if self.path.is_dir() and any(self.path.iterdir()):
@@ -161,7 +161,11 @@ class StageFolder:
             earlier.rename(self.path)
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def manifest_of(folder: Path) -> dict[str, Any] | None:
+    """What a stage's folder says of itself; None where there is no manifest.
+
+    Errors: CheckpointError where it is damaged.
+    """
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())

@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import tomlkit
 
-from hgms_cli import print_table
+from hgms_cli import finite, print_table
 from hgms_core import CheckpointError, MissingExtra
-from hgms_mix import pictures
-from hgms_mix.certainty import rows_of
+from hgms_mix import pictures, reweight
+from hgms_mix.certainty import rows_of, spelled
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, plain, replace_file
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, replace_file
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -30,7 +29,7 @@ def show(report: Mapping[str, Any]) -> None:
     print_table(columns, [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]])
     certainty = report.get("certainty") or {}
     if certainty:
-        certain = rows_of(certainty, report["sources"])
+        certain = rows_of(certainty)
         print_table(tuple(certain[0]), certain)
         for line in (*certainty["sentences"], *(f"warning: {line}" for line in certainty["warnings"])):
             click.echo(f"  {line}")
@@ -43,12 +42,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def carry_out(
-    config: MixConfig,
-    name: str,
-    *,
-    upto: str = "evaluate",
-    say: Callable[[str], None] = lambda line: None,
-    view: Progress | None = None,
+    config: MixConfig, *, upto: str = "evaluate", say: Callable[[str], None] = lambda line: None, view: Progress | None = None
 ) -> dict[str, Any]:
     """The stages up to ``upto``, then the report of all that is there.
 
@@ -57,7 +51,7 @@ def carry_out(
         CheckpointError: another process works on the same mix, or something in its folder is damaged.
         DiskError: something cannot be written; what is done is kept.
     """
-    folder = mix_path(config, name)
+    folder = mix_path(config)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,13 +61,26 @@ def carry_out(
             mix.run(upto)
         except KeyboardInterrupt as error:
             reason = str(error).splitlines()[0] if str(error) else "interrupted"
-            at = next((stage.name for stage in STAGES if stage.name not in mix.done), upto)
+            at = next((stage for stage in ("reweight", *(stage.name for stage in STAGES)) if stage not in mix.done), upto)
             why = f"{reason}\n  in stage {at}; run the same command again to go on from there"
             raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
         except DiskError as error:
             # the run's own message names an option that `hgms run` has
             raise DiskError(str(error).replace(" (hgms run: with --resume)", "")) from error
-        return report(mix, name)
+        return report(mix)
+
+
+def finished(config: MixConfig) -> dict[str, Any] | None:
+    """The report of a finished mix, as :func:`carry_out` gives it, without loading a model. None: something is left to do, or
+    something is wrong, which :func:`carry_out` says."""
+    folder = mix_path(config)
+    if not (folder / "report.json").is_file():
+        return None
+    mix = Mix(config, folder)
+    with contextlib.suppress(CheckpointError), locked(folder):
+        if mix.finished():
+            return report(mix)
+    return None
 
 
 def resolved(config: MixConfig) -> dict[str, Any]:
@@ -85,36 +92,45 @@ def resolved(config: MixConfig) -> dict[str, Any]:
     return table
 
 
-def mix_path(config: MixConfig, name: str) -> Path:
-    """Where a mix lives: ``<out>/<name>/<method>-<hash>/seed-<n>``, with labels in place of names. The hash is the run's: mixes
-    that only sample, fine-tune or evaluate in another way share a folder, so the mixture is learned once for all of them."""
-    return attrs.evolve(config.reweight, run=attrs.evolve(config.run, task_label=config.run.task_label or name)).path
+def mix_path(config: MixConfig) -> Path:
+    """Where a mix lives: in the folder of its run. Mixes that only sample, fine-tune or evaluate in another way share it, so
+    the mixture is learned once for all of them.
+
+    Errors: DataError for data that cannot be read.
+    """
+    config.task.made_of()  # type: ignore[attr-defined]  # the hash alone does not complain
+    return config.reweight.path
 
 
-def report(mix: Mix, name: str) -> dict[str, Any]:
+def name_of(config: MixConfig) -> str:
+    """What reports call the mix."""
+    return config.run.task_label or config.task.name
+
+
+def report(mix: Mix) -> dict[str, Any]:
     """``report.json``: everything about the stages that are done, written beside a picture of the mixture."""
     config, done = mix.config, mix.done
     content: dict[str, Any] = {
-        "name": name,
+        "name": name_of(config),
         "method": done["reweight"].facts["method"],
         "seed": config.seed,
         "budget": str(config.budget),
         "folder": str(mix.folder),
         "comparable": comparable(config),
+        **reweight.summary(mix),
     }
     for stage in STAGES:
         if stage.name in done:
             content |= stage.summary(mix, content)
     if "evaluate" in done:
-        scores = json.dumps(plain(_scores(content)), indent=2, ensure_ascii=False)
-        replace_file(done["reweight"].path / "scores.json", scores.encode())
+        scores = json.dumps(finite(_scores(content)), indent=2, ensure_ascii=False)
+        replace_file(mix.folder / "scores.json", scores.encode())
     content |= {"pictures": [], "notes": []}
     try:
-        records = RunFolder(done["reweight"].path).records()
-        content["pictures"].append(str(pictures.mixture(records, mix.folder / "mixture.png")))
+        content["pictures"].append(str(pictures.mixture(RunFolder(mix.folder).records(), mix.folder / "mixture.png")))
     except MissingExtra as missing:
         content["notes"].append(f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
-    replace_file(mix.folder / "report.json", json.dumps(plain(content), indent=2, ensure_ascii=False).encode())
+    replace_file(mix.folder / "report.json", json.dumps(finite(content), indent=2, ensure_ascii=False).encode())
     return content
 
 
@@ -134,14 +150,12 @@ def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def spell(interval: Mapping[str, float] | None) -> str:
-    """A value with its interval.
+    """A value with its interval; nothing for None.
 
     >>> spell({"value": 1.25, "low": 1.2, "high": 1.31})
     '1.2500 [1.2000, 1.3100]'
     """
-    if interval is None:
-        return ""
-    return "{value:.4f} [{low:.4f}, {high:.4f}]".format(**interval)
+    return "" if interval is None else spelled(interval["value"], interval["low"], interval["high"], 4)
 
 
 def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -170,7 +184,7 @@ def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(folder / ".mix.lock", timeout=0):  # the run has a lock of its own
             yield
     except Timeout:
         raise CheckpointError(f"another process works on {folder}; wait for it, or choose another --out") from None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from hgms_cli import json_option, plugin_option, print_json, print_table, printable
+from hgms_cli import json_option, plugin_option, print_json, print_table, printable, trust_option
 from hgms_compare import seeds_option
 
 
 @click.command(short_help="The models that the mixtures of a grid make, compared.")
 @click.argument("grid", type=click.Path(path_type=Path))
-@click.option("--methods", "--method", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all.")
+@click.option("--methods", "--method", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all that it names.")
 @seeds_option
 @click.option("--reference", metavar="LABEL", help="What differences are taken to. Default: the grid's, else uniform.")
 @click.option("--out", metavar="FOLDER", help="Where mix folders go.")
@@ -21,12 +22,13 @@ from hgms_compare import seeds_option
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over every mix. Repeatable.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Mixes at a time, a process each.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the mixes, run nothing.")
+@trust_option
 @plugin_option
 @json_option
 @click.pass_context
 def compare(
     ctx: click.Context, grid: Path, methods: str | None, seeds: int | list[int] | None, reference: str | None, out: str | None,
-    scale: str | None, sets: Sequence[str], jobs: int, dry_run: bool, as_json: bool, **_loaded: object,
+    scale: str | None, sets: Sequence[str], jobs: int, dry_run: bool, registry: Any, as_json: bool,
 ) -> None:  # fmt: skip
     """Take every method of GRID to the end, over its seeds, and compare the tuned models by their losses on the test sets.
 
@@ -39,9 +41,9 @@ def compare(
     from hgms_mix_compare.mixes import Contest, carry_out
 
     labels = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
-    contest = Contest.of(grid, labels, seeds, reference, out=out, scale=scale, sets=sets)
+    contest = Contest.of(grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry)
     if dry_run:
-        rows = [{"method": label, "seed": seed} for label, seed in contest.mixes()]
+        rows = [{"method": label, "seed": seed} for label, seed in contest.mixes]
         if as_json:
             print_json(rows)
         else:

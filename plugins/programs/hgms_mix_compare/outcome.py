@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -17,11 +17,10 @@ Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
 
 @frozen(kw_only=True)
 class Outcome:
-    """The reports of the mixes by (label, seed), as ``hgms mix --json`` prints them."""
+    """The reports of the mixes by label and seed, as ``hgms mix --json`` prints them; the ``roles`` of all methods by label."""
 
     reports: Mixes
     failures: Mapping[tuple[str, int], str]
-    labels: Sequence[str]
     roles: Mapping[str, str]
     reference: str
 
@@ -38,7 +37,7 @@ class Outcome:
                 for (own, seed), report in self.reports.items()
                 if own == label and test in report["test"]
             }
-            for label in self.labels
+            for label in self.roles
         }
 
     def pairs(self, test: str) -> dict[tuple[str, str], Interval]:
@@ -47,15 +46,15 @@ class Outcome:
 
     def rows(self, test: str) -> list[dict[str, Any]]:
         losses, pairs = self.losses(test), self.pairs(test)
-        ranked = sorted((label for label in self.labels if losses[label]), key=lambda label: self._order(label, losses))
+        ranked = sorted((label for label in self.roles if losses[label]), key=lambda label: self._order(label, losses))
         result = []
         for label in ranked:
             gap, mean = pairs.get((label, self.reference)), Interval.of([*losses[label].values()])
-            star = " *" if gap is not None and gap.excludes_zero and self.roles.get(label) != "ceiling" else ""
+            star = " *" if gap is not None and gap.excludes_zero and self.roles[label] != "ceiling" else ""
             result.append(
                 {
-                    "method": label, "role": self.roles.get(label, ""), f"loss on {test} ↓": spell(mean),
-                    f"− {self.reference}": "" if gap is None else spell(gap, signed=True) + star,
+                    "method": label, "role": self.roles[label], f"loss on {test} ↓": spell(mean),
+                    f"− {self.reference}": spell(gap, signed=True) + star if gap is not None and gap.count else "",
                     "mixture": self.mixture(label), "rows": self._span(label, lambda report: report["sample"]["size"]),
                     "processor s": self._span(label, processor_seconds), "seeds": len(losses[label]),
                 }
@@ -63,7 +62,7 @@ class Outcome:
         return result
 
     def mixture(self, label: str) -> str:
-        """The mean weights over seeds; of a method that ranks rows, the shares of the rows it took."""
+        """The share of each source among the drawn rows, mean over seeds."""
         shares: dict[str, list[float]] = {}
         for (own, _), report in self.reports.items():
             if own == label:
@@ -74,8 +73,8 @@ class Outcome:
     def verdicts(self, test: str) -> list[str]:
         """Who is ahead of the floors, in words."""
         losses, pairs = self.losses(test), self.pairs(test)
-        methods = [label for label in self.labels if losses[label] and not self.roles.get(label)]
-        floors = [label for label in self.labels if losses[label] and self.roles.get(label) == "floor"]
+        methods = [label for label in self.roles if losses[label] and not self.roles[label]]
+        floors = [label for label in self.roles if losses[label] and self.roles[label] == "floor"]
         lines = []
         for label in sorted(methods, key=lambda label: _mean(losses[label])):
             behind = [floor for floor in floors if not (pairs[label, floor].excludes_zero and pairs[label, floor].mean < 0)]
@@ -85,9 +84,9 @@ class Outcome:
         return lines
 
     def _order(self, label: str, losses: Mapping[str, Mapping[int, float]]) -> tuple[int, float]:
-        return ["", "floor", "ceiling"].index(self.roles.get(label, "")), _mean(losses[label])
+        return ["", "floor", "ceiling"].index(self.roles[label]), _mean(losses[label])
 
-    def _span(self, label: str, number: Any) -> str:
+    def _span(self, label: str, number: Callable[[Mapping[str, Any]], float | None]) -> str:
         values = [number(report) for (own, _), report in self.reports.items() if own == label]
         known = [value for value in values if value is not None]
         if not known:
@@ -99,13 +98,14 @@ class Outcome:
         for test in self.tests:
             rows = self.rows(test)
             print_table(tuple(rows[0]), rows)
-        for line in (line for test in self.tests for line in self.verdicts(test)):
-            click.echo(f"  {printable(line)}")
-        seeds = {seed for _, seed in self.reports}
-        note = few_seeds(len(seeds))
-        click.echo("  * the interval, by Holm's rule over all pairs, excludes zero" + (f"; {note}" if note else ""))
+        for test in self.tests:
+            for line in self.verdicts(test):
+                click.echo(f"  {printable(line)}")
+        if self.reports:
+            note = few_seeds(len({seed for _, seed in self.reports}))
+            click.echo("  * the interval, by Holm's rule over all pairs, excludes zero" + (f"; {note}" if note else ""))
         for (label, seed), why in self.failures.items():
-            click.echo(f"  failed: {label}, seed {seed}: {printable(why.splitlines()[-1])}")
+            click.echo(f"  failed: {label}, seed {seed}: {printable(why.splitlines()[0])}")
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -259,7 +259,7 @@ def _section(
                 recovered=row.recovered,
                 ahead=row.winner and higher is not None,
                 ahead_of_floor=row.ahead_of_floor if higher is not None else None,
-                untrained=any(point.untrained for point in values[row.method]),
+                unjudged=any(point.unjudged(main) for point in values[row.method]),
                 curves=_curves(own, drawn, points),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
                 tokens=mixture.tokens(own),
@@ -283,6 +283,7 @@ def _section(
         environments=_environments(runs),
         floor=compared.floor if higher is not None else None,
         few_seeds=compared.few_seeds if higher is not None else "",
+        unjudged=compared.unjudged,
     )
 
 

@@ -21,8 +21,9 @@ class Entry:
     ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
     section's reference, ``role`` is "floor" or "ceiling" for a reference, ``recovered`` the recovered share, ``ahead`` whether
     its differences to all other methods and floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to
-    the best floor (None: there is none, or it is a reference itself), ``untrained`` whether its x is not one that was trained
-    to the end, so that its losses are no measure of it. ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric.
+    the best floor (None: there is none, or it is a reference itself), ``unjudged`` whether the main metric gets no verdict, as
+    losses of an x that was not trained to the end, or of a θ that weighs data sources. ``curves`` are by axis (``seconds`` or
+    ``oracle_calls``) and metric.
     ``gap``, ``residual``, ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended) and
     ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's means of a step forward and
     backward.
@@ -39,7 +40,7 @@ class Entry:
     recovered: Ratio | None
     ahead: bool
     ahead_of_floor: bool | None
-    untrained: bool
+    unjudged: bool
     curves: Mapping[tuple[str, str], Curve]
     gap: Curve | None
     residual: Curve | None
@@ -80,7 +81,7 @@ class Section:
     ``name`` is the task's, without the budget and version that are in the title of one section of several; ``drawn`` are the
     metrics with curves, ``directions`` says of every metric whether higher is better, ``axis`` is what the budget counts,
     ``environments`` where the runs were made, ``floor`` the trivial reference with the best mean, ``few_seeds`` says so
-    where there are too few for a claim.
+    where there are too few for a claim, ``unjudged`` why the main metric gets no verdict.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Section:
     environments: list[tuple[dict[str, Any], list[StoredRun]]]
     floor: str | None = None
     few_seeds: str = ""
+    unjudged: str = ""
 
     @property
     def higher(self) -> bool | None:
@@ -119,7 +121,7 @@ class Section:
         return {
             entry.label: {run.seed: run.metrics[self.metric] for run in entry.runs if self.metric in run.metrics}
             for entry in self.entries
-            if entry.runs and entry.role != "ceiling" and not entry.untrained
+            if entry.runs and entry.role != "ceiling" and not entry.unjudged
         }
 
     @property
@@ -144,26 +146,30 @@ class Section:
 
     @property
     def verdict(self) -> str:
-        """One sentence on who is ahead, and whether that is more than chance."""
-        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean) and not entry.untrained]
+        """One sentence on who is ahead, and whether that is more than chance; or why that is not to be told."""
+        if self.unjudged:
+            return f"No verdict: {self.unjudged}."
+        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean) and not entry.unjudged]
         ranked = [entry for entry in ranked if entry.role != "ceiling"]
         if len(ranked) < 2 or self.higher is None or ranked[0].role:
             return ""
         first = ranked[0].label
         rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
         known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
+        closest, pair = min(known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([])))
+        share = is_share(self.metric)
+        lead = f"the closest is {closest}, at a difference of {spell(pair, share=share, signed=True)}{' points' * share}"
         if self.winner is not None:
-            closest, pair = min(known.items(), key=lambda item: abs(item[1].mean))
-            share = is_share(self.metric)
-            lead = spell(pair, share=share, signed=True) + (" points" if share else "")
             others = "every other method and every floor" if self.floor else "every other method"
-            return f"{first} is ahead of {others}; the closest is {closest}, at a difference of {lead}."
+            return f"{first} is ahead of {others}; {lead}."
         best = f"{first} has the best mean of the methods" if self.floor else f"{first} has the best mean"
         if ranked[0].ahead_of_floor is False and all(pair.count > 1 for pair in known.values()) and len(known) == len(rest):
             return f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no gain is shown."
         if len(known) < len(rest):
             return f"{best}; with fewer than two seeds in common nothing can be said about chance."
         unsure = [label for label, pair in known.items() if not pair.excludes_zero]
+        if not unsure and self.few_seeds:
+            return f"{best}, each difference's interval excludes zero, and no winner is marked from so few seeds; {lead}."
         if not unsure:
             return f"{first} has the best mean of the methods that finished; not all of its runs did."
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
@@ -196,7 +202,7 @@ class Study:
     @functools.cached_property
     def ranks(self) -> Ranks | None:
         """The mean ranks, over tasks × seeds, of the methods and floors that every task has; None for fewer than three."""
-        sections = [section for section in self.sections if section.higher is not None]
+        sections = [section for section in self.sections if section.higher is not None and not section.unjudged]
         values = [section.values for section in sections]
         labels = [label for label in (values[0] if values else ()) if all(label in known for known in values)]
         blocks = []

@@ -100,12 +100,14 @@ def _failed(entry: Entry) -> str:
 
 _LEGEND = (
     "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, each difference's interval "
-    "excludes zero."
+    "excludes zero, over as many seeds as a claim needs."
 )
 _DIFFERENCES = (
     "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all pairs of methods: where "
     "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
 )
+
+_UNJUDGED = "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, losses of its x get no verdict."
 
 _ROLES = (
     "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the truth. A method that is not ahead "
@@ -133,7 +135,7 @@ def tables(section: Section) -> list[Table]:
 def scores(section: Section, *, every: bool = False) -> Table:
     """Metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
-    base = section.reference if not every else None
+    base = section.reference if not every and not section.unjudged else None
     roles = any(entry.role for entry in section.entries)
     shares = not every and any(entry.recovered is not None for entry in section.entries)
     columns = ["method", *(["role"] if roles else []), arrow(section, section.metric), *([f"{MINUS} {base}"] if base else [])]
@@ -153,6 +155,7 @@ def scores(section: Section, *, every: bool = False) -> Table:
         rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
     caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
     caption += f" {_ROLES}" if roles else ""
+    caption = _UNJUDGED if section.unjudged else caption
     caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
     title = "Every metric" if every else "Results"
     first = next((number for number, entry in enumerate(section.entries) if number and entry.role), None)
@@ -269,7 +272,7 @@ def seconds_per_step(run: StoredRun) -> float | None:
 
 def pairs(section: Section) -> Table:
     """Row − column in the main metric, paired by seed."""
-    labels = [entry.label for entry in section.entries if entry.runs]
+    labels = [entry.label for entry in section.entries if entry.runs and not section.unjudged]
     rows = []
     for label in labels:
         row = [text(label)]
@@ -318,12 +321,12 @@ def overview(study: Study) -> Table:
     """Main metric by method and task; the methods in the order of their mean place."""
     places: dict[str, list[int]] = {}
     for section in study.sections:
-        for place, entry in enumerate(ranked(section)):
+        for place, entry in enumerate(() if section.unjudged else ranked(section)):
             places.setdefault(entry.label, []).append(place)
     rows = []
-    mean_place = {label: 1 + sum(own) / len(own) for label, own in places.items()}
+    mean_place = {label: 1 + sum(places[label]) / len(places[label]) if label in places else math.inf for label in study.labels}
     for label in sorted(study.labels, key=mean_place.__getitem__):
-        row = [text(label), Cell(f"{mean_place[label]:.1f}", mean_place[label])]
+        row = [text(label), Cell(f"{mean_place[label]:.1f}", mean_place[label]) if label in places else Cell("–")]
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
             value, note = (own.metrics[section.metric], own.mark) if own else (None, "")

@@ -52,7 +52,8 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and what had to be left out.
 
     A run that is unfinished, empty or damaged is named with its reason, never guessed around; a failed run is a result. Two
-    copies of one run (the same configuration and seed) count once; of two states of a component's code the newer run does.
+    copies of one run (the same configuration and seed) count once; of two states of the task's data or of a component's code
+    the newer run does.
 
     Raises:
         ConfigError: one of ``folders`` is not there.
@@ -69,13 +70,21 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
         same = seen.setdefault(_identity(run), run)
         if same is run:
             runs.append(run)
-        elif same.environment.get("code", {}) == run.environment.get("code", {}):
+        elif not (changed := _changed(same, run)):
             skipped.append(Skipped(path, f"it is the same configuration and seed as {same.path}"))
         else:
             older, newer = sorted((same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns)
             runs[runs.index(same)] = seen[_identity(run)] = newer
-            skipped.append(Skipped(older.path, f"the code of a component has changed since; {newer.path} is the newer run"))
+            skipped.append(Skipped(older.path, f"{changed} since; {newer.path} is the newer run"))
     return runs, skipped
+
+
+def _changed(run: StoredRun, other: StoredRun) -> str:
+    """What two runs of one configuration and seed differ in; nothing for copies."""
+    here, there = run.environment, other.environment
+    if (here.get("task") or {}).get("made_of") != (there.get("task") or {}).get("made_of"):
+        return "the task's data have changed"
+    return "the code of a component has changed" if here.get("code", {}) != there.get("code", {}) else ""
 
 
 def read_run(path: Path) -> StoredRun:
@@ -87,6 +96,8 @@ def read_run(path: Path) -> StoredRun:
     try:
         names = {entry.name for entry in os.scandir(path)}
         if not names & _FILES:
+            if "reweight" in names:
+                raise CheckpointError(f"hgms mix made it before 0.7; its run is in {path / 'reweight'}")
             raise CheckpointError("the folder is empty" if not names - {".lock"} else "it holds no run files")
         if "config.toml" not in names:
             raise CheckpointError("config.toml is missing")
@@ -144,15 +155,9 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[Path]:
         for directory, below, files in os.walk(root):
             below[:] = sorted(name for name in below if name not in (SWEEPS, NULL_TEST) and not name.startswith("."))
             here = Path(directory)
-            if _FILES.intersection(files):
+            if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", here.name):
                 yield here
-            elif re.fullmatch(r"seed-\d+", here.name):
-                # a folder of several stages holds its run in one of them
-                stages = [here / name for name in below if not (here / name).is_symlink()]
-                yield next((stage for stage in stages if (stage / "config.toml").exists()), here)
-            else:
-                continue
-            below.clear()
+                below.clear()  # what hgms mix made of the run
 
 
 def _identity(run: StoredRun) -> tuple[str, int]:

@@ -120,8 +120,8 @@ class StoredRun:
     @property
     def hash(self) -> str:
         """The configuration's hash, as the folder's name holds it; empty where the folder was renamed."""
-        names = (self.path.parent.name, self.path.parent.parent.name)  # a mix has its run in a folder of its own
-        return next((match[1] for name in names if (match := re.search(r"-([0-9a-f]{8})$", name))), "")
+        match = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
+        return match[1] if match else ""
 
     @property
     def seed(self) -> int:

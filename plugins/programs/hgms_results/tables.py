@@ -18,7 +18,7 @@ from attrs import Factory, field, frozen
 from hgms_core import as_text
 from hgms_results.forest import Forest, notebook_html
 from hgms_results.recovered import Ratio, recovered
-from hgms_results.statistics import Interval, compared, few_seeds, spell
+from hgms_results.statistics import CLAIM, Interval, compared, few_seeds, spell
 from hgms_results.stored import StoredRun, role_in
 from hgms_run import RunResult
 
@@ -34,6 +34,15 @@ RECOVERED = (
 )
 """What the column of the recovered share holds."""
 
+UNJUDGED = (
+    "losses are those of the x that each method trained its weights with, so they say nothing of who is ahead; compare by "
+    "--metric recovery_error where a reference mixture is known, else by hgms mix compare"
+)
+"""Why losses on data sources get no verdict, and what to do: they rank how x was trained, not the mixtures."""
+
+OF_MIXTURE = ("recovery_error",)
+"""Metrics of θ alone, which speak of the mixture however x was trained."""
+
 ORDER = ("", "floor", "ceiling")
 """Methods before references, floors before ceilings."""
 
@@ -41,7 +50,8 @@ ORDER = ("", "floor", "ceiling")
 @frozen(kw_only=True)
 class Point:
     """What the statistics look at of one finished run. A metric that was not finite is NaN. ``role`` is "floor" for a trivial
-    reference, "ceiling" for one that knows the truth."""
+    reference, "ceiling" for one that knows the truth. ``sources``: its θ weighs data sources; ``later`` are metrics of a model
+    that was tuned on the result."""
 
     seed: int
     metrics: Mapping[str, float]
@@ -51,11 +61,14 @@ class Point:
     peak_memory: float = math.nan
     method: str = ""
     untrained: str = ""
+    sources: bool = False
+    later: frozenset[str] = frozenset()
     role: str = Factory(lambda self: role_in({}, self.method), takes_self=True)
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
         summary, metrics = run.summary, run.summary.get("metrics") or {}
+        fields: Iterable[str] = run.fields() if isinstance(run, StoredRun) else [*run.records[:1], {}][0]
         method = run.method_name if isinstance(run, StoredRun) else run.info.method
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
@@ -66,8 +79,16 @@ class Point:
             peak_memory=float((run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None) or math.nan),
             method=method,
             untrained=str(summary.get("untrained") or ""),
+            sources=any(name.startswith("weight.") for name in fields),
+            later=frozenset(run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()),
             role=role_in(summary, method),
         )
+
+    def unjudged(self, metric: str) -> str:
+        """Why the metric says nothing of who is ahead; empty where it does."""
+        if metric in OF_MIXTURE or metric in self.later:
+            return ""
+        return self.untrained or (UNJUDGED if self.sources and ("loss" in metric or is_share(metric)) else "")
 
 
 @frozen(kw_only=True)
@@ -76,7 +97,8 @@ class Row:
 
     Intervals are over the seeds whose value is defined; ``undefined`` counts those whose primary metric is NaN, ``failed`` the
     runs that did not end well. ``difference`` is to the reference method, seed by seed (None for the reference itself),
-    ``winner`` whether the intervals of its differences to all other methods and floors exclude zero, in its favour.
+    ``winner`` whether the intervals of its differences to all other methods and floors exclude zero, in its favour, over as
+    many seeds as a claim needs.
     ``role`` is "floor" or "ceiling" for a reference, ``ahead_of_floor`` whether its difference to the best floor excludes zero,
     in its favour (None: there is no floor, or it is a reference itself), ``recovered`` the recovered share where there is one.
     """
@@ -117,7 +139,7 @@ def _plain(value: Any) -> Any:
 @frozen(kw_only=True)
 class Table:
     """All methods on one task, then the references. ``pairs["a", "b"]`` is the paired difference a − b in the metric, of every
-    two methods; ``floor`` is the trivial reference with the best mean."""
+    two methods; ``floor`` is the trivial reference with the best mean; ``unjudged`` says why the metric gets no verdict."""
 
     task: str
     metric: str
@@ -126,6 +148,7 @@ class Table:
     rows: Sequence[Row]
     pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
     floor: str | None = None
+    unjudged: str = ""
 
     __repr__ = as_text
 
@@ -157,8 +180,9 @@ class Table:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said of the whole table: that no method is ahead of the best floor, that there are few seeds."""
-        lines, judged = [], [row for row in self.rows if row.ahead_of_floor is not None]
+        """What is to be said of the whole table: that its metric gets no verdict, that no method is ahead of the best floor,
+        that there are few seeds."""
+        lines, judged = [self.unjudged] * bool(self.unjudged), [row for row in self.rows if row.ahead_of_floor is not None]
         if judged and not any(row.ahead_of_floor for row in judged):
             which = "no method is" if len(judged) > 1 else f"{judged[0].method} is not"
             lines.append(f"{which} ahead of {self.floor}, the best of the references that learn nothing about θ")
@@ -219,7 +243,7 @@ class Table:
             partial = f" (n = {value.count})" if value.count and counted else ""
             columns = {"method": row.method + (" ★" if row.winner else ""), "role": row.role}
             columns[name] = _texts(value, share) + partial
-            if self.reference is not None and len(self.rows) > 1:
+            if self.reference is not None and len(self.rows) > 1 and not self.unjudged:
                 difference = "" if row.difference is None else _texts(row.difference, share, signed=True)
                 columns[f"− {self.reference}"] = difference
             columns |= {
@@ -267,7 +291,8 @@ def table(
     ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is NaN is left out of means and
     differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
     without any value is not one that others have to beat. Losses of a method whose x was not trained to the end (``untrained``
-    in its summary) are shown and take no part in differences and verdicts.
+    in its summary), and all losses where θ weighs data sources, are shown and take no part in differences and verdicts. No
+    winner is marked by fewer seeds than a claim needs.
 
     References come after the methods. A floor is one that others have to beat and no winner, a ceiling is neither. A method
     whose difference to the floor with the best mean does not exclude zero in its favour is noted as not ahead of it. Where
@@ -280,8 +305,8 @@ def table(
         label: {point.seed: point.metrics[metric] for point in group if math.isfinite(point.metrics.get(metric, math.nan))}
         for label, group in points.items()
     }
-    untrained = {label: next((point.untrained for point in group if point.untrained), "") for label, group in points.items()}
-    values = {label: {} if untrained[label] else by_seed for label, by_seed in finite.items()}
+    whys = {label: next(filter(None, (point.unjudged(metric) for point in group)), "") for label, group in points.items()}
+    values = {label: {} if whys[label] else by_seed for label, by_seed in finite.items()}
     roles = {label: next((point.role for point in group if point.role in ORDER), "") for label, group in points.items()}
     whole = {label for label, group in points.items() if group and len(values[label]) == len(group) and not failed.get(label)}
     pairs = compared(values, roles=roles)
@@ -297,8 +322,8 @@ def table(
         names = dict.fromkeys(name for point in group for name in point.metrics)
         remarks = list(notes.get(label, ()))
         ahead = None
-        if untrained[label]:
-            remarks.append(f"no verdict: {untrained[label]}")
+        if whys[label]:
+            remarks += [f"no verdict: {whys[label]}"] * (whys[label] != UNJUDGED)  # which is said of the whole table
         elif floor is not None and label in methods:
             ahead = _ahead(pairs[label, floor], higher_is_better)
             remarks += [] if ahead else [_not_ahead(floor, pairs[label, floor], higher_is_better)]
@@ -324,8 +349,9 @@ def table(
             )
         )
     return Table(
-        task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs, floor=floor
-    )
+        task=task, metric=metric, higher_is_better=higher_is_better, reference=reference, rows=rows, pairs=pairs, floor=floor,
+        unjudged=UNJUDGED if UNJUDGED in whys.values() else "",
+    )  # fmt: skip
 
 
 def _defined(values: Iterable[float]) -> Interval:
@@ -345,10 +371,11 @@ def _ahead(difference: Interval, higher: bool) -> bool:
 def _winner(
     pairs: Mapping[tuple[str, str], Interval], methods: Sequence[str], rivals: Sequence[str], whole: set[str], higher: bool
 ) -> str | None:
-    """The method whose paired differences to all rivals exclude zero, in its favour."""
+    """The method whose paired differences to all rivals exclude zero, in its favour, over as many seeds as a claim needs."""
     for label in methods:
         differences = [pairs[label, other] for other in rivals if other != label]
-        if label in whole and differences and all(_ahead(difference, higher) for difference in differences):
+        enough = differences and all(difference.count >= CLAIM for difference in differences)
+        if label in whole and enough and all(_ahead(difference, higher) for difference in differences):
             return label
     return None
 

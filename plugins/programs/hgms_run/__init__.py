@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hgms_core import hookimpl
 from hgms_fields import Invalid
+from hgms_run.advice import line_of
 from hgms_run.as_table import described, plain
 from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
@@ -16,30 +17,31 @@ from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.fingerprint import fingerprint
 from hgms_run.folder import FolderInUse, RunFolder
-from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, plain_attribute, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config, show_object
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress
-from hgms_run.provenance import environment
+from hgms_run.provenance import data_of, environment
 from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, stoppable
 from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
-from hgms_run.traits import TRAITS, misfit, missing_traits, needs, wanted_traits
+from hgms_run.traits import TRAITS, meant, misfit, missing_traits, needs, wanted_traits
 from hgms_run.watching import Patience, StopRun, Watcher, pruned
 
 if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution",
-    "FolderInUse", "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig",
-    "RunFolder", "RunResult", "RunSettings", "StopRun", "Watcher", "appending", "built", "converter_for", "described",
-    "device_called", "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore",
-    "init_fields", "kinds_of", "lay", "lay_options", "load", "load_state", "misfit", "missing_traits", "nearness",
-    "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "pruned", "put", "read_file", "read_toml",
-    "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object", "spell",
-    "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack", "wanted_traits",
+    "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
+    "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder", "RunResult",
+    "RunSettings", "StopRun", "Watcher", "appending", "built", "converter_for", "data_of", "described", "device_called",
+    "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore", "init_fields", "kinds_of",
+    "lay", "lay_options", "line_of", "load", "load_state", "meant", "misfit", "missing_traits", "nearness", "needs",
+    "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put", "read_file", "read_toml",
+    "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object",
+    "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",
+    "wanted_traits",
 ]  # fmt: skip
 
 

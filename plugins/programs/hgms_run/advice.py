@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import attrs
 
@@ -14,6 +17,10 @@ from hgms_core.registry import inside
 def _too_large(error: BaseException) -> bool:
     text = str(error)
     return isinstance(error, RuntimeError) and "cannot be converted to type" in text and "overflow" in text
+
+
+def _freed(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error)
 
 
 _ADVICE: tuple[tuple[Callable[[BaseException], bool], type[HgmsError], str], ...] = (
@@ -31,6 +38,13 @@ _ADVICE: tuple[tuple[Callable[[BaseException], bool], type[HgmsError], str], ...
         "step {step}: a number of the method is too large for the run's dtype ({reason})\n"
         "  {kept}; lower the lr, or whichever number is so large",
     ),
+    (
+        _freed,
+        ConfigError,
+        "step {step}: a graph is gone through a second time{where}, and the first time has freed it\n"
+        "  take several gradients of one pass by torch.autograd.grad(…, retain_graph=True), all but the last: `slopes` and\n"
+        "  `backward` free the graph",
+    ),
     (out_of_memory, OutOfMemory, "step {step}: out of memory: {reason}\n  {kept}\n  {lighter}"),
 )
 
@@ -46,8 +60,26 @@ def explained(error: BaseException, step: int, kept: str, **components: object) 
             parts = components.items() if kind is OutOfMemory else ()
             advice = "\n  ".join(line for place, part in parts for line in _lighter(part, place))
             advice = advice or "let the method and the problem take fewer rows or candidates at a time"
-            return kind(message.format(step=step, reason=reason, kept=kept, lighter=advice))
+            where = line_of(error, components.values())
+            return kind(message.format(step=step, reason=reason, kept=kept, lighter=advice, where=where))
     return None
+
+
+def line_of(error: BaseException, components: Iterable[object]) -> str:
+    """The innermost line of the files that the components are written in, which is nearer to what is wrong than torch's.
+
+    .. versionadded:: 0.7"""
+    files = {inspect.getfile(cls) for part in components for cls in _classes(part) if cls.__module__ != "builtins"}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
+
+
+def _classes(component: object) -> Iterator[type]:
+    """The class of a component and those of its parts."""
+    cls = type(component)
+    yield cls
+    for field in attrs.fields(cls) if attrs.has(cls) else ():
+        yield from _classes(getattr(component, field.name))
 
 
 _UNSOUND: tuple[tuple[Callable[[Record], bool], str], ...] = (

@@ -37,9 +37,9 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
             return [walk(item, f"{path}/{i}") for i, item in enumerate(value)]
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise TypeError(
-            f"state holds a {type(value).__name__} at {path!r}; use tensors, numbers, strings, None, dicts or lists"
-        )
+        kind = type(value).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise TypeError(f"state holds {article} {kind} at {path!r}; use tensors, numbers, strings, None, dicts or lists")
 
     return walk(state, ""), tensors
 

@@ -25,7 +25,7 @@ from hgms_fields import Invalid, frozen, optional_whole
 from hgms_run.as_table import described, plain
 from hgms_run.convert import role_of, structured, traits_of
 from hgms_run.invalid import init_fields
-from hgms_run.provenance import digests
+from hgms_run.provenance import data_of, digests
 from hgms_run.tables import Place, read_toml
 
 SCHEMA = 1
@@ -174,11 +174,12 @@ class RunConfig:
     @property
     def config_hash(self) -> str:
         """Eight hex digits that are the same for runs that may be averaged: everything but the seed and what is UNCOMPARED, the
-        version of the task, and the code of components that are not ours."""
+        version of the task, the data that its problem is made of, and the code of components that are not ours."""
         table = self.resolved()
         del table["seed"]
         for key in UNCOMPARED:
             table["run"].pop(key, None)
-        code = digests([self.task, self.method])
-        text = json.dumps([table, str(getattr(self.task, "version", "")), *([code] if code else [])], sort_keys=True)
+        code, data = digests([self.task, self.method]), data_of(self.task)
+        parts = [table, str(getattr(self.task, "version", "")), *([code] if code else []), *([data] if data else [])]
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -18,17 +18,20 @@ import tomlkit
 import torch
 
 from hgms_cli import component_row, folded, print_table, terminal_width, unmarked
-from hgms_core import Composition, HgmsError, Pipeline
+from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.registry import Component, Registry, inside
+from hgms_fields import Invalid
 from hgms_run.as_table import AT_REST, plain
+from hgms_run.convert import structured
 from hgms_run.invalid import init_fields, spell, type_hints
-from hgms_run.traits import TRAITS
+from hgms_run.traits import TRAITS, needs
 
 
 def description(component: Component, registry: Registry) -> dict[str, Any]:
     """What ``hgms describe --json`` prints."""
     row = component_row(component) | {"class": component.where}
     target = component.target
+    row |= {"needs": _needs(component, registry)} if component.kind.name == "method" else {}
     if isinstance(target, Composition):
         on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
@@ -47,6 +50,11 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
     owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
     _say(f"{component.kind.label} {component.name}  ({owner})", columns)
     click.echo("\n" + folded(known["doc"], columns) + "\n")
+    for trait, part in (known.get("needs") or {}).items():
+        whose = "" if part == component.name else f" (its part {part!r})"
+        _say(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns)
+    if known.get("needs"):
+        click.echo()
     if "metrics" in known:
         for line in _task_lines(known):
             _say(line, columns)
@@ -60,6 +68,15 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
         print_table(("field", "default", "takes"), [_cells(field) for field in known["fields"]], columns)
     else:
         click.echo("It has no fields.")
+
+
+def _needs(component: Component, registry: Registry) -> dict[str, str]:
+    """The traits that a method needs at its defaults, each with the part that needs it."""
+    try:
+        return needs(structured({"name": component.name}, Method, registry))
+    except (Invalid, HgmsError):  # it has no defaults: what its class says
+        own = getattr(component.target, "needs", ())
+        return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
 
 
 def _say(text: str, columns: int) -> None:

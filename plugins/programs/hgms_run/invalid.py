@@ -34,6 +34,15 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {field.alias or field.name: field for field in attrs.fields(cls) if field.init and field.metadata.get("toml", True)}
 
 
+def plain_attribute(cls: type, name: str) -> str:
+    """What is to be said of a number that looks like a field and is none, for want of a type.
+
+    .. versionadded:: 0.7"""
+    value = getattr(cls, name)
+    field = f"{name}: {type(value).__name__} = {value!r}"
+    return f"{cls.__name__}.{name} is a plain class attribute; write `{field}` to make it a field"
+
+
 def _known(hint: Any) -> str | None:
     if hint in SCALARS:
         return SCALARS[hint]

@@ -206,7 +206,7 @@ def _warn(folder: RunFolder, config: RunConfig) -> None:
         with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
             keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
             keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
-            what = f"another {', '.join(keys[:5])}" if keys else "another version of the task, or of a plugin's code"
+            what = f"another {', '.join(keys[:5])}" if keys else "other data, or another version of the task or of a plugin"
             lines.append(f"  {path.parent} holds a run with {what}")
     LOG.warning("%s", "\n".join(lines))
 

@@ -35,7 +35,7 @@ from hgms_core.host import LOG, Host
 from hgms_diagnosis import Diagnosing, Diagnosis
 from hgms_graphs import Programs
 from hgms_run.advice import check_numbers, explained
-from hgms_run.checkpoint import ensure_of, result_of
+from hgms_run.checkpoint import ensure_of, pack, result_of
 from hgms_run.config import RunSettings
 from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.execution import KEY, Compilation, Execution
@@ -57,6 +57,23 @@ def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
         return outcome[0], outcome[1]
     kinds = ", ".join(type(item).__name__ for item in outcome) if isinstance(outcome, tuple) else type(outcome).__name__
     raise ConfigError(f"a method's `{what}` must return two dictionaries, {expected}, and it returns ({kinds})")
+
+
+def leaves_of(tree: Tree) -> str:
+    """The leaves with their shapes; of what is no tensor its type: ``{w [3], b float}``."""
+    shapes = (f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}" for name, leaf in tree.items())
+    return f"{{{', '.join(shapes)}}}"
+
+
+@contextlib.contextmanager
+def named_step(method: str, step: int) -> Iterator[None]:
+    """Inside, an error that was raised about numbers of a step says which step of which method it is."""
+    try:
+        yield
+    except ConfigError as error:
+        if "nan" not in str(error):
+            raise
+        raise ConfigError(f"method {method!r}, step {step}: {error}") from error
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -250,6 +267,8 @@ class Run:
                 self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
         if loaded is None:
             self.state = self.method.init(self.problem, self.info.seed)
+            with self.writable():
+                pack(self.state if self.folder is not None else {})
         if self.settings.diagnose is not None:
             self.diagnosing = Diagnosing(
                 method=self.method, problem=self.problem, seed=self.info.seed, build=self.in_double()
@@ -304,7 +323,7 @@ class Run:
         with Interrupts() as interrupts:
             self.prepare()
             if not self.records:
-                self.commit({"step": 0, **_to_numbers(self.weights(self.state)), **self.evaluation()})
+                self.commit({"step": 0, **self.start(), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
                 # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
                 # seconds that would otherwise be charged to whichever method runs first.
@@ -345,13 +364,14 @@ class Run:
                 "  give the budget in steps or seconds, or let the method record its calls so far as `oracle_calls`"
             )
         before, counted = self.share, self.counters()
-        with self.clock:
+        with self.clock, named_step(self.info.method, self.step + 1):
             outcome = self.method.step(self.problem, self.state, self.share)
         following, raw = pair_of("step", "(state, record)", outcome)
+        self.check_calls(raw)
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
-        theta, x = pair_of("result", "(theta, x)", self.method.result(following))
+        theta, x = self.result(following)
         leaves = [*theta.values(), *x.values()]
-        record = _to_numbers({**raw, **grown, **self.weights(following), "total": _total(leaves)})
+        record = _to_numbers({**raw, **grown, **self.weights(theta), "total": _total(leaves)})
         if not math.isfinite(record.pop("total")):  # or it overflowed
             names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
             record |= {"broken": names} if names else {}
@@ -362,6 +382,25 @@ class Run:
         if self.over or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step}, **self.diagnosed(previous, before))
+
+    def check_calls(self, record: Record) -> None:
+        """ConfigError where nobody can tell what a step has spent."""
+        if self.info.budget.oracle_calls is not None and "oracle_calls" not in record:
+            raise ConfigError(
+                f"method {self.info.method!r} records no oracle_calls; a budget in calls needs them\n"
+                "  let each record hold the calls of all steps so far, or give the budget in steps or seconds"
+            )
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        """(θ, x) of a state; ConfigError where those of the first are not like the problem's. A method may leave θ empty."""
+        theta, x = pair_of("result", "(theta, x)", self.method.result(state))
+        pairs = (("θ", theta, self.problem.theta0), ("x", x, self.problem.x0))
+        for name, own, start in () if self.step else pairs:
+            kinds = [{key: getattr(leaf, "shape", None) for key, leaf in tree.items()} for tree in (own, start)]
+            if own and kinds[0] != kinds[1]:
+                has = f"result's {name} has leaves {leaves_of(own)}, the problem's {leaves_of(start)}"
+                raise ConfigError(f"method {self.info.method!r}: {has}")
+        return theta, x
 
     def diagnosed(self, previous: State, share: float) -> Record:
         """The seconds that it took to look at this step, if that was its turn; outside the clock and the budget."""
@@ -384,12 +423,16 @@ class Run:
     def counters(self) -> Mapping[str, int]:
         return {} if self.problem.counters is None else dict(self.problem.counters())
 
-    def weights(self, state: State) -> Record:
+    def start(self) -> Record:
+        """The weights before the first step."""
+        return {} if self.problem.sources is None else _to_numbers(self.weights(self.result(self.state)[0]))
+
+    def weights(self, theta: Tree) -> Record:
         """The weight of every data source, under its name."""
         sources = self.problem.sources
         if sources is None:
             return {}
-        omega = sources.weights(self.method.result(state)[0]).detach()
+        omega = sources.weights(theta).detach()
         return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
 
     def evaluation(self) -> Record:
@@ -421,10 +464,19 @@ class Run:
 
     def save(self) -> None:
         if self.folder is not None and self.saved_step != self.step:
-            self.folder.save(self.state, self.step)
+            with self.writable():
+                self.folder.save(self.state, self.step)
         if self.execution is not None and self.before is not None and self.compiler is not None:
             self.keep(attrs.evolve(self.execution, compile=self.before.with_those_of(self.compiler)))
         self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    @contextlib.contextmanager
+    def writable(self) -> Iterator[None]:
+        """Inside, a state that no file can hold is a ConfigError that names the method."""
+        try:
+            yield
+        except TypeError as error:
+            raise ConfigError(f"method {self.info.method!r}: {error}") from None
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
         """The summary, with the validation loss where the numbers at the end are what ended the run, or are its result."""

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import torch
 
+from hgms_core import HgmsError
 from hgms_core.host import Host
 from hgms_run.fingerprint import fingerprint, first_party
 
@@ -75,12 +76,24 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
     }
 
 
+def data_of(task: Any) -> dict[str, Any]:
+    """What the task's problem is made of beside its configuration, where it says so (``made_of``), under that name.
+
+    Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails for that reason when it
+    builds its problem.
+    """
+    if (made_of := getattr(task, "made_of", None)) is None:
+        return {}
+    try:
+        return {"made_of": made_of()}
+    except HgmsError as error:
+        return {"made_of": str(error)}
+
+
 def about_task(task: Any) -> dict[str, Any]:
     """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
     what stood in its files, where it says so (``made_of``)."""
-    known = {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {}))}
-    made_of = getattr(task, "made_of", None)
-    return known if made_of is None else {**known, "made_of": made_of()}
+    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {})), **data_of(task)}
 
 
 def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from hgms_core import ConfigError
+from hgms_core import ConfigError, closest
 
 TRAITS: Mapping[str, str] = {
     "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
@@ -59,10 +59,22 @@ def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
     return {trait: "" if trait in own else part for trait, part in needs(method).items() if trait not in traits}
 
 
+def meant(trait: str) -> str | None:
+    """The known trait that a name of none is most likely meant to be; other names are a person's own.
+
+    >>> meant("source"), meant("sources"), meant("my-trait")
+    ('sources', None, None)
+
+    .. versionadded:: 0.7
+    """
+    return None if trait in TRAITS else closest(trait, [known for known in TRAITS if abs(len(known) - len(trait)) <= 2])
+
+
 def wanted_traits(lacking: Mapping[str, str]) -> str:
     """What is needed and lacking, as the end of a sentence."""
     wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
-    return f"it needs {' and '.join(wants)}"
+    near = [f"; there is no trait {trait!r}; did you mean {meant(trait)!r}?" for trait in lacking if meant(trait)]
+    return f"it needs {' and '.join(wants)}{''.join(near)}"
 
 
 def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:

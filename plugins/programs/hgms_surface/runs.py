@@ -162,7 +162,7 @@ class DesignRuns:
         known = Done(path=self.folder, key=start, facts={"weights": weights}, digest=start)
         names = [stage.name for stage in STAGES]
         learning = names.index("sample")
-        mix.done = dict.fromkeys(names[:learning], known)
+        mix.done = dict.fromkeys(("reweight", *names[:learning]), known)
         return digest([start, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:])])
 
     @property

@@ -39,8 +39,11 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
         print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
     else:
         click.echo(f"{spec}: {kind.with_article}")
+        said: dict[str, str] = {}
         for result in results:
-            what = result.fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
+            first = said.setdefault(result.fault, result.check) if result.fault.startswith("it raised") else result.check
+            fault = result.fault if first == result.check else f"the same as {first}"
+            what = fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
             label = "FAIL" if result.fault else ("but " if result.excuse else "ok  ")
             click.echo(f"  {label} {result.check}{': ' + what if what else ''}")
         excused = sum(bool(result.excuse) for result in results)

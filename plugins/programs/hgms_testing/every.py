@@ -16,7 +16,7 @@ import torch
 
 from hgms_core.host import undone
 from hgms_core.registry import Kind, Registry, faults_of, summary_of
-from hgms_run import Invalid, converter_for, plain, type_hints
+from hgms_run import Invalid, converter_for, meant, plain, plain_attribute, type_hints
 from hgms_testing import imports
 from hgms_testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 
@@ -44,9 +44,13 @@ def _class(component: Any) -> type:
 
 
 def check_registration(component: Any, kind: Kind) -> None:
-    """A kebab-case name, an attrs class, every method of the protocol with the protocol's parameters."""
+    """A kebab-case name, an attrs class, every method of the protocol with the protocol's parameters; no name in `needs` is a
+    known trait misspelt."""
     faults = faults_of(kind, _class(component))
     demand(not faults, "; ".join(faults))
+    needs = getattr(_class(component), "needs", ())
+    for trait in () if isinstance(needs, property) else needs:
+        demand(not meant(trait), f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?")
 
 
 def check_docstring(component: Any) -> None:
@@ -63,8 +67,12 @@ def check_source(component: Any) -> None:
 
 
 def check_types(component: Any) -> None:
-    """Every field's type can be evaluated, so that a configuration can be read into it."""
-    type_hints(_class(component))
+    """Every field's type can be evaluated, so that a configuration can be read into it; a number with a default is a field."""
+    cls = _class(component)
+    hints = type_hints(cls)
+    for name, value in vars(cls).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and name[0] != "_" and name.islower()
+        demand(not number or name in hints, plain_attribute(cls, name))
 
 
 def check_frozen(component: Any) -> None:
@@ -74,7 +82,7 @@ def check_frozen(component: Any) -> None:
             setattr(component, name, getattr(component, name))
         except (attrs.exceptions.FrozenError, AttributeError):
             continue
-        fail(f"its attribute {name!r} can be set; use @attrs.frozen(kw_only=True)")
+        fail(f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms_fields or of attrs")
 
 
 def check_hashable(component: Any) -> None:

@@ -78,7 +78,7 @@ def check_structure(estimator: Any) -> None:
     wanted, came = shapes(known.theta), shapes(estimate.value)
     demand(wanted == came, f"θ has {wanted}, h has {came}")
     bad = unsound(estimate.value)
-    demand(not bad, f"the leaf {bad} of h has a graph or is not finite")
+    demand(not bad, f"h: {', '.join(bad)}")
     exact, loss = float(known.value(known.theta)), float(estimate.upper_loss)
     demand(abs(exact - loss) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {loss:.6g}, f is {exact:.6g}")
 

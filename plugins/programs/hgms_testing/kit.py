@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, Problem, Record, State, Tree
 from hgms_core.registry import KINDS
-from hgms_run import pack, unpack
+from hgms_run import line_of, pack, unpack
 
 PAGE = "docs/reference/kit.md"
 """Where every check is described, under a heading for each kind."""
@@ -104,7 +104,7 @@ class Check:
         except SystemExit as error:
             return f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
         except Exception as error:
-            return f"it raised {type(error).__name__}: {error}{_where(error)}"
+            return f"it raised {type(error).__name__}: {error}{line_of(error, [component]) or _where(error)}"
         return ""
 
     def __call__(self, component: Any) -> None:
@@ -227,8 +227,9 @@ def shapes(tree: Tree) -> dict[str, list[int]]:
 
 
 def unsound(tree: Tree) -> list[str]:
-    """The leaves that have a graph or hold a number that is not finite."""
-    return [name for name, leaf in tree.items() if leaf.requires_grad or not torch.isfinite(leaf).all()]
+    """What is wrong with leaves: that they have a graph, or hold a number that is not finite."""
+    graphs = [f"{name!r} has a graph; write `.detach()`" for name, leaf in tree.items() if leaf.requires_grad]
+    return [*graphs, *(f"{name!r} is not finite" for name, leaf in tree.items() if not torch.isfinite(leaf).all())]
 
 
 def shown(tensor: Tensor) -> str:

@@ -56,7 +56,7 @@ def check_result(method: Any) -> None:
         came, wanted = (shapes(theta), shapes(x)), (shapes(problem.theta0), shapes(problem.x0))
         demand(came == wanted, f"{when} (θ, x) is {came} instead of {wanted}")
         bad = unsound({**theta, **x})
-        demand(not bad, f"{when} {bad} have a graph or are not finite")
+        demand(not bad, f"{when}: {', '.join(bad)}")
         state, _ = method.step(problem, state, 0.0)
 
 

@@ -54,7 +54,7 @@ def check_structure(outer: Any) -> None:
         moved, _ = outer.step(theta, gradient, outer.init(theta), progress)
         demand(shapes(theta) == shapes(moved), f"θ has {shapes(theta)}, the next one {shapes(moved)}")
         bad = unsound(moved)
-        demand(not bad, f"at progress {progress} the leaf {bad} has a graph or is not finite")
+        demand(not bad, f"at progress {progress} {', '.join(bad)}")
 
 
 def check_quadratic(outer: Any) -> None:

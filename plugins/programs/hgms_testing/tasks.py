@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hgms_core import ROLES, Batch, Data, Mode, Problem, closest, cross_product, curvature, gradient, stack, values
-from hgms_run import TRAITS
+from hgms_core import ROLES, Batch, Data, Mode, Problem, cross_product, curvature, gradient, stack, values
+from hgms_run import meant
 from hgms_testing import oracle
 from hgms_testing.kit import F64, demand, demand_equal, difference, differences, fail, near, normal, place, snapshot
 
@@ -102,9 +102,8 @@ def check_coupling(task: Any) -> None:
 
 def check_metrics(task: Any) -> None:
     """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits` is a known one misspelt."""
-    for trait in set(getattr(task, "traits", ())) - set(TRAITS):
-        near = closest(trait, [known for known in TRAITS if abs(len(known) - len(trait)) <= 2])
-        demand(not near, f"its trait {trait!r} is none that methods ask for; did you mean {near!r}?")
+    for trait in getattr(task, "traits", ()):
+        demand(not meant(trait), f"its trait {trait!r} is none that methods ask for; did you mean {meant(trait)!r}?")
     problem = built(task)
     metrics = problem.evaluate(problem.theta0, problem.x0)
     demand(set(metrics) == set(task.metrics), f"evaluate gives {sorted(metrics)}, declared are {sorted(task.metrics)}")
