@@ -132,12 +132,12 @@ def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
     """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding; at a coarser
     ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in
     bfloat16, measured: of norm 13, pretrained, 0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)"""
-    size = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    size: Tensor = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
-    if precision is not None and torch.finfo(precision).eps > torch.finfo(x.dtype).eps:
-        return (0.03 * size).clamp_max(float((3 * torch.finfo(precision).eps) ** (1 / 3))) / length
-    return float(torch.finfo(x.dtype).eps ** (1 / 3)) * size / length
+    eps, coarse = torch.finfo(x.dtype).eps, torch.finfo(precision or x.dtype).eps
+    root: float = (3 * coarse if coarse > eps else eps) ** (1 / 3)
+    return (size * 0.03).clamp_max(root) / length if coarse > eps else size * root / length
 
 
 def cross_product(
