@@ -357,7 +357,6 @@ def test_programs_linearize_as_the_core_does(strategy: Any) -> None:
 
 def test_compiled_products_are_those_of_finite_differences() -> None:
     problem, compiler = network_problem(), Programs()
-    # As many rows as in the run below, whose compiled code torch then finds on disk.
     below, above = problem.lower_data.batch(torch.arange(8)), problem.upper_data["differentiate"].batch(None)
     spec, flat = Ravel.of(problem.x0), Ravel.of(problem.x0).ravel(problem.x0)
     here = linearized(compiler, ("a",), problem.f, problem.g, "vjp", None, None, problem.theta0, problem.x0, below, above)
@@ -507,6 +506,7 @@ def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
     )  # fmt: skip
 
 
+@pytest.mark.extended  # compiles twice
 def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
     method, problem = pipeline(steps=2, products=1), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)

@@ -657,7 +657,7 @@ def of(loss: Any = loss, **more: Any) -> Any:
         (of(lower=1.0), r"'lower' must be a function, lower\(theta, model, batch\), and it is a float"),
         (of(upper=loss), r"'upper' is called as upper\(theta, model, batch\), and this one takes \(model, batch\)"),
         (of(evaluate=nn.Linear), r"'evaluate' must be a function, evaluate\(theta, model\), and it is the class Linear"),
-        (of(lambda model, batch: None), r"'loss' gives a NoneType\n.*a tensor \[B\]"),
+        (of(lambda model, batch: None), r"'loss' gives None\n.*a tensor \[B\]"),
         (of(lambda model, batch: (loss(model, batch), 1)), "'loss' gives a tuple"),
         (of(lambda model, batch: loss(model, batch).mean()), r"'loss' gives \(\) for"),
         (of(lambda model, batch: loss(model, batch)[:2]), r"'loss' gives \(2,\) for"),

@@ -564,7 +564,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
     ("method", "equal-sources", FirstGains(), "the source that comes first gains"),
     ("method", "equal-rows", Heavier(), "the copy that is heavier gets heavier"),
     ("method", "optimum", Away(), "the distance was"),
-    ("method", "result", KeepsGraph(), "before the first step: 'w' has a graph; write `.detach()`"),
+    ("method", "result", KeepsGraph(), "has a graph; write `.detach()`"),
     ("method", "resume", KeepsObjects(), "state holds an object at 'history/0'"),
     ("method", "budget", OwnBudget(), "it raised RuntimeError: no more steps"),
     ("method", "failure", Swallows(), "it raised ZeroDivisionError: the loss is gone"),
