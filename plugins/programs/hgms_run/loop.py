@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,7 +72,7 @@ def named_step(method: str, step: int) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if "nan" not in str(error):
+        if not re.search(r"\bnan\b", str(error)):
             raise
         raise ConfigError(f"method {method!r}, step {step}: {error}") from error
 
