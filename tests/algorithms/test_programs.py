@@ -355,6 +355,7 @@ def test_programs_linearize_as_the_core_does(strategy: Any) -> None:
         assert here.passes == plain.passes
 
 
+@pytest.mark.extended
 def test_compiled_products_are_those_of_finite_differences() -> None:
     problem, compiler = network_problem(), Programs()
     below, above = problem.lower_data.batch(torch.arange(8)), problem.upper_data["differentiate"].batch(None)
@@ -422,8 +423,10 @@ def test_rows_are_gathered_once(compiled: bool, operator: Any) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("solver", [
-    CG(ridge=0.1, rtol=1e-10, max_steps=50), CG(ridge=0.1, rtol=1e-3, max_steps=50), CG(ridge=0.1, max_steps=3),
-    CG(max_steps=40), CG(ridge=0.1, max_steps=17, rtol=1e-14), CG(ridge=0.1, clip=0.01), MINRES(ridge=0.1, rtol=1e-8),
+    CG(ridge=0.1, rtol=1e-10, max_steps=50), CG(ridge=0.1, max_steps=3), CG(ridge=0.1, clip=0.01), MINRES(ridge=0.1, rtol=1e-8),
+    *(pytest.param(solver, marks=pytest.mark.extended) for solver in (
+        CG(ridge=0.1, rtol=1e-3, max_steps=50), CG(max_steps=40), CG(ridge=0.1, max_steps=17, rtol=1e-14),
+    )),
 ], ids=str)  # fmt: skip
 def test_a_compiled_solve_takes_the_same_steps(solver: Any) -> None:
     problem = network_problem(compiler=Programs())
