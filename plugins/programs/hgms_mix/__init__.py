@@ -10,6 +10,7 @@ from hgms_core import hookimpl
 if TYPE_CHECKING:
     import click
 
+    from hgms_mix.config import OF_GRIDS as OF_GRIDS
     from hgms_mix.config import MixConfig as MixConfig
     from hgms_mix.config import load as load
     from hgms_mix.config import read as read
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
     from hgms_mix.summary import finished as finished
+    from hgms_mix.summary import locked as locked
     from hgms_mix.summary import mix_path as mix_path
 
 
@@ -31,8 +33,9 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stages", "Mix": "mix", "MixConfig": "config", "STAGES": "mix", "Sampling": "sample", "digest": "stages",
-    "finished": "summary", "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample",
+    "Done": "stages", "Mix": "mix", "MixConfig": "config", "OF_GRIDS": "config", "STAGES": "mix", "Sampling": "sample",
+    "digest": "stages", "finished": "summary", "load": "config", "locked": "summary", "mix_path": "summary", "read": "config",
+    "read_rows": "sample",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 

@@ -89,6 +89,7 @@ def comparable(config: MixConfig) -> str:
 
 
 OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
+"""What a file says for `hgms compare` alone."""
 
 
 def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def _benchmark(result: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
+    """The folder for this process alone; CheckpointError where another one works on it."""
     from filelock import FileLock, Timeout
 
     try:

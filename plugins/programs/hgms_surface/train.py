@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms_core import CheckpointError, ConfigError, Key, NumericalError
+from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.registry import Registry
-from hgms_mix import MixConfig, read
+from hgms_mix import OF_GRIDS, MixConfig, locked, read
 from hgms_run import Interrupted, Progress, lay_options, tables_of
 from hgms_surface import proxy
 from hgms_surface.cost import cost, spell
@@ -30,8 +30,6 @@ from hgms_surface.settings import SurfaceSettings
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 """Keys that TOML takes without quotes."""
-OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
-"""What a file says for `hgms compare` alone."""
 
 
 @frozen(kw_only=True)
@@ -131,7 +129,7 @@ def carry_out(
     for line in runs.limits():
         say(line)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(plan.folder), _stoppable():
+    with locked(plan.folder), _stoppable():
         outcomes = carried(runs, points, say, diverging=int(MOST * len(points)))
         findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
         more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
@@ -210,14 +208,3 @@ def _stoppable() -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else "interrupted"
         number = getattr(error, "number", signal.SIGINT)
         raise Interrupted(f"{reason}\n  run the same command again to go on from there", number) from None
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise CheckpointError(f"another process works on {folder}; wait for it, or choose another --out") from None
