@@ -53,7 +53,6 @@ ALLOWED = {
     },
     "hgms_surface": {
         "fixed": "the method of a mixture that is told",
-        "reference": "a key of mix files",
         "top": "matplotlib's word",
     },
     "hgms_testing": {
