@@ -51,10 +51,7 @@ ALLOWED = {
         "runs": "the default folder",
         "scipy": "a library, whose version is recorded",
     },
-    "hgms_surface": {
-        "fixed": "the method of a mixture that is told",
-        "top": "matplotlib's word",
-    },
+    "hgms_surface": {"fixed": "the method of a mixture that is told", "top": "matplotlib's word"},
     "hgms_testing": {
         "branches": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
