@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
 from scipy.stats import spearmanr
-from source_problems import language_sources, network_sources, token_losses
+from source_problems import assert_goes_on, language_sources, network_sources, through, token_losses
 from torch import Tensor
 
-from hgms_core import ConfigError, Key, NumericalError, Problem, State, Tree
+from hgms_core import ConfigError, Key, NumericalError, Problem, Tree
 from hgms_less import Less
 from hgms_less.features import Preconditioner
 from hgms_less.projection import Projector
 from hgms_llm import adamw, adamw_part, adamw_start
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -32,14 +30,6 @@ WIDE = network_sources(hidden=300)  # 2100 lower variables, projected to 1024
 def less(**options: Any) -> Less:
     settings = {"warmup_share": 0.5, "epochs": 3, "batch_size": 8, "lr": 0.02, "chunk": 7, "projection": None, "keep": 0.2}
     return Less(**(settings | options))
-
-
-def through(method: Less, problem: Problem, state: State | None = None) -> Iterator[tuple[State, dict[str, Any]]]:
-    """Every state and row until the method says that it has finished."""
-    state = method.init(problem, 3) if state is None else state
-    while not method.finished(state):
-        state, row = method.step(problem, state)
-        yield state, row
 
 
 def ranked(method: Less, problem: Problem) -> Tensor:
@@ -269,13 +259,7 @@ def test_a_validation_set_without_rows_is_left_out() -> None:
 @pytest.mark.parametrize("options", [{}, {"projection": 16}, {"train_steps": 4}])
 def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     method = less(epochs=2, **options)
-    straight = list(through(method, PROBLEM))
-    state = method.init(PROBLEM, 3)
-    for expected, row in straight:
-        structure, tensors = pack(state)
-        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same(again, row)
-        assert_same(state, expected)
+    state = assert_goes_on(method, PROBLEM)
     assert method.finished(state)
     assert_same(method.step(PROBLEM, state)[0]["theta"], state["theta"])  # nothing is left to do
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import convex_sources, network_sources
+from source_problems import assert_goes_on, convex_sources, network_sources, through, watched
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
+from hgms_core import ConfigError, Data, NumericalError, Problem, Tree
 from hgms_llm import adamw_part
 from hgms_rho_loss import RhoLoss
-from hgms_run import pack, unpack
 
 pytestmark = pytest.mark.plugins
 
@@ -27,17 +25,6 @@ def rho(**options: Any) -> RhoLoss:
     settings = {"reference_epochs": 3, "reference_lr": 0.02, "lr": 0.02, "batch_size": 4, "chunk": 7, "keep": 0.2}
     settings |= {"reference": "validation", "target_steps": 0}
     return RhoLoss(**(settings | options))
-
-
-def through(method: RhoLoss, problem: Problem, most: int = 500) -> Iterator[tuple[State, dict[str, Any]]]:
-    """Every state and row until the method says that it has finished."""
-    state = method.init(problem, 3)
-    for _ in range(most):
-        if method.finished(state):
-            return
-        state, row = method.step(problem, state)
-        yield state, row
-    raise AssertionError("it does not finish")
 
 
 def column(values: list[float]) -> Tree:
@@ -121,23 +108,8 @@ def trained(x0: Tree, data: Data, batches: list[Tensor], lr: float) -> Iterator[
         yield {name: leaf.detach().clone() for name, leaf in x.items()}
 
 
-def spied(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
-    """The same problem, and the numbers of all rows that were asked for, by role (``pool`` for the lower level)."""
-    seen: dict[str, list[Tensor]] = {role: [] for role in ("pool", *problem.upper_data)}
-
-    def watch(role: str, data: Data) -> Data:
-        def rows(index: Tensor) -> Tree:
-            seen[role].append(index)
-            return data.rows(index)
-
-        return evolve(data, rows=rows)
-
-    upper = {role: watch(role, data) for role, data in problem.upper_data.items()}
-    return evolve(problem, lower_data=watch("pool", problem.lower_data), upper_data=upper), seen
-
-
 def test_scores_are_the_difference_of_two_models_losses() -> None:
-    problem, seen = spied(PROBLEM)
+    problem, seen = watched(PROBLEM)
     method = rho(target_steps=6)
     *_, (state, _) = through(method, problem)
     batches = seen["differentiate"]
@@ -154,7 +126,7 @@ def test_scores_are_the_difference_of_two_models_losses() -> None:
 
 
 def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() -> None:
-    problem, seen = spied(PROBLEM)
+    problem, seen = watched(PROBLEM)
     method = RhoLoss(reference_epochs=2, reference_lr=0.02, lr=0.02, batch_size=4, chunk=7, keep=0.2)
     *_, (state, row) = through(method, problem)
     first, second = torch.tensor_split(state["order"], 2)
@@ -180,7 +152,7 @@ def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() ->
 
 
 def test_online_updates_are_those_of_the_definition() -> None:
-    problem, seen = spied(PROBLEM)
+    problem, seen = watched(PROBLEM)
     method = rho(mode="online", big_batch=10, top=0.3, train_steps=5)
     steps = [(state, row) for state, row in through(method, problem)]
     irreducible = steps[-1][0]["irreducible"]
@@ -222,17 +194,11 @@ def test_noisy_rows_are_not_chosen() -> None:
 )
 def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     method = rho(**options)
-    state = method.init(PROBLEM, 3)
-    for expected, row in through(method, PROBLEM):
-        structure, tensors = pack(state)
-        state, again = method.step(PROBLEM, unpack(json.loads(json.dumps(structure)), tensors))
-        assert_same(again, row)
-        assert_same(state, expected)
-    assert method.finished(state)
+    assert method.finished(assert_goes_on(method, PROBLEM))
 
 
 def test_training_on_the_kept_rows() -> None:
-    problem, seen = spied(PROBLEM)
+    problem, seen = watched(PROBLEM)
     method = rho(train_steps=5)
     steps = [(state, row) for state, row in through(method, problem)]
     kept = steps[-1][0]["kept"]
