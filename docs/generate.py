@@ -36,6 +36,7 @@ from hgms_cli import main as cli
 from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
+from hgms_executors.chosen import registered as executors
 from hgms_run import config
 from hgms_run.describe import range_of
 
@@ -345,6 +346,8 @@ def plugins() -> str:
         brought.setdefault(module, []).append(f"{kind} {', '.join(components)}")
     for info in Host.load().infos.values():
         brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
+    for name, executor in executors(Host.load()).items():
+        brought.setdefault(executor.__module__.partition(".")[0], []).append(f"executor `{name}`")
     for module, what in _commands_and_models():
         brought.setdefault(module, []).append(what)
     shown, pages = [], []

@@ -213,11 +213,8 @@ class Roles(dict[str, Data]):
 
 def by_role(rows: Any, place: str, like: Tensor) -> Roles:
     """Validation rows of any kind: a table for each of some roles by name, or one for all of them."""
-    if (
-        isinstance(rows, Mapping)
-        and rows
-        and (set(rows) & set(ROLES) or all(isinstance(table, Data) or is_table(table) for table in rows.values()))
-    ):
+    several = rows if isinstance(rows, Mapping) else {}
+    if several and (set(several) & set(ROLES) or all(isinstance(rows, Data) or is_table(rows) for rows in several.values())):
         for role in rows:
             one_of("role of validation rows", role, ROLES)
         return Roles({role: data_of(table, f"{place}[{role!r}]", like) for role, table in rows.items()})

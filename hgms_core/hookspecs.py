@@ -86,8 +86,6 @@ def hgms_register_selectors() -> Iterable[type[Selector]]:
 def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
     """Linear solvers, as classes: what solves (H + ridge·I) v = b from products with H.
 
-    Called: as every registering hook, when a component is first looked up by name.
-
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
     ...     from hgms_solvers import CG                 # a class of your own
@@ -151,6 +149,13 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 @hookspec
+def hgms_register_executors() -> Iterable[type[Any]]:
+    """Executors, as classes: what carries out the runs of a grid, here or on a cluster (see ``hgms_executors``).
+
+    .. versionadded:: 0.8"""
+
+
+@hookspec
 def hgms_ready(settings: Mapping[str, Any]) -> None:
     """A comparison is about to begin; ``settings`` is the table ``[run]`` of all its runs. ConfigError or MissingExtra says
     that what a person asked for (a tracker, say) cannot be had, before any run has failed for it.
@@ -165,8 +170,7 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
     ...     except ModuleNotFoundError:
     ...         raise MissingExtra("tracking needs attrs\\n  pip install 'hgms-mine[track]'") from None
 
-    .. versionadded:: 0.2
-    """
+    .. versionadded:: 0.2"""
 
 
 @hookspec

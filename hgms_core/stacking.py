@@ -52,9 +52,8 @@ def groups(
     loss: Loss, x: Tree, *, own_batch: bool = False, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
 ) -> list[Group]:
     """The N candidates, split into groups that are evaluated one after the other: each alone (``mode = "loop"``) or stacked, at
-    most ``chunk`` of them at a time, which bounds the memory of their activations. ``auto`` picks by their size, and by
-    ``rows``, that of one candidate's batch. With ``own_batch`` each candidate has its own (they are stacked too); else all
-    share one. A group's ``x`` are views: changing them in place changes the candidates."""
+    most ``chunk`` of them at a time, which bounds the memory of activations. ``auto`` picks by their size, and by ``rows`` of
+    one candidate's batch. With ``own_batch`` each candidate has its own; else all share one. A group's ``x`` are views."""
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):

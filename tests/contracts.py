@@ -37,8 +37,8 @@ LIBRARIES = [
 PROGRAMS = [
     ["hgms_exchange", "hgms_mix_compare", "hgms_surface"],
     ["hgms_demo", "hgms_mix"],
-    ["hgms_compare", "hgms_report"],
-    ["hgms_evaluation", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
+    ["hgms_compare", "hgms_ray", "hgms_report"],
+    ["hgms_evaluation", "hgms_executors", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
     ["hgms_new", "hgms_run"],
     ["hgms_cli", "hgms_diagnosis"],
 ]

@@ -43,7 +43,8 @@ def test_every_package_is_an_entry_point() -> None:
     models = {value.partition(":")[0] for value in entries["hgms.models"].values()}
     plugins = set(PACKAGES) - programs - models - NO_HOOKS
     assert entries["hgms"] == {name.removeprefix("hgms_").replace("_", "-"): name for name in plugins}
-    assert programs == {name for name, path in PACKAGES.items() if path.parent.name == "programs"} - NO_HOOKS
+    wing = {name for name, path in PACKAGES.items() if path.parent.name == "programs"}
+    assert programs == wing - NO_HOOKS - {*entries["hgms"].values()}, "commands, and what brings executors alone"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

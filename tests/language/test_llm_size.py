@@ -64,7 +64,7 @@ def test_parts_on_disk_make_the_table_that_memory_makes(source: Source, tmp_path
         assert table.report.looked == len(expected)
     assert same(table_of(source), table)
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
-    assert left <= {".safetensors", ".index", ".lock"}  # no parts
+    assert left <= {".safetensors", ".index", ".lease"}  # no parts
 
 
 def test_the_index_names_the_rows_that_have_an_answer(source: Source, tmp_path: Path) -> None:
@@ -130,11 +130,9 @@ def test_a_row_that_is_picked_twice_is_there_twice(source: Source, tmp_path: Pat
 
 def test_a_cache_that_cannot_be_locked_is_named(source: Source, tmp_path: Path) -> None:
     index_of("s", source, tmp_path / "cache")
-    for path in (tmp_path / "cache").glob("*.lock"):
-        path.unlink()
-        path.mkdir()
     for path in (tmp_path / "cache").glob("*.index"):
         path.unlink()
+        path.with_suffix(".lease").mkdir()
     with pytest.raises(DataError, match=r"(?s)cannot write the token cache .*cache: .*set HGMS_CACHE"):
         index_of("s", source, tmp_path / "cache")
 

@@ -62,7 +62,8 @@ class Schedule:
 @final
 @frozen(kw_only=True)
 class Walk:
-    """Gradient descent on f with noise. ``breaks`` says how step ``at`` of seed ``seed`` fails."""
+    """Gradient descent on f with noise. ``breaks`` says how step ``at`` of seed ``seed`` (of every ``seed``-th, if ``every``)
+    fails; only the first time, if ``once`` names a folder to remember that in."""
 
     name: ClassVar[str] = "walk"
 
@@ -72,6 +73,8 @@ class Walk:
     breaks: Literal["never", "raise", "memory", "kill", "exit"] = "never"
     at: int = 2
     seed: int = 1
+    every: bool = False
+    once: str = ""
 
     def init(self, problem: Problem, seed: int) -> State:
         return {"x": dict(problem.x0), "step": 0, "seed": seed}
@@ -79,8 +82,9 @@ class Walk:
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
         time.sleep(self.pause)
         _hold(Path(f"hold-{state['seed']}-{state['step']}"))
-        if (state["seed"], state["step"]) == (self.seed, self.at):
-            self._break()
+        due = state["seed"] % self.seed == 0 if self.every else state["seed"] == self.seed
+        if due and state["step"] == self.at:
+            self._break(state["seed"])
         rows = problem.upper_data["differentiate"].whole
         generator = Key(state["seed"]).fold("walk").fold(state["step"]).generator()
         noise = self.noise * torch.randn(2, generator=generator, dtype=torch.float64).to(state["x"]["x"].dtype)
@@ -89,7 +93,12 @@ class Walk:
         step = state["step"] + 1
         return {**state, "x": x, "step": step}, {"upper_loss": problem.f({}, x, rows), "oracle_calls": 2 * step}
 
-    def _break(self) -> None:
+    def _break(self, seed: int) -> None:
+        if self.once:
+            try:
+                Path(self.once, str(seed)).touch(exist_ok=False)
+            except FileExistsError:
+                return
         if self.breaks == "raise":
             raise RuntimeError("CUDA out of memory, or so")
         if self.breaks == "memory":

@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from filelock import FileLock
 from processes import Server, rows_written, strike
 from scipy import stats
 
 from hgms_cli import main
-from hgms_compare import worker
+from hgms_compare import cell, coordinator
 from hgms_compare.board import Board
 from hgms_compare.comparison import Comparison
 from hgms_compare.from_python import compare
@@ -33,8 +32,9 @@ from hgms_compare.run_grid import run_grid
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
+from hgms_executors import Ending, Local
 from hgms_results.tables import Point, table
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3
@@ -366,23 +366,37 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("bowl")
-def test_a_folder_in_use_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PATIENCE", 0.0)
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_run_that_another_process_carries_out_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(coordinator, "POLL", 0.01)
     run(tmp_path, seeds=2)
     [folder] = tmp_path.glob("bowl/*/seed-1")
+    finished = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
-    with FileLock(folder / ".lock"):
-        [failure] = run(tmp_path, seeds=2).failures
-    assert (failure.status, "another process is writing to" in failure.reason) == ("begun", True)
+    resources = (folder / "resources.json").read_bytes()
+    said: list[str] = []
+
+    def other_ends(line: str) -> None:
+        said.append(line)
+        (folder / "summary.json").write_bytes(finished)
+
+    monkeypatch.setattr(Board, "say", lambda _board, line: other_ends(line))
+    with leased(folder):
+        comparison = run(tmp_path, seeds=2, jobs=jobs)
+    assert comparison.complete
+    assert said[-1] == "waiting for 1 run that another process carries out"
+    assert (folder / "resources.json").read_bytes() == resources, "they are of whoever carried it out"
 
 
 def test_an_error_names_the_last_line_of_somebody_elses_code_and_none_of_ours() -> None:
     with pytest.raises(TypeError) as caught:
         Budget(outer_steps=3).spent(0.0, "2", 0)  # type: ignore[arg-type]
-    assert "(test_compare.py:" in worker._place(caught.value)
+    assert "(test_compare.py:" in cell._place(caught.value)
     inside = caught.value.__traceback__
     assert inside is not None
-    assert worker._place(caught.value.with_traceback(inside.tb_next)) == ""
+    assert cell._place(caught.value.with_traceback(inside.tb_next)) == ""
 
 
 @pytest.mark.usefixtures("bowl")
@@ -533,7 +547,7 @@ def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Ser
     printed = json.loads((folder / "out").read_text())
     [failure] = printed["failed"]
     assert (failure["method"], failure["seed"], failure["status"]) == ("quick", 0, "failed")
-    assert "killed by SIGKILL (out of memory, most often)" in failure["reason"]
+    assert "killed by SIGKILL (out of memory, most often), for the 3rd time" in failure["reason"]
     walk, quick = printed["tasks"][0]["methods"]
     assert (walk["failed"], quick["failed"]) == (0, 1)
     assert walk["metrics"]["distance"]["n"] == 2
@@ -570,23 +584,13 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
     lines: list[str] = []
     counts: list[int] = []
 
-    class Crew:
-        def __init__(self, count: int, **_: Any) -> None:
-            counts.append(count)
+    class Idle(Local):
+        def carry_out(self, jobs: Any, report: Any) -> Iterator[Any]:
+            counts.append(self.count)
+            for job in jobs:
+                yield Ending(job=job, outcome={"status": "stopped", "error": "no time"})
 
-        def __enter__(self) -> Crew:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def recall(self, _cell: Any) -> None:
-            pass
-
-        def carry_out(self, jobs: Any, **_: Any) -> Iterator[Any]:
-            return iter(())
-
-    monkeypatch.setattr("hgms_compare.run_grid.Crew", Crew)
+    monkeypatch.setattr("hgms_compare.run_grid.Local", Idle)
     monkeypatch.setattr("hgms_compare.run_grid.cores", lambda: 8)
     timed, counted = (
         load({"budget": text, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for text in ("5 s", "5 steps")

@@ -18,10 +18,11 @@ from torch.fx import GraphModule
 
 from hgms_cli import main
 from hgms_compare import compare, load
-from hgms_compare.crew import Crew
+from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.registry import Registry
+from hgms_executors import Local
 from hgms_graphs import Programs, RouteChoice, programs, programs_of
 from hgms_report import build
 from hgms_report.markdown import markdown
@@ -475,20 +476,20 @@ class TestComparison:
         assert "compiled" not in markdown(build([tmp_path]))
 
     def test_another_budget_is_another_decision(self, tmp_path: Path, decisions: list[float]) -> None:
-        with Crew(count=0) as crew:
+        with Coordinator() as coordinator:
             for budget, wanted in (("2 steps", False), ("60 s", True), ("50 steps", True)):
                 config = RunConfig.from_dict({"task": "quadratic", "method": "uniform", "budget": budget})
                 cell = Cell(config=config, path=tmp_path / budget)
-                known = crew.known(cell)
+                known = coordinator.known(cell)
                 assert known is None or known.compile is None
                 execution = Execution(matmul=EXACT, compile=Compilation(wanted=wanted, reason=budget, seconds=3.0))
                 folder = RunFolder(cell.path)
                 folder.create("", {"execution": {"matmul": attrs.asdict(EXACT)}})
-                crew.recall(cell)
-                assert crew.known(cell) == known, "not decided yet"
+                coordinator.recall(cell)
+                assert coordinator.known(cell) == known, "not decided yet"
                 folder.create("", {"execution": execution.as_table()})
-                crew.recall(cell)
-                assert crew.known(cell) == execution
+                coordinator.recall(cell)
+                assert coordinator.known(cell) == execution
 
     def test_a_pilot_is_short_and_its_runs_are_not(self, interpreted: None, tmp_path: Path, decisions: list[float]) -> None:
         decisions += [2.0, 2.0]
@@ -505,16 +506,16 @@ class TestComparison:
              "run": {"out": str(tmp_path / "runs"), "compile": True}},
             registry=Registry.load(plugins),
         )  # fmt: skip
-        with caplog.at_level(logging.WARNING), Crew(count=2, plugins=plugins) as crew:
-            assert [(ending.status, ending.error) for ending in crew.carry_out(grid.cells())] == [("done", None)] * 3
+        with caplog.at_level(logging.WARNING), Coordinator(Local(jobs=2), plugins) as coordinator:
+            assert [(ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())] == [("done", None)] * 3
         [warning] = [record.getMessage() for record in caplog.records if record.name == "hgms.programs"]
         assert warning.startswith("choice cannot be traced: ")
         assert self.reasons(tmp_path / "runs") == {(True, "the settings say so")}
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            crew = Crew(count=0)
+            coordinator = Coordinator()
             seeds = attrs.evolve(grid, seeds=[5, 6])
-            assert len(list(crew.carry_out(seeds.cells()))) == 2
+            assert len(list(coordinator.carry_out(seeds.cells()))) == 2
         assert len([record for record in caplog.records if record.name == "hgms.programs"]) == 1
 
 

@@ -14,10 +14,11 @@ from made_runs import write_run
 
 from hgms_cli import main
 from hgms_compare import compare, load
-from hgms_compare.crew import Crew
+from hgms_compare.coordinator import Coordinator
 from hgms_compare.run_grid import run_grid
 from hgms_core import Budget, CheckpointError, ConfigError, Problem, State
 from hgms_core.registry import Registry
+from hgms_executors import Local
 from hgms_graphs import Product, RouteChoice
 from hgms_report import build
 from hgms_report.markdown import markdown
@@ -268,8 +269,8 @@ class TestComparison:
              "run": {"out": str(tmp_path / "runs")}},
             registry=registry,
         )  # fmt: skip
-        with Crew(count=2, plugins=[str(PLUGIN), str(tmp_path / "measures.py")]) as crew:
-            assert [(ending.status, ending.error) for ending in crew.carry_out(grid.cells())] == [("done", None)] * 4
+        with Coordinator(Local(jobs=2), [str(PLUGIN), str(tmp_path / "measures.py")]) as coordinator:
+            assert [(ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())] == [("done", None)] * 4
         assert len(self.recorded(tmp_path / "runs")) == 1
         run_grid(attrs.evolve(grid, seeds=[0, 1, 2]), jobs=0, progress=False)
         assert len(self.recorded(tmp_path / "runs")) == 1

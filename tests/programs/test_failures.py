@@ -10,7 +10,6 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from filelock import FileLock
 from torch.utils.checkpoint import checkpoint
 
 from hgms_branches import Branches
@@ -20,7 +19,7 @@ from hgms_core import Budget, Pipeline, Problem
 from hgms_core.errors import ConfigError
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
-from hgms_run import RunFolder, run
+from hgms_run import RunFolder, leased, run
 from hgms_selectors import First
 from hgms_solvers import CG
 
@@ -104,7 +103,7 @@ def test_a_corrupt_checkpoint_is_named(folder: Path) -> None:
 
 def test_two_processes_do_not_write_to_one_folder(folder: Path) -> None:
     assert hgms("run", "run.toml").exit_code == 0
-    with FileLock(run_folder(folder) / ".lock"):
+    with leased(run_folder(folder)):
         done = hgms("run", "run.toml", "--resume")
     assert done.exit_code == 2
     assert "another process is writing to" in done.stderr

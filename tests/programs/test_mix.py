@@ -434,13 +434,13 @@ def test_a_mix_without_a_sample_table_says_what_is_missing(here: Path) -> None:
 
 
 def test_two_at_once_are_refused(here: Path) -> None:
-    from filelock import FileLock
+    from hgms_run import leased
 
     report = report_of("sample", "mix.toml")
-    with FileLock(Path(report["folder"]) / ".mix.lock"):
+    with leased(Path(report["folder"]), ".mix.lease"):
         done = call("sample", "mix.toml")
     assert done.exit_code == 2
-    assert f"another process works on {report['folder']}" in done.stderr
+    assert f"another process is writing to {report['folder']}" in done.stderr
 
 
 def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from filelock import FileLock
 from processes import strike
 
 from hgms_cli import main
 from hgms_results import scan
-from hgms_run import loop
+from hgms_run import leased, loop
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -191,12 +190,12 @@ def test_a_run_that_another_process_makes_is_not_taken_over(here: Path) -> None:
     assert mix("sample").exit_code == 0
     [folder] = folders()
     (folder / "summary.json").unlink()  # it is still being made
-    with FileLock(folder / ".lock"):
+    with leased(folder):
         refused = mix("sample")
     assert refused.exit_code == 2
     assert f"another process is writing to {folder}; wait for it" in refused.stderr
     assert not (folder / "summary.json").exists()
-    with FileLock(folder / ".mix.lock"):  # a mix at work in its later stages
-        assert f"another process works on {folder}" in mix("sample").stderr
+    with leased(folder, ".mix.lease"):  # a mix at work in its later stages
+        assert f"another process is writing to {folder}" in mix("sample").stderr
         assert compare("--method", "hg-baseline", "--seeds", "1-1").exit_code == 0
     assert (folder / "summary.json").exists()

@@ -409,8 +409,7 @@ def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, linked: str)
         if not linked:
             (folder.path / name).unlink()
         (folder.path / f"{name}{linked}").symlink_to(other / name)
-    (folder.path / ".lock").unlink()
-    (folder.path / ".lock").symlink_to(other / "steps.jsonl")
+    (folder.path / ".lease").symlink_to(other / "steps.jsonl")
     before = {path.name: path.read_bytes() for path in other.iterdir()}
     if linked:
         run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)

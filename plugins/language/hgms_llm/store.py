@@ -69,11 +69,12 @@ def writing(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """While this process alone may make the file ``path``; its folder is made where there is none."""
-    from filelock import FileLock
+    from filelock import SoftFileLease
 
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock")).acquire()
+        # a lease, since the cache may lie on a disk of several machines, where locks of the operating system may not hold
+        lock = SoftFileLease(path.with_suffix(".lease"), lease_duration=60.0).acquire()
     with lock:
         yield
 

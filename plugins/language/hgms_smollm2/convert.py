@@ -44,12 +44,12 @@ def folder() -> Path:
     made = root / _identity()
     if made.is_dir():
         return made
-    from filelock import FileLock
+    from filelock import SoftFileLease
     from safetensors import SafetensorError
 
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{NAME}.lock"):
+        with SoftFileLease(root / f"{NAME}.lease", lease_duration=60.0):
             aside = root / f".{NAME}"
             shutil.rmtree(aside, ignore_errors=True)  # what a killed process left
             if not made.is_dir():  # another process may have made it while this one waited

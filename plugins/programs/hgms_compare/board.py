@@ -38,6 +38,13 @@ class Board:
     def step(self, cell: object, share: float, record: Mapping[str, Any]) -> None:
         self._view.step(str(cell), record, share)
 
+    def say(self, line: str) -> None:
+        """What a person should know, above the lines or among them."""
+        if self._view.bars.visible:
+            self._view.bars.print_error(line)
+        elif self.enabled:
+            click.echo(line, err=True)
+
     def ended(self, cell: object, status: str, error: str | None) -> None:
         title, why = str(cell), f": {error.splitlines()[0]}" if error else ""
         self._ended += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,7 +33,7 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 )  # fmt: skip
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE",
-    help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD. Repeatable.",
+    help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD, executor.FIELD. Repeatable.",
 )  # fmt: skip
 @click.option("--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls.")
 @seeds_option
@@ -44,6 +44,8 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 @click.option("--references", is_flag=True, help="Add every reference that fits, at its best stopping and at the budget's end.")
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
+@click.option("--executor", metavar="NAME", help="What carries the runs out instead of processes of this machine: ray, slurm.")
+@click.option("--address", metavar="HOST", help="Where the executor's cluster is; short for --set executor.address=HOST.")
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
 @click.option("--fresh", is_flag=True, help="A new process for every run (slower; memory is then each run's own everywhere).")
 @click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
@@ -56,7 +58,7 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 def compare(
     ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
     seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, references: bool,
-    jobs: int | None, scale: str | None, fresh: bool,
+    jobs: int | None, executor: str | None, address: str | None, scale: str | None, fresh: bool,
     retry_failed: bool, dry_run: bool, track: Sequence[str], registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
@@ -70,6 +72,7 @@ def compare(
     from hgms_compare.grid_file import FLAGS, load
     from hgms_compare.run_grid import listing, run_grid, work_left
     from hgms_compare.scale import scaled
+    from hgms_executors import executor_of
     from hgms_run import tables_of
 
     if grid is None and scale is not None:
@@ -78,6 +81,7 @@ def compare(
     table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
     flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference, "references": references or None}
     table |= {key: value for key, value in flags.items() if value is not None}
+    of_executor, sets = executor_settings(sets, executor, address, jobs)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
         loaded = load(table, source=FLAGS, sets=sets, registry=registry)
@@ -95,6 +99,7 @@ def compare(
         return
     comparison = run_grid(
         loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
+        executor=None if executor is None else executor_of(executor, of_executor, registry.host),
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     if as_json:
@@ -107,3 +112,20 @@ def compare(
             click.echo(printable(line))
         click.echo(f"  {loaded.out}")
     ctx.exit(0 if comparison.complete else 1)
+
+
+def executor_settings(
+    sets: Sequence[str], executor: str | None, address: str | None, jobs: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The settings of an executor among those of a command line, and the others."""
+    from hgms_run import lay_options
+
+    own = [text for text in sets if text.startswith("executor.")]
+    if executor is None and (own or address is not None):
+        what = f"--set {own[0]}" if own else f"--address {address}"
+        raise ConfigError(f"{what} is of an executor, and none is named\n  add --executor ray")
+    table: dict[str, Any] = {}
+    lay_options(table, [text.removeprefix("executor.") for text in own])
+    stated = {"address": address, "jobs": jobs}
+    table |= {key: value for key, value in stated.items() if value is not None}
+    return table, [text for text in sets if text not in own]

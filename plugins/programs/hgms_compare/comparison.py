@@ -12,9 +12,9 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
+from hgms_compare.cell import Ending
 from hgms_compare.grid import Cell, Grid
 from hgms_compare.sweep import Sweep
-from hgms_compare.worker import Ending
 from hgms_core import CheckpointError, ConfigError, as_text, one_of
 from hgms_results import RECOVERED, StoredRun, Table, execution_notes, notebook_html, read_run, table
 from hgms_run import OwnProblem, RunResult, frame, reporter, run_config

@@ -15,11 +15,12 @@ from typing import Any
 
 from hgms_compare import sweep as sweeps
 from hgms_compare.board import Board
+from hgms_compare.cell import Ending
 from hgms_compare.comparison import Comparison, gather
-from hgms_compare.crew import Crew, cores
+from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
-from hgms_compare.worker import Ending
 from hgms_core import ConfigError, HgmsError
+from hgms_executors import Executor, Local, code_of, cores
 from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
 
 
@@ -27,6 +28,7 @@ def run_grid(
     grid: Grid,
     *,
     jobs: int | None = None,
+    executor: Executor | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
     progress: bool = True,
@@ -37,11 +39,16 @@ def run_grid(
     Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
     ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
     seconds or the device is not the CPU, else one a core; 0 runs in this process, and so do objects that no other could build.
-    ``fresh`` gives every cell a process of its own. ``say`` gets what a person should know.
+    ``fresh`` gives every cell a process of its own. ``executor`` takes the place of these processes. ``say`` gets what a person
+    should know.
+
+    Several calls may be at one grid, from any machines that share its folder: each run is carried out by one of them, and all
+    end with the same tables.
     """
-    if grid.own and jobs:
+    if grid.own and (jobs or executor is not None):
         raise ConfigError(
-            f"jobs = {jobs} takes processes that build problems and methods by name, and here are objects of this process\n"
+            f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems and methods by name, and here "
+            "are objects of this process\n"
             "  leave jobs out: the runs are then carried out here, one by one; or register them (hgms new plugin)"
         )
     host = grid.registry.host
@@ -61,18 +68,19 @@ def run_grid(
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}
     # the workers load the plugins that no distribution announces (files, modules); the others they find themselves
-    files = [
-        info.module for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")
-    ]
+    loaded = [info for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")]
+    files = [str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module for info in loaded]
+    code = code_of([*files, *(info.module for info in host.infos.values() if info.status in ("loaded", "incomplete"))])
     try:
-        with stoppable(), Crew(count=jobs, plugins=files, fresh=fresh) as crew:
+        executor = executor or (Local(jobs=jobs, fresh=fresh) if jobs else None)
+        with stoppable(), Coordinator(executor, files, code) as coordinator:
 
             def carry_out(cells: Sequence[Cell]) -> None:
                 for cell in cells:  # those that are finished, too: the others are carried out as they were
-                    crew.recall(cell)
+                    coordinator.recall(cell)
                 waiting = [cell for cell in cells if cell.state()[0] in wanted]
                 with Board(len(waiting), enabled=progress) as board:
-                    for ending in crew.carry_out(waiting, began=board.began, report=board.step):
+                    for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
                         board.ended(ending.cell, ending.status, ending.error)
                         endings[ending.cell.path] = ending
 

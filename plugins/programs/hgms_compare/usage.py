@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import define
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_run import DiskError, RunFolder, device_called, parse_json, read_file, replace_file
+from hgms_run import DiskError, FolderInUse, RunFolder, device_called, parse_json, read_file, replace_file
+
+
+@define
+class Usage:
+    """Whether what was measured is of a run that was carried out here. One that another process has ended meanwhile is not."""
+
+    ours: bool = True
 
 
 @contextlib.contextmanager
-def measured(path: Path, device: str) -> Iterator[None]:
+def measured(path: Path, device: str) -> Iterator[Usage]:
     """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and the
     wall and processor time (with evaluation, writing and building the problem). A run that was broken off adds to what is
     there, but for the processor time: of that nobody knows what a killed process took, and it is null."""
@@ -29,8 +37,12 @@ def measured(path: Path, device: str) -> Iterator[None]:
         cuda.empty_cache()
         cuda.init()  # a device with a number is not looked at before
         cuda.reset_peak_memory_stats(device)
+    usage = Usage()
     try:
-        yield
+        yield usage
+    except FolderInUse:  # what is there is of whoever has the folder
+        usage.ours = False
+        raise
     finally:
         stored: Any = {}
         with contextlib.suppress(CheckpointError):
@@ -46,7 +58,7 @@ def measured(path: Path, device: str) -> Iterator[None]:
             "processor_seconds": None if begun else time.process_time() - spent,
             "threads": torch.get_num_threads(),
         }
-        if path.is_dir():
+        if usage.ours and path.is_dir():
             with contextlib.suppress(DiskError):  # what a run took is not worth failing it
                 replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 

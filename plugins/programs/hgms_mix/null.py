@@ -18,7 +18,7 @@ from hgms_mix.certainty import spelled
 from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
 from hgms_mix.reweight import is_finished, weights_of
-from hgms_mix.summary import locked, mix_path, name_of
+from hgms_mix.summary import claimed, mix_path, name_of
 from hgms_results import NULL_TEST
 from hgms_run import Interrupted, Progress, RunConfig, RunFolder, replace_file, run_config
 from hgms_uncertainty import halves_test
@@ -54,9 +54,8 @@ def null_test(
     ]
     say(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
     Mix(config, folder, say).check("reweight")
-    folder.mkdir(parents=True, exist_ok=True)
     learned: list[dict[str, Any]] = []
-    with locked(folder):
+    with claimed(folder):
         for seed, split, run in runs:
             path = folder / f"seed-{seed}-split-{split}"
             try:

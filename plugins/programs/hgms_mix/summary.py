@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hgms_mix import pictures, reweight
 from hgms_mix.certainty import rows_of, spelled
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, replace_file
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, leased, replace_file
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -54,8 +55,7 @@ def carry_out(
     folder = mix_path(config)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with claimed(folder):
         replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
         try:
             mix.run(upto)
@@ -70,6 +70,11 @@ def carry_out(
         return report(mix)
 
 
+def claimed(folder: Path) -> AbstractContextManager[object]:
+    """A mix's folder for this process alone; the run in it has a lease of its own. Errors: those of ``leased``."""
+    return leased(folder, ".mix.lease")
+
+
 def finished(config: MixConfig) -> dict[str, Any] | None:
     """The report of a finished mix, as :func:`carry_out` gives it, without loading a model. None: something is left to do, or
     something is wrong, which :func:`carry_out` says."""
@@ -77,7 +82,7 @@ def finished(config: MixConfig) -> dict[str, Any] | None:
     if not (folder / "report.json").is_file():
         return None
     mix = Mix(config, folder)
-    with contextlib.suppress(CheckpointError), locked(folder):
+    with contextlib.suppress(CheckpointError), claimed(folder):
         if mix.finished():
             return report(mix)
     return None
@@ -177,15 +182,3 @@ def _benchmark(result: Mapping[str, Any]) -> str:
     interval = result.get("interval") or {}
     spread = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if {"low", "high"} <= set(interval) else ""
     return "not scored" if result.get("score") is None else f"{result['score']:.2f}{spread}"
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; CheckpointError where another one works on it."""
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / ".mix.lock", timeout=0):  # the run has a lock of its own
-            yield
-    except Timeout:
-        raise CheckpointError(f"another process works on {folder}; wait for it, or choose another --out") from None

@@ -98,7 +98,7 @@ def read_run(path: Path) -> StoredRun:
         if not names & _FILES:
             if "reweight" in names:
                 raise CheckpointError(f"hgms mix made it before 0.7; its run is in {path / 'reweight'}")
-            raise CheckpointError("the folder is empty" if not names - {".lock"} else "it holds no run files")
+            raise CheckpointError("the folder is empty" if not names - {".lease", ".lock"} else "it holds no run files")
         if "config.toml" not in names:
             raise CheckpointError("config.toml is missing")
         config = _config(read_file(path / "config.toml", _CONFIG).decode())

@@ -16,9 +16,10 @@ from hgms_run.ended import RunResult
 from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
 from hgms_run.fingerprint import fingerprint
-from hgms_run.folder import FolderInUse, RunFolder
+from hgms_run.folder import RunFolder
 from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, plain_attribute, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config, show_object
+from hgms_run.lease import FolderInUse, leased
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress
@@ -37,7 +38,7 @@ __all__ = [
     "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder", "RunResult",
     "RunSettings", "StopRun", "Watcher", "appending", "built", "converter_for", "data_of", "described", "device_called",
     "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore", "init_fields", "kinds_of",
-    "lay", "lay_options", "line_of", "load", "load_state", "meant", "misfit", "missing_traits", "nearness", "needs",
+    "lay", "lay_options", "leased", "line_of", "load", "load_state", "meant", "misfit", "missing_traits", "nearness", "needs",
     "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put", "read_file", "read_toml",
     "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object",
     "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints", "unpack",

@@ -30,7 +30,6 @@ import safetensors
 import safetensors.torch
 import torch
 from attrs import define, field
-from filelock import FileLock, Timeout
 
 from hgms_cli import finite
 from hgms_core import CheckpointError, State
@@ -39,14 +38,11 @@ from hgms_run import files
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
 from hgms_run.files import damaged
+from hgms_run.lease import Lease, leased
 from hgms_run.tables import difference, flatten, parse_toml, show
 
 SHOWN = 3
 """Settings that a message names where two configurations differ."""
-
-
-class FolderInUse(CheckpointError):
-    """Another process writes to the folder."""
 
 
 @define
@@ -98,6 +94,7 @@ class RunFolder:
 
     path: Path = field(converter=Path)
     _rows: list[_Rows] = field(factory=list, init=False, eq=False, repr=False)
+    _held: list[Lease] = field(factory=list, init=False, eq=False, repr=False)
 
     config = _File("config.toml")
     environment = _File("env.json")
@@ -128,19 +125,17 @@ class RunFolder:
             raise CheckpointError(f"{self.path} is a file, and a run needs a folder\n  choose another name")
         if self.begun:
             self._ensure_same(config, resume, word)
-        with files.writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=patience)
-            if (self.path / ".lock").is_symlink():
-                (self.path / ".lock").unlink()
+        with leased(self.path, patience=patience) as lease:
+            self._held[:] = [lease]
             try:
-                lock.acquire()
-            except Timeout:
-                raise FolderInUse(f"another process is writing to {self.path}; wait for it, or choose another folder") from None
-        try:
-            yield
-        finally:
-            lock.release()
+                yield
+            finally:
+                self._held.clear()
+
+    def ensure_held(self) -> None:
+        """FolderInUse where this process had claimed the folder, and another has taken it over since."""
+        for lease in self._held:
+            lease.ensure()
 
     def _ensure_same(self, config: str, resume: bool, word: str) -> None:
         if not self.config.exists():
@@ -188,14 +183,23 @@ class RunFolder:
         return "".join(lines) + (f"\n  and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
+        self.ensure_held()
         with files.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._rows.clear()
         files.replace_file(self.config, config.encode())
         files.replace_file(self.environment, files.as_json(environment, indent=2))
 
+    def reopen(self) -> None:
+        """Removes the summary of a run that failed and is carried out again: until it ends it is an unfinished one.
+
+        .. versionadded:: 0.8"""
+        self.ensure_held()
+        self.summary.unlink(missing_ok=True)
+
     def note(self, key: str, value: Any) -> None:
         """An entry of ``env.json``, which keeps the others."""
+        self.ensure_held()
         files.replace_file(self.environment, files.as_json({**self.read_environment(), key: value}, indent=2))
 
     # --- what it holds
@@ -207,6 +211,7 @@ class RunFolder:
         return {}
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.ensure_held()
         files.replace_file(self.summary, files.sealed(finite(summary), indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
@@ -234,10 +239,12 @@ class RunFolder:
         """The line of a diagnosed step.
 
         .. versionadded:: 0.6"""
+        self.ensure_held()
         files.append(self.diagnosis, files.stamped(files.as_json(row)) + b"\n")
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
+        self.ensure_held()
         rows, line, clock = self._written(), files.as_json(record) + b"\n", files.as_json(timing)
         files.append(self.steps, line)
         files.append(self.timings, files.stamped(clock) + b"\n")
@@ -254,6 +261,7 @@ class RunFolder:
     def save(self, state: State, step: int) -> None:
         """A checkpoint: first the rows and the tensors under a new name, then the file that points to them, then the old ones
         go. Each is on the disk before the next."""
+        self.ensure_held()
         structure, tensors = pack(state)
         name = f"checkpoint-{step}.safetensors"
         data = safetensors.torch.save(tensors)

@@ -21,6 +21,7 @@ from hgms_run.ended import RunResult, summarise
 from hgms_run.execution import Execution
 from hgms_run.files import read_file, replace_file
 from hgms_run.folder import RunFolder
+from hgms_run.lease import leased
 from hgms_run.loop import Run, ignore
 from hgms_run.own import OwnProblem
 from hgms_run.provenance import digests
@@ -228,13 +229,15 @@ def device_called(name: str) -> torch.device:
 
 
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
-    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked."""
-    try:
-        records = folder.records()
-    except CheckpointError:
-        records = []
-    step = int(records[-1]["step"]) if records else 0
-    if not folder.config.exists():  # it ended before its first step
-        replace_file(folder.config, config.to_toml().encode())
-    role = {"role": config.role} if config.role else {}
-    folder.write_summary({**summarise(config.info, "failed", step, records, error), **role, "validation_loss": None})
+    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked.
+    Errors: FolderInUse where another process carries it out by now."""
+    with leased(folder.path):
+        try:
+            records = folder.records()
+        except CheckpointError:
+            records = []
+        step = int(records[-1]["step"]) if records else 0
+        if not folder.config.exists():  # it ended before its first step
+            replace_file(folder.config, config.to_toml().encode())
+        role = {"role": config.role} if config.role else {}
+        folder.write_summary({**summarise(config.info, "failed", step, records, error), **role, "validation_loss": None})

@@ -261,6 +261,7 @@ class Run:
             LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
         in_force.enter_context(self.execution.in_force(self.device))
         if self.folder is not None:
+            self.folder.reopen()
             self.folder.create(text, self.environment(self.folder, before))
             if self.resume:  # killed before its first checkpoint, it starts again
                 self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.registry import Registry
-from hgms_mix import OF_GRIDS, MixConfig, locked, read
+from hgms_mix import OF_GRIDS, MixConfig, claimed, read
 from hgms_run import Interrupted, Progress, lay_options, tables_of
 from hgms_surface import proxy
 from hgms_surface.cost import cost, spell
@@ -128,8 +128,7 @@ def carry_out(
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    with locked(plan.folder), _stoppable():
+    with claimed(plan.folder), _stoppable():
         outcomes = carried(runs, points, say, diverging=int(MOST * len(points)))
         findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
         more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}

@@ -1,0 +1,202 @@
+"""Who carries out which run, and when: all runs of a task alike, what a lost worker had begun once more, and nothing that
+another process is at."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from hgms_compare.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
+from hgms_compare.grid import Cell
+from hgms_compare.usage import frozen_heap
+from hgms_core import Budget, HgmsError
+from hgms_executors import Executor, Job
+from hgms_run import Execution, RunFolder, ignore
+
+TRIES = 3
+"""Workers that may be lost with one run before it has failed: what takes three with it is the run's own doing."""
+
+POLL = 1.0
+"""Seconds between two looks at runs that other processes carry out."""
+
+Kind = tuple[str, Budget]
+
+
+def _kind(cell: Cell) -> Kind:
+    """What runs have in common that are carried out alike."""
+    return cell.task, cell.config.budget
+
+
+@define(eq=False)
+class Coordinator:
+    """``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
+
+    ``executor`` None carries the cells out in this process, one by one. ``plugins`` are files that every worker loads, ``code``
+    what must be the same there as here. All runs of a task are carried out alike: the first decides how, and the others wait
+    until it has; ``executions`` holds what was decided, by task and budget (a longer one may pay for more).
+
+    Several coordinators may be at the same cells, on any machines that share the folders: a run is whose worker has its lease,
+    the others look after it now and then, and take it up where that one is lost.
+    """
+
+    executor: Executor | None = None
+    plugins: Sequence[str] = ()
+    code: tuple[str, ...] = ()
+    executions: dict[Kind, Execution] = field(factory=dict, init=False)
+    _warnings: set[str] = field(factory=set, init=False)
+    _running: dict[Job, Cell] = field(factory=dict, init=False)
+    _elsewhere: list[Cell] = field(factory=list, init=False)
+    _lost: dict[Path, int] = field(factory=dict, init=False)
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.executor is not None:
+            self.executor.close()
+
+    def carry_out(
+        self, cells: Iterable[Cell], *, began: Callable[[Cell], None] = ignore, report: Report = ignore,
+        say: Callable[[str], None] = ignore,
+    ) -> Iterator[Ending]:  # fmt: skip
+        """The endings of all cells, as they come. ``say`` gets what a person should know of lost workers and of others' runs.
+
+        Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
+        """
+        waiting = deque(cells)
+        PROGRAMS.addFilter(self._is_new)
+        try:
+            with frozen_heap() if waiting and self.executor is None else contextlib.nullcontext():
+                while waiting:
+                    yield from (
+                        self._here(waiting, began, report)
+                        if self.executor is None
+                        else self._there(self.executor, waiting, began, report, say)
+                    )
+                    yield from self._look_after(waiting, say)
+        finally:
+            PROGRAMS.removeFilter(self._is_new)
+
+    def _here(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
+        while waiting:
+            cell = waiting.popleft()
+            began(cell)
+            ending = carry_out(cell, report, self.known(cell))
+            self.recall(cell)
+            if ending.status == "elsewhere":
+                self._elsewhere.append(cell)
+            else:
+                yield ending
+
+    def _there(
+        self, executor: Executor, waiting: deque[Cell], began: Callable[[Cell], None], report: Report,
+        say: Callable[[str], None],
+    ) -> Iterator[Ending]:  # fmt: skip
+        self._running.clear()
+
+        def tell(job: Job, event: Mapping[str, Any]) -> None:
+            cell = self._running[job]
+            self.recall(cell)
+            if event["event"] == "warning":
+                PROGRAMS.warning("%s", event["text"])
+            elif event["event"] == "step":
+                report(cell, event["share"], event["record"])
+            elif event["event"] == "look" and (row := newest(cell)) is not None:
+                report(cell, *row)
+
+        for end in executor.carry_out(_Ready(self, waiting, began), tell):
+            cell = self._running.pop(end.job)
+            self.recall(cell)
+            if end.outcome is not None:
+                ending = Ending(cell=cell, status=end.outcome["status"], error=end.outcome["error"])
+            else:
+                ending = self._after_loss(cell, end.lost)
+            if ending.status == "elsewhere":
+                self._elsewhere.append(cell)
+            elif ending.status == "lost":
+                say(f"{cell}: {end.lost}; it is taken up again")
+                waiting.appendleft(cell)
+            else:
+                yield ending
+
+    def _after_loss(self, cell: Cell, why: str) -> Ending:
+        """How a run ended whose worker is gone: it may have written its end before."""
+        with contextlib.suppress(HgmsError, OSError):
+            summary = RunFolder(cell.path).read_summary()
+            if summary is not None:
+                return Ending(cell=cell, status=str(summary.get("status")), error=summary.get("error"))
+        self._lost[cell.path] = self._lost.get(cell.path, 0) + 1
+        if self._lost[cell.path] < TRIES:
+            return Ending(cell=cell, status="lost", error=why)
+        return failed(cell, f"{why}, for the {TRIES}rd time")
+
+    def _look_after(self, waiting: deque[Cell], say: Callable[[str], None]) -> Iterator[Ending]:
+        """The endings of runs that other processes carried out; those that nobody is at any more wait again."""
+        if not self._elsewhere:
+            return
+        if not waiting:
+            count = len(self._elsewhere)
+            say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
+            time.sleep(POLL)
+        others, self._elsewhere = self._elsewhere, []
+        for cell in others:
+            self.recall(cell)
+            status, error = cell.state()
+            if status in ("new", "begun"):
+                waiting.append(cell)
+            else:
+                yield Ending(cell=cell, status=status, error=error)
+
+    def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
+        """The first run that may begin: its task's execution is known, or it is the one to decide it."""
+        undecided = {_kind(cell) for cell in [*self._running.values(), *self._elsewhere]} - self.executions.keys()
+        cell = next((cell for cell in waiting if _kind(cell) not in undecided), None)
+        if cell is None:
+            return None
+        waiting.remove(cell)
+        job = job_of(cell, self.known(cell), self.plugins, self.code)
+        self._running[job] = cell
+        began(cell)
+        return job
+
+    def recall(self, cell: Cell) -> None:
+        """Takes how a run is carried out, if its folder tells, for the other runs of its task."""
+        if _kind(cell) not in self.executions:
+            recorded = Execution.recorded(RunFolder(cell.path).read_environment())
+            if recorded is not None and recorded.compile is not None:  # else it is not decided yet
+                self.executions[_kind(cell)] = recorded
+
+    def known(self, cell: Cell) -> Execution | None:
+        """How a run is to be carried out, as far as runs of its task have decided it."""
+        if _kind(cell) in self.executions:
+            return self.executions[_kind(cell)]
+        alike = [execution for (task, _), execution in self.executions.items() if task == cell.task]
+        return attrs.evolve(alike[0], compile=None) if alike else None
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        """Whether no other run gave the same warning, whatever its numbers."""
+        text = "".join(letter for letter in record.getMessage() if not letter.isdigit())
+        known = text in self._warnings
+        self._warnings.add(text)
+        return not known
+
+
+@define(eq=False)
+class _Ready:
+    """The jobs that may begin now; more may when it is iterated again."""
+
+    coordinator: Coordinator
+    waiting: deque[Cell]
+    began: Callable[[Cell], None]
+
+    def __iter__(self) -> Iterator[Job]:
+        while (job := self.coordinator.take(self.waiting, self.began)) is not None:
+            yield job

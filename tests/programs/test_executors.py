@@ -1,0 +1,395 @@
+"""Who carries out which run: leases on folders, several coordinators on one grid, lost workers, executors of plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from processes import Server, rows_written
+
+from hgms_cli import main
+from hgms_compare.from_python import compare
+from hgms_core import Budget, CheckpointError, ConfigError, PluginError, UnknownComponent
+from hgms_core.host import Host
+from hgms_executors import Ending, Job, Local, Needs, called, code_of, ensure_same, executor_of, installation
+from hgms_run import FolderInUse, RunFolder, lease, leased
+
+PLUGIN = Path(__file__).parent / "grid_plugin.py"
+
+HOLD = """
+import pathlib, sys, time
+from hgms_run import leased
+with leased(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+# --- leases
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(FolderInUse, match=r"another process is writing to .*run; wait for it"), leased(tmp_path / "run"):
+        pass
+    holder.kill()
+    holder.wait()
+    with leased(tmp_path / "run") as held:  # at once: it is seen to be gone
+        held.ensure()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def elsewhere(path: Path) -> None:
+    """Makes a lease of this machine one of another."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join("host=another-machine\n" if line.startswith("host=") else line for line in lines))
+
+
+def test_the_lease_of_another_machine_expires_by_our_own_clock(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as old as the epoch, and still lasts as long as we have seen it unchanged: whose clock jumps loses nothing."""
+    marker = tmp_path / "run" / ".lease"
+    os.kill(holder.pid, signal.SIGSTOP)  # it gives no sign of life
+    elsewhere(marker)
+    marker.write_text(marker.read_text().replace(f"duration={lease.SECONDS}", "duration=0.6"))
+    os.utime(marker, (0, 0))
+    monkeypatch.setattr(lease, "SECONDS", 0.6)
+    with pytest.raises(FolderInUse), leased(tmp_path / "run", patience=0.1):
+        pass
+    with leased(tmp_path / "run", patience=30.0) as held:
+        held.ensure()
+
+
+def test_who_has_lost_its_lease_writes_nothing_more(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.claimed("seed = 0"):
+        folder.create("seed = 0", {})
+        folder.append({"step": 0}, {"step": 0, "seconds": 0.0})
+        taken = folder.path / ".taken"
+        taken.write_text("filelock/2\n")
+        taken.replace(folder.path / ".lease")  # as another machine does, after a minute of silence
+        before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+        for write in (
+            lambda: folder.append({"step": 1}, {"step": 1, "seconds": 0.0}), lambda: folder.save({}, 0),
+            lambda: folder.write_summary({}), lambda: folder.note("a", 1), lambda: folder.append_diagnosis({}),
+            lambda: folder.create("seed = 1", {}), folder.reopen,
+        ):  # fmt: skip
+            with pytest.raises(FolderInUse, match=r"has taken over .*no sign of life for 60 s"):
+                write()  # type: ignore[no-untyped-call]
+        assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert (folder.path / ".lease").exists(), "it is the other's"
+
+
+def test_a_folder_that_is_gone_is_no_longer_held(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.claimed("seed = 0"):
+        (folder.path / ".lease").unlink()
+        with pytest.raises(CheckpointError, match="has taken over"):
+            folder.ensure_held()
+
+
+# --- grids
+
+GRID = """
+budget = "12 steps"
+seeds = 6
+task = ["bowl"]
+
+[run]
+out = "runs"
+checkpoint_seconds = 0.0
+threads = 1
+
+[[method]]
+name = "walk"
+pause = 0.01
+"""
+
+COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")
+
+
+def prepared(folder: Path, text: str = GRID) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "grid.toml").write_text(text)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    kept = ("checkpoint", "steps", "summary")
+    files = sorted(path for path in (folder / "runs").rglob("*") if path.name.startswith(kept))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def table(text: str) -> Any:
+    """What a comparison printed, without what depends on the machine's speed."""
+    printed = json.loads(text)
+    for task in printed["tasks"]:
+        for method in task["methods"]:
+            del method["seconds"], method["peak_memory_bytes"]
+    return printed
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, server: Server) -> tuple[dict[str, bytes], Any]:
+    """What one process writes and prints that has the grid to itself."""
+    folder = prepared(tmp_path_factory.mktemp("alone"))
+    done = server.run(folder, *COMPARE, "--jobs", "0")
+    assert done.returncode == 0, done.stderr
+    return contents(folder), table(done.stdout)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "hgms_cli", *COMPARE, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )  # fmt: skip
+
+
+def test_two_coordinators_share_a_grid_and_print_the_same_table(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
+    folder = prepared(tmp_path)
+    (folder / "hold-0-6").touch()  # nobody is done before both are at work
+    both = [start(folder, "--jobs", "0"), start(folder, "--jobs", "1")]
+    while rows_written(folder) < 7 + 8:  # the first run is held, another runs
+        assert all(process.poll() is None for process in both)
+    (folder / "hold-0-6").unlink()
+    ends = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], ends
+    assert [table(out) for out, _ in ends] == [alone[1]] * 2
+    assert contents(folder) == alone[0]
+    resources = [json.loads(path.read_text()) for path in folder.rglob("resources.json")]
+    assert len(resources) == 6
+    assert all(row["processor_seconds"] is not None for row in resources), "each was begun once"
+
+
+@pytest.mark.extended
+def test_a_killed_coordinators_runs_are_taken_up_by_the_other(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
+    folder = prepared(tmp_path)
+    (folder / "hold-0-6").touch()
+    first = start(folder, "--jobs", "1")
+    while rows_written(folder) < 7:
+        assert first.poll() is None
+    second = start(folder, "--jobs", "1")
+    while rows_written(folder) < 7 + 8:
+        assert second.poll() is None
+    first.kill()
+    first.communicate()
+    (folder / "hold-0-6").unlink()
+    out, err = second.communicate()
+    assert second.returncode == 0, err
+    assert table(out) == alone[1]
+    assert contents(folder) == alone[0]
+
+
+def test_a_run_whose_worker_is_killed_is_taken_up_again(
+    tmp_path: Path, server: Server, alone: tuple[dict[str, bytes], Any]
+) -> None:
+    (tmp_path / "marks").mkdir()
+    kills = f'breaks = "kill"\nat = 5\nseed = 2\nevery = true\nonce = "{tmp_path / "marks"}"\n'
+    folder = prepared(tmp_path, GRID + kills)
+    done = server.run(folder, "compare", "grid.toml", "--plugin", str(PLUGIN), "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2", "4"]
+    assert done.stderr.count("its process was killed by SIGKILL (out of memory, most often); it is taken up again") == 3
+    steps = {name.rpartition("seed-")[2]: data for name, data in contents(folder).items() if "steps" in name}
+    assert steps == {name.rpartition("seed-")[2]: data for name, data in alone[0].items() if "steps" in name}
+
+
+# --- executors of plugins
+
+MINE = '''
+import sys
+from typing import ClassVar
+from attrs import define
+from hgms_core import hookimpl
+from hgms_executors import Ending, called
+
+@define(kw_only=True)
+class Mine:
+    """The shortest one: job by job, here."""
+    name: ClassVar[str] = "mine"
+    jobs: int | None = None
+    word: str = "hello"
+
+    def carry_out(self, jobs, report):
+        for job in jobs:
+            print(self.word, job.title, job.needs.cpus, file=sys.stderr)
+            tell = lambda _job=job, **event: report(_job, event)
+            yield Ending(job=job, outcome=called(job.function)(job.arguments, tell))
+
+    def close(self):
+        print("closed", file=sys.stderr)
+
+class Lame:
+    name = "lame"
+
+@hookimpl
+def hgms_register_executors():
+    return [Mine, Lame]
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def test_an_executor_of_a_plugin_carries_out_a_grid(
+    tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[dict[str, bytes], Any]
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path))
+    mine.write_text(MINE.replace("[Mine, Lame]", "[Mine]"))
+    words = [*COMPARE, "--plugin", str(mine), "--executor", "mine", "--set", "executor.word=now"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines() == [*(f"now bowl, walk, seed {seed} 1" for seed in range(6)), "closed"]
+    assert table(done.stdout) == alone[1]
+    assert contents(tmp_path) == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--executor", "locl"], "unknown executor 'locl'; did you mean 'local'?"),
+        (["--executor", "mine"], "unknown executor 'mine'"),
+        (["--executor", "local", "--set", "executor.frehs=true"], "did you mean 'fresh'?"),
+        (["--executor", "local", "--address", "auto"], "'address'"),
+        (["--executor", "local", "--jobs", "0"], "'jobs' must be >= 1: 0"),
+        (["--address", "auto"], "--address auto is of an executor, and none is named"),
+        (["--set", "executor.word=now"], "--set executor.word=now is of an executor, and none is named"),
+    ],
+)
+def test_what_is_wrong_with_an_executor_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path))
+    done = CliRunner().invoke(main, [*COMPARE, *arguments])
+    assert done.exit_code == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_a_class_that_is_no_executor_is_named(mine: Path) -> None:
+    with pytest.raises(PluginError, match=r"Lame is not an executor: it lacks carry_out, close"):
+        executor_of("mine", {}, Host.load([mine]))
+    mine.write_text(MINE.replace("[Mine, Lame]", "[Mine]"))
+    with pytest.raises(ConfigError, match=r"'mine' does not take these settings: .*'volume'"):
+        executor_of("mine", {"volume": 1}, Host.load([mine]))
+
+
+def test_objects_of_this_process_go_to_no_executor(tmp_path: Path) -> None:
+    from hgms_compare.grid_file import load
+    from hgms_compare.run_grid import run_grid
+
+    grid = load({"budget": "2 steps", "task": "quadratic", "method": "uniform", "run": {"out": str(tmp_path)}})
+    import attrs
+
+    with pytest.raises(ConfigError, match="an executor takes processes that build problems and methods by name"):
+        run_grid(attrs.evolve(grid, own=True), executor=Local())
+
+
+# --- jobs
+
+
+def failing(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
+    """A job that does what its arguments say."""
+    if arguments.get("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if arguments.get("raise"):
+        raise ConfigError("no such data")
+    tell(event="step", share=0.5)
+    return {"number": arguments["number"], "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+def job(number: int, **arguments: Any) -> Job:
+    return Job(title=f"job {number}", function="test_executors:failing", arguments={"number": number, **arguments})
+
+
+def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told: list[tuple[str, Any]] = []
+    executor = Local(jobs=2)
+    jobs = [job(0), job(1, kill=True), job(2), job(3, **{"raise": True}), job(4)]
+    try:
+        endings = {
+            ending.job.arguments["number"]: ending
+            for ending in executor.carry_out(jobs_of(jobs), lambda job, event: told.append((job.title, event["event"])))
+        }
+    finally:
+        executor.close()
+    assert {number: ending.outcome for number, ending in endings.items() if ending.outcome} == {
+        number: {"number": number, "threads": "1"} for number in (0, 2, 4)
+    }
+    assert endings[1].lost == "its process was killed by SIGKILL (out of memory, most often)"
+    assert endings[3].lost == "no such data"
+    assert sorted(told) == [(f"job {number}", "step") for number in (0, 2, 4)]
+
+
+def jobs_of(jobs: list[Job]) -> Iterable[Job]:
+    """As a coordinator gives them: iterated again, those that are left."""
+
+    class Jobs:
+        def __iter__(self) -> Iterator[Job]:
+            while jobs:
+                yield jobs.pop(0)
+
+    return Jobs()
+
+
+def test_needs_are_checked() -> None:
+    assert Needs(gpus=1, hours=0.5).as_dict() == {"cpus": 1, "gpus": 1, "memory": None, "hours": 0.5}
+    for wrong in ({"cpus": 0}, {"gpus": -1}, {"memory": 0}, {"hours": 0.0}):
+        with pytest.raises(ValueError, match="must be"):
+            Needs(**wrong)  # type: ignore[arg-type]
+
+
+def test_another_installation_is_refused_by_name(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("a = 1\n")
+    own = installation(code_of(["hgms_core", str(plugin)]))
+    assert {"python", "torch", "hgms_core", "hgms_executors", str(plugin)} <= own.keys()
+    ensure_same(own, "node-1")
+    with pytest.raises(ConfigError) as caught:
+        ensure_same({**own, "torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"}, "node-1")
+    first, *lines = str(caught.value).splitlines()
+    assert first == "the worker on node-1 has another installation than this machine"
+    assert [line.split(":")[0].strip() for line in lines[:-1]] == ["torch", "hgms_core", "hgms_gone"]
+    assert "hgms_gone: no such module there, 0123456789ab here" in str(caught.value)
+
+
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"a worker has no hgms_executors.jobs:cale"):
+        called("hgms_executors.jobs:cale")
+    with pytest.raises(ConfigError, match="a worker has no hgms_nowhere:work"):
+        called("hgms_nowhere:work")
+
+
+def test_from_python_the_same_names_hold(tmp_path: Path) -> None:
+    with pytest.raises(UnknownComponent, match="did you mean 'local'"):
+        executor_of("locall", {}, Host.load())
+    assert Ending(job=job(1), lost="gone").outcome is None
+    comparison = compare("quadratic", "uniform", Budget(outer_steps=2), 1, tmp_path / "runs", jobs=1)
+    assert comparison.complete

@@ -1,0 +1,194 @@
+"""The executor `ray`: the same files as from one process, lost workers, bad addresses, another installation. `tox -e ray`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from hgms_cli import main
+from hgms_compare.grid_file import load
+from hgms_compare.run_grid import run_grid
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.registry import Registry
+from hgms_executors import Needs
+from hgms_ray import executor as module
+from hgms_ray.executor import Ray
+
+pytestmark = pytest.mark.ray
+
+PLUGIN = Path(__file__).parents[1] / "programs" / "grid_plugin.py"
+
+WALK = {"name": "walk", "pause": 0.01}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ray keeps its token in the home folder, and reads it once in a process."""
+    pytest.importorskip("ray")
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No Ray outlives its test."""
+    import ray
+
+    yield
+    ray.shutdown()
+
+
+def grid(folder: Path, method: Any = WALK, *, seeds: int = 4, budget: str = "12 steps") -> Any:
+    run = {"out": str(folder), "checkpoint_seconds": 0.0, "threads": 1}
+    table = {"budget": budget, "seeds": seeds, "task": "bowl", "method": [method], "run": run}
+    return load(table, registry=Registry.load([PLUGIN]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    kept = ("checkpoint", "steps", "summary")
+    files = sorted(path for path in folder.rglob("*") if path.name.startswith(kept))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def steps(folder: Path) -> dict[str, bytes]:
+    """Of each seed, whatever the method's folder is called."""
+    return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
+
+
+def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
+    alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    seen: list[tuple[str, float]] = []
+    ray = Ray(jobs=2)
+    through = run_grid(grid(tmp_path / "ray"), executor=ray, progress=False, say=lambda line: seen.append((line, 0.0)))
+    assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+    assert [row.metrics for row in through.tables[0].rows] == [row.metrics for row in alone.tables[0].rows]
+    assert seen == []
+    token = home / ".ray" / "auth_token"
+    assert token.stat().st_mode & 0o077 == 0, "nobody else can read it"
+    import ray as library
+
+    assert not library.is_initialized(), "it ends with the grid"
+
+
+def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path) -> None:
+    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    (tmp_path / "marks").mkdir()
+    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
+    comparison = run_grid(grid(tmp_path / "ray", {**WALK, **kills}), executor=Ray(jobs=2), progress=False)
+    assert comparison.complete, comparison
+    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
+    assert steps(tmp_path / "ray") == steps(tmp_path / "alone")
+
+
+def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
+    comparison = run_grid(grid(tmp_path, {**WALK, "breaks": "kill", "seed": 1}), executor=Ray(jobs=2), progress=False)
+    [failure] = comparison.failures
+    assert (failure.seed, failure.status) == (1, "failed")
+    assert failure.reason.endswith("for the 3rd time")
+    assert len(comparison.runs) == 3
+
+
+def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(
+        'budget = "400 steps"\nseeds = 2\ntask = ["bowl"]\n[run]\nout = "runs"\nthreads = 1\ncheckpoint_seconds = 1000.0\n'
+        '[[method]]\nname = "walk"\npause = 0.05\n'
+    )
+    words = ["compare", "grid.toml", "--plugin", str(PLUGIN), "--executor", "ray", "--jobs", "2", "--json"]
+    command = [sys.executable, "-P", "-m", "hgms_cli", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert "run the same command again to go on" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "there is no Ray at 127.0.0.1:1"),
+        ("auto", "there is no Ray at auto"),
+        ("nowhere.invalid:6379", "there is no Ray at nowhere.invalid:6379"),
+        ("6379:", "there is no Ray at 6379:"),
+    ],
+)
+def test_a_bad_address_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "1", "--plugin", str(PLUGIN)]
+    done = CliRunner().invoke(main, [*words, "--executor", "ray", "--address", address])
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_another_installation_on_a_worker_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = module.installation
+    monkeypatch.setattr(module, "installation", lambda code: {**true(code), "hgms_core": "0123456789ab"})
+    with pytest.raises(
+        ConfigError, match=r"has another installation than this machine\n  hgms_core: \w{12} there, 0123456789ab here"
+    ):
+        run_grid(grid(tmp_path), executor=Ray(jobs=1), progress=False)
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_without_ray_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[ray\]'"):
+        run_grid(grid(tmp_path), executor=Ray(), progress=False)
+
+
+def test_a_job_that_needs_more_memory_than_there_is_waits_for_a_node_that_has_it() -> None:
+    """Ray schedules by what a job needs; what that is comes from the job."""
+    import ray
+
+    job = attrs.evolve(module_job(), needs=Needs(cpus=1, memory=2**50))
+    executor = Ray(jobs=1)
+    executor._start()
+    task = executor._submit(job)
+    ended, left = ray.wait([task], timeout=1.0)
+    assert (ended, left) == ([], [task])
+    executor.close()
+
+
+def module_job() -> Any:
+    from hgms_executors import Job
+
+    return Job(title="echo", function="hgms_executors.local:echo", arguments={"a": 1})
+
+
+def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[float] = []
+    from hgms_compare.board import Board
+
+    class Looked(Board):
+        def step(self, cell: object, share: float, record: Any) -> None:
+            seen.append(share)
+            assert record["step"] >= 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hgms_compare.run_grid.Board", Looked)
+        patch.setattr(module, "LOOK", 0.1)
+        run_grid(grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps"), executor=Ray(jobs=1), progress=False)
+    assert len(seen) >= 3
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] <= 1
+    assert json.loads(json.dumps(seen)) == seen
+    assert "raylet" not in capsys.readouterr().out
+    assert os.path.isdir(tmp_path)
