@@ -344,7 +344,7 @@ def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monk
         number: {"number": number, "threads": "1"} for number in (0, 2, 4)
     }
     assert endings[1].lost == "its process was killed by SIGKILL (out of memory, most often)"
-    assert endings[3].lost == "no such data"
+    assert endings[3].error == "no such data"
     assert sorted(told) == [(f"job {number}", "step") for number in (0, 2, 4)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from hgms_cli import json_option, plugin_option, print_json, print_table, printa
 from hgms_compare.complete import labels
 from hgms_compare.seeds import seeds_option
 from hgms_core import ConfigError
+from hgms_executors import executor_options, stated_executor
 
 if TYPE_CHECKING:
     from hgms_core.registry import Registry
@@ -44,8 +45,7 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 @click.option("--references", is_flag=True, help="Add every reference that fits, at its best stopping and at the budget's end.")
 @click.option("--jobs", type=click.IntRange(min=0), metavar="N",
               help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
-@click.option("--executor", metavar="NAME", help="What carries the runs out instead of processes of this machine: ray, slurm.")
-@click.option("--address", metavar="HOST", help="Where the executor's cluster is; short for --set executor.address=HOST.")
+@executor_options
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
 @click.option("--fresh", is_flag=True, help="A new process for every run (slower; memory is then each run's own everywhere).")
 @click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
@@ -72,7 +72,6 @@ def compare(
     from hgms_compare.grid_file import FLAGS, load
     from hgms_compare.run_grid import listing, run_grid, work_left
     from hgms_compare.scale import scaled
-    from hgms_executors import executor_of
     from hgms_run import tables_of
 
     if grid is None and scale is not None:
@@ -81,7 +80,7 @@ def compare(
     table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
     flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference, "references": references or None}
     table |= {key: value for key, value in flags.items() if value is not None}
-    of_executor, sets = executor_settings(sets, executor, address, jobs)
+    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
         loaded = load(table, source=FLAGS, sets=sets, registry=registry)
@@ -98,8 +97,7 @@ def compare(
         click.echo(work_left(loaded, rows))
         return
     comparison = run_grid(
-        loaded, jobs=jobs, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
-        executor=None if executor is None else executor_of(executor, of_executor, registry.host),
+        loaded, jobs=jobs, executor=where, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
         say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     if as_json:
@@ -112,20 +110,3 @@ def compare(
             click.echo(printable(line))
         click.echo(f"  {loaded.out}")
     ctx.exit(0 if comparison.complete else 1)
-
-
-def executor_settings(
-    sets: Sequence[str], executor: str | None, address: str | None, jobs: int | None
-) -> tuple[dict[str, Any], list[str]]:
-    """The settings of an executor among those of a command line, and the others."""
-    from hgms_run import lay_options
-
-    own = [text for text in sets if text.startswith("executor.")]
-    if executor is None and (own or address is not None):
-        what = f"--set {own[0]}" if own else f"--address {address}"
-        raise ConfigError(f"{what} is of an executor, and none is named\n  add --executor ray")
-    table: dict[str, Any] = {}
-    lay_options(table, [text.removeprefix("executor.") for text in own])
-    stated = {"address": address, "jobs": jobs}
-    table |= {key: value for key, value in stated.items() if value is not None}
-    return table, [text for text in sets if text not in own]

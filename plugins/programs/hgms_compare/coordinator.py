@@ -18,11 +18,8 @@ from hgms_compare.cell import PROGRAMS, Ending, Report, carry_out, failed, job_o
 from hgms_compare.grid import Cell
 from hgms_compare.usage import frozen_heap
 from hgms_core import Budget, HgmsError
-from hgms_executors import Executor, Job
+from hgms_executors import TRIES, Executor, Job
 from hgms_run import Execution, RunFolder, ignore
-
-TRIES = 3
-"""Workers that may be lost with one run before it has failed: what takes three with it is the run's own doing."""
 
 POLL = 1.0
 """Seconds between two looks at runs that other processes carry out."""
@@ -117,6 +114,8 @@ class Coordinator:
             self.recall(cell)
             if end.outcome is not None:
                 ending = Ending(cell=cell, status=end.outcome["status"], error=end.outcome["error"])
+            elif end.error:
+                ending = failed(cell, end.error)
             else:
                 ending = self._after_loss(cell, end.lost)
             if ending.status == "elsewhere":

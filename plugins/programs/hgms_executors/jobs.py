@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from attrs import field, frozen, validators
 
-from hgms_core import ConfigError
+from hgms_core import ConfigError, HgmsError
 
 Tell = Callable[..., None]
 """``tell(event="step", share=0.5, …)``: what a function under way has to say; plain values, as JSON holds them."""
@@ -54,12 +54,14 @@ class Job:
 
 @frozen(kw_only=True)
 class Ending:
-    """How a job ended: with what its function returned, or ``lost``: whoever carried it out is gone, and this says why.
+    """How a job ended: with what its function returned; with the ``error`` that it raised, which it would raise again; or
+    ``lost``: whoever carried it out is gone, and this says why.
 
     .. versionadded:: 0.8"""
 
     job: Job
     outcome: Mapping[str, Any] | None = None
+    error: str = ""
     lost: str = ""
 
 
@@ -82,8 +84,8 @@ class Executor(Protocol):
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         """The endings of all jobs, as they come; one that fails stops no other.
 
-        ``jobs`` gives those that may begin now, and may give more whenever it is iterated again: take a job when there is room
-        for it, not before. A KeyboardInterrupt inside lets every job finish its step and save it, within a minute, and goes on
+        ``jobs`` gives those that may begin now, each once, and may give more whenever it is iterated again: take a job when
+        there is room for it, not before. A KeyboardInterrupt inside lets every job finish its step and save it, within a minute, and goes on
         upwards.
         """
         ...
@@ -91,6 +93,15 @@ class Executor(Protocol):
     def close(self) -> None:
         """Lets go of everything: workers that are still there end."""
         ...
+
+
+def described(error: Exception) -> str:
+    """An error as whoever asked for the job is told of it: ours are sentences, of others the type is said.
+
+    >>> described(ConfigError("no such data")), described(KeyError("a"))
+    ('no such data', "KeyError: 'a'")
+    """
+    return str(error) if isinstance(error, HgmsError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def called(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:

@@ -21,7 +21,7 @@ from attrs import define, field, validators
 import hgms_fields
 from hgms_executors.jobs import Ending, Job, Report
 
-_LAST = ("ended", "lost", "interrupted", "gone")
+_LAST = ("ended", "interrupted", "gone")
 """The last that is heard of a job."""
 
 
@@ -40,7 +40,8 @@ class Local:
 
     >>> job = Job(title="a pair", function="hgms_executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
-    >>> [ending.outcome for ending in executor.carry_out([job], lambda job, event: None)]
+    >>> from hgms_executors import tried_again
+    >>> [ending.outcome for ending in tried_again(executor, [job])]
     [{'number': 2}]
     >>> executor.close()
 
@@ -103,9 +104,9 @@ class Local:
             self._idle.append(worker)
             raise KeyboardInterrupt
         if event["event"] == "ended":
-            ending = Ending(job=job, outcome=event["outcome"])
+            ending = Ending(job=job, outcome=event.get("outcome"), error=event.get("error", ""))
         else:
-            ending = Ending(job=job, lost=event.get("why") or worker.obituary())
+            ending = Ending(job=job, lost=worker.obituary())
         if self.fresh or ending.lost:
             worker.close()
         else:

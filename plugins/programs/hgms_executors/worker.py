@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from hgms_core import HgmsError
-from hgms_executors.jobs import called
+from hgms_executors.jobs import called, described
 from hgms_run import stoppable
 
 
@@ -56,8 +55,8 @@ def main(arguments: Sequence[str]) -> None:
                     tell(event="ended", outcome=called(message["function"])(message["arguments"], tell))
             except KeyboardInterrupt:
                 tell(event="interrupted")
-            except HgmsError as error:
-                tell(event="lost", why=str(error))
+            except Exception as error:
+                tell(event="ended", error=described(error))
 
 
 if __name__ == "__main__":

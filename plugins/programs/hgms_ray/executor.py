@@ -105,7 +105,7 @@ class Ray:
         if needs.memory is not None:
             options["memory"] = needs.memory
         task = self._task.options(name=job.title, **options)
-        return task.remote(job.function, dict(job.arguments), needs.cpus, installation(job.code))
+        return task.remote(job.function, dict(job.arguments), needs.cpus, installation(job.code), os.getcwd())
 
     def _ending(self, job: Job, task: Any, report: Report) -> Ending:
         try:
@@ -118,7 +118,7 @@ class Ray:
             raise ConfigError(result["refused"])
         for event in result["events"]:
             report(job, event)
-        return Ending(job=job, outcome=result["outcome"])
+        return Ending(job=job, outcome=result.get("outcome"), error=result.get("error", ""))
 
     def _interrupt(self, running: list[Any]) -> None:
         """A KeyboardInterrupt in every task, which then saves what it did; those that do not in time are killed."""
@@ -132,14 +132,15 @@ class Ray:
             self._ray.cancel(task, force=True)
 
 
-def _carried_out(function: str, arguments: Mapping[str, Any], cpus: int, expected: Mapping[str, str]) -> dict[str, Any]:
+def _carried_out(
+    function: str, arguments: Mapping[str, Any], cpus: int, expected: Mapping[str, str], where: str
+) -> dict[str, Any]:
     """A job in a worker of Ray, which knows this function by its name."""
     import platform
 
     import torch
 
-    from hgms_core import HgmsError
-    from hgms_executors import called, ensure_same
+    from hgms_executors import called, described, ensure_same
     from hgms_run import stoppable
 
     events: list[dict[str, Any]] = []
@@ -150,11 +151,16 @@ def _carried_out(function: str, arguments: Mapping[str, Any], cpus: int, expecte
 
     try:
         ensure_same(expected, platform.node())
-        torch.set_num_threads(cpus)
+        os.chdir(where)
+    except (ConfigError, OSError) as error:
+        advice = "" if isinstance(error, ConfigError) else "\n  work in a folder that all machines share"
+        return {"refused": f"{error}{advice}"}
+    torch.set_num_threads(cpus)
+    try:
         with stoppable():
             return {"outcome": dict(called(function)(arguments, tell)), "events": events}
-    except HgmsError as error:
-        return {"refused": str(error)}
+    except Exception as error:
+        return {"error": described(error), "events": events}
 
 
 def _ensure_answer(where: str) -> None:

@@ -1,0 +1,48 @@
+"""Jobs that are tried again where their workers are lost."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from attrs import define, evolve
+
+from hgms_executors.jobs import Ending, Executor, Job, Report
+
+TRIES = 3
+"""Workers that may be lost with one job before it has failed: what takes three with it is the job's own doing."""
+
+
+def tried_again(
+    executor: Executor,
+    jobs: Iterable[Job],
+    report: Report = lambda job, event: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Ending]:
+    """The endings of all jobs, as they come. A job whose worker is lost is carried out again, TRIES times in all; ``say`` gets
+    a line for each loss.
+
+    .. versionadded:: 0.8"""
+    waiting, losses = deque(jobs), Counter[Job]()
+    while waiting:
+        for ending in executor.carry_out(_Left(waiting), report):
+            if not ending.lost:
+                yield ending
+                continue
+            losses[ending.job] += 1
+            if losses[ending.job] < TRIES:
+                say(f"{ending.job.title}: {ending.lost}; it is taken up again")
+                waiting.append(ending.job)
+            else:
+                yield evolve(ending, lost=f"{ending.lost}, for the {TRIES}rd time")
+
+
+@define(eq=False)
+class _Left:
+    """The jobs that wait; each is taken once, however often this is iterated."""
+
+    waiting: deque[Job]
+
+    def __iter__(self) -> Iterator[Job]:
+        while self.waiting:
+            yield self.waiting.popleft()
