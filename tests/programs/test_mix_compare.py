@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
-import subprocess
-import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from hgms_cli import main
 from hgms_core import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
+from hgms_executors import Ending, Job, Local
 from hgms_mix.config import load
 from hgms_mix_compare import mixes
 from hgms_mix_compare.mixes import Contest, carry_out
@@ -106,7 +106,7 @@ def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
     assert list(contest.mixes)[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
     assert contest.mixes["uniform", 5] == load(grid, method="uniform", seed=5)
     some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
-    assert (set(some.mixes), some.reference, some.options) == ({("other", 9), ("hg-ms", 9)}, "hg-ms", ("--out", "x"))
+    assert (set(some.mixes), some.reference, some.options["out"]) == ({("other", 9), ("hg-ms", 9)}, "hg-ms", "x")
 
 
 def test_references_that_a_grid_only_adds_take_no_part(grid: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
     grid.write_text(GRID.replace('"uniform"]', '"uniform", "mine"]'))
     contest = Contest.of(grid, registry=Registry(Host().complete([plugin])))
     assert ("mine", 3) in contest.mixes
-    assert contest.options == ("--plugin", str(plugin))
+    assert contest.options["plugins"] == [str(plugin)]
 
 
 @pytest.mark.parametrize(
@@ -220,62 +220,87 @@ def test_what_is_printed_names_what_failed(capsys: pytest.CaptureFixture[str]) -
     json.dumps(outcome().as_dict())
 
 
-SCRIPT = """#!{python}
-import json, sys
-words = sys.argv[1:]
-label, seed = words[words.index("--method") + 1], int(words[words.index("--seed") + 1])
-if label == "other" and seed == 5:
-    sys.exit("reweight: hg-ms, 2 steps\\nerror: the disk is full\\n  free some space")
-print(json.dumps({{"folder": label, "test": {{"all": {{"token_loss": {{"value": len(label) + seed}}}}}}, "words": words}}))
-"""
+class Fake:
+    """An executor that makes no mix: each job ends as `answer` says of its method and seed."""
+
+    def __init__(self, answer: Callable[[str, int], Any]) -> None:
+        self.answer, self.closed, self.jobs = answer, False, list[Job]()
+
+    def carry_out(self, jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
+        for job in jobs:
+            self.jobs.append(job)
+            yield Ending(job=job, **self.answer(job.arguments["method"], job.arguments["seed"]))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def loss_of(label: str, seed: int) -> dict[str, Any]:
+    return {"outcome": {"report": {"folder": label, "test": {"all": {"token_loss": {"value": len(label) + seed}}}}}}
 
 
 @pytest.fixture
-def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets a script stand for every mix's process."""
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two", "validation", "test"):
         Path(f"{name}.jsonl").touch()
 
-    def use(text: str) -> None:
-        script = tmp_path / "python"
-        script.write_text(text.format(python=sys.executable))
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(mixes.sys, "executable", str(script))
 
-    return use
-
-
-def test_a_mix_that_fails_stops_no_other(grid: Path, processes: Any) -> None:
-    processes(SCRIPT)
+@pytest.mark.usefixtures("files")
+def test_a_mix_that_fails_stops_no_other(grid: Path) -> None:
+    full = {"error": "the disk is full\n  free some space"}
+    executor = Fake(lambda label, seed: full if (label, seed) == ("other", 5) else loss_of(label, seed))
     lines: list[str] = []
-    result = carry_out(Contest.of(grid, out="there"), 2, lines.append)
+    result = carry_out(Contest.of(grid, out="there"), executor, lines.append)
     assert set(result.reports) == {("hg-ms", 3), ("hg-ms", 5), ("other", 3), ("uniform", 3), ("uniform", 5)}
     assert result.failures == {("other", 5): "the disk is full\n  free some space"}
     assert result.losses("all")["uniform"] == {3: 10, 5: 12}
-    words = result.reports["uniform", 5]["words"]
-    assert words[:5] == ["-P", "-m", "hgms_cli", "mix", "all"]
-    assert words[words.index("--out") + 1] == "there"
-    assert len(lines) == 6
+    assert {job.arguments["out"] for job in executor.jobs} == {"there"}
+    assert (len(lines), executor.closed) == (6, True)
 
 
-WAITS = """#!{python}
-import pathlib, signal, sys
-def stop(number, frame):
-    pathlib.Path("signal").write_text(str(number))
-    sys.exit(130)
-signal.signal(signal.SIGINT, stop)
-pathlib.Path("ready").touch()
-signal.pause()
-"""
+@pytest.mark.usefixtures("files")
+def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(grid: Path) -> None:
+    losses = Counter[tuple[str, int]]()
+
+    def answer(label: str, seed: int) -> Any:
+        losses[label, seed] += 1
+        lost = label == "other" and (seed == 5 or losses[label, seed] < 3)
+        return {"lost": "its process was killed"} if lost else loss_of(label, seed)
+
+    result = carry_out(Contest.of(grid), Fake(answer), lambda line: None)
+    assert losses == {(label, seed): 1 for label in ("hg-ms", "uniform") for seed in (3, 5)} | {
+        ("other", 3): 3,
+        ("other", 5): 3,
+    }
+    assert result.failures == {("other", 5): "its process was killed, for the 3rd time"}
 
 
-def test_a_batch_system_stops_every_mix(grid: Path, processes: Any) -> None:
+@pytest.mark.usefixtures("files")
+def test_a_mix_that_another_process_makes_is_waited_for(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixes, "POLL", 0.0)
+    asked = Counter[tuple[str, int]]()
+
+    def answer(label: str, seed: int) -> Any:
+        asked[label, seed] += 1
+        return {"outcome": {"report": None}} if (label, asked[label, seed]) == ("other", 1) else loss_of(label, seed)
+
+    lines: list[str] = []
+    result = carry_out(Contest.of(grid), Fake(answer), lines.append)
+    assert not result.failures
+    assert len(result.reports) == 6
+    assert "waiting for 2 mixes that another process makes" in lines
+
+
+def test_a_batch_system_stops_every_mix(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
-    processes(WAITS)
+    monkeypatch.chdir(tmp_path)
+    write_rows(GRID)
+    grid = Path("grid.toml")
+    grid.write_text(grid.read_text().replace('budget = "2 steps"', 'budget = "100000 steps"'))
 
     def press() -> None:
-        while not Path("ready").exists():
+        while not any(path.read_bytes().count(b"\n") > 2 for path in Path("mixes").rglob("steps.jsonl")):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -286,11 +311,11 @@ def test_a_batch_system_stops_every_mix(grid: Path, processes: Any) -> None:
     try:
         threading.Thread(target=press).start()
         with pytest.raises(Interrupted, match="interrupted after 0 of 6 mixes") as stopped:
-            carry_out(Contest.of(grid), 1, lambda line: None)
+            carry_out(Contest.of(grid), Local(jobs=1), lambda line: None)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert stopped.value.number == signal.SIGTERM
-    assert Path("signal").read_text() == str(int(signal.SIGINT))
+    assert len(list(Path("mixes").rglob("checkpoint.json"))) == 1
 
 
 def write_rows(text: str) -> None:
@@ -315,23 +340,23 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     class Begun(Exception):
         pass
 
-    def begin(*_: Any, **__: Any) -> None:
+    def begin(*_: Any) -> Any:
         raise Begun
 
-    monkeypatch.setattr(subprocess, "Popen", begin)
-    result = carry_out(contest, 1, lines.append)
+    nobody = Fake(begin)
+    result = carry_out(contest, nobody, lines.append)
     assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
     assert lines == ["[1/1] uniform, seed 5: done before"]
     for more in (["finetune.epochs=3"], ["budget=3 steps"]):  # begun from other settings: a process does the rest
         with pytest.raises(Begun):
-            carry_out(Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), 1, lines.append)
+            carry_out(Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append)
     (losses,) = Path("mixes").rglob("losses-all.json")
     losses.write_text(losses.read_text().replace("2", "3"))
     with pytest.raises(Begun):  # and says what is damaged
-        carry_out(contest, 1, lines.append)
+        carry_out(contest, nobody, lines.append)
     Path("two.jsonl").unlink()  # is said at once, not by each process
     with pytest.raises(DataError, match=r"two\.jsonl"):
-        carry_out(contest, 1, lines.append)
+        carry_out(contest, nobody, lines.append)
 
 
 @pytest.mark.extended

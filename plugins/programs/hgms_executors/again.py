@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
-from attrs import define, evolve
+from attrs import Factory, define, evolve
 
 from hgms_executors.jobs import Ending, Executor, Job, Report
 
@@ -23,26 +23,32 @@ def tried_again(
     a line for each loss.
 
     .. versionadded:: 0.8"""
-    waiting, losses = deque(jobs), Counter[Job]()
-    while waiting:
-        for ending in executor.carry_out(_Left(waiting), report):
+    losses = Counter[Job]()
+    left = _Left(others=iter(jobs))
+    begun = False
+    while not begun or left.lost:
+        begun = True
+        for ending in executor.carry_out(left, report):
             if not ending.lost:
                 yield ending
                 continue
             losses[ending.job] += 1
             if losses[ending.job] < TRIES:
                 say(f"{ending.job.title}: {ending.lost}; it is taken up again")
-                waiting.append(ending.job)
+                left.lost.append(ending.job)
             else:
                 yield evolve(ending, lost=f"{ending.lost}, for the {TRIES}rd time")
 
 
 @define(eq=False)
 class _Left:
-    """The jobs that wait; each is taken once, however often this is iterated."""
+    """The jobs that wait, lost ones first; each is taken once, however often this is iterated."""
 
-    waiting: deque[Job]
+    others: Iterator[Job]
+    lost: deque[Job] = Factory(deque)
 
     def __iter__(self) -> Iterator[Job]:
-        while self.waiting:
-            yield self.waiting.popleft()
+        while self.lost:
+            yield self.lost.popleft()
+        while (job := next(self.others, None)) is not None:  # `yield from` would close them with the first iterator of this
+            yield job

@@ -85,8 +85,8 @@ class Executor(Protocol):
         """The endings of all jobs, as they come; one that fails stops no other.
 
         ``jobs`` gives those that may begin now, each once, and may give more whenever it is iterated again: take a job when
-        there is room for it, not before. A KeyboardInterrupt inside lets every job finish its step and save it, within a minute, and goes on
-        upwards.
+        there is room for it, not before. A KeyboardInterrupt inside lets every job finish its step and save it, within a
+        minute, and goes on upwards.
         """
         ...
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hgms_mix.sample import read_rows as read_rows
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
+    from hgms_mix.summary import carry_out as carry_out
     from hgms_mix.summary import claimed as claimed
     from hgms_mix.summary import finished as finished
     from hgms_mix.summary import mix_path as mix_path
@@ -34,8 +35,8 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 _SHARED = {
     "Done": "stages", "Mix": "mix", "MixConfig": "config", "OF_GRIDS": "config", "STAGES": "mix", "Sampling": "sample",
-    "digest": "stages", "finished": "summary", "load": "config", "claimed": "summary", "mix_path": "summary", "read": "config",
-    "read_rows": "sample",
+    "carry_out": "summary", "claimed": "summary", "digest": "stages", "finished": "summary", "load": "config",
+    "mix_path": "summary", "read": "config", "read_rows": "sample",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 

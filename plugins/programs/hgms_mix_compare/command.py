@@ -10,6 +10,7 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, print_table, printable, trust_option
 from hgms_compare import seeds_option
+from hgms_executors import Local, executor_options, stated_executor
 
 
 @click.command(short_help="The models that the mixtures of a grid make, compared.")
@@ -21,6 +22,7 @@ from hgms_compare import seeds_option
 @click.option("--scale", metavar="NAME", help="A scale of the GRID.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over every mix. Repeatable.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Mixes at a time, a process each.")
+@executor_options
 @click.option("--dry-run", is_flag=True, help="Check everything, list the mixes, run nothing.")
 @trust_option
 @plugin_option
@@ -28,7 +30,8 @@ from hgms_compare import seeds_option
 @click.pass_context
 def compare(
     ctx: click.Context, grid: Path, methods: str | None, seeds: int | list[int] | None, reference: str | None, out: str | None,
-    scale: str | None, sets: Sequence[str], jobs: int, dry_run: bool, registry: Any, as_json: bool,
+    scale: str | None, sets: Sequence[str], jobs: int, executor: str | None, address: str | None, dry_run: bool, registry: Any,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Take every method of GRID to the end, over its seeds, and compare the tuned models by their losses on the test sets.
 
@@ -41,6 +44,7 @@ def compare(
     from hgms_mix_compare.mixes import Contest, carry_out
 
     labels = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     contest = Contest.of(grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry)
     if dry_run:
         rows = [{"method": label, "seed": seed} for label, seed in contest.mixes]
@@ -49,7 +53,7 @@ def compare(
         else:
             print_table(("method", "seed"), rows)
         return
-    outcome = carry_out(contest, jobs, lambda line: click.echo(printable(line), err=True))
+    outcome = carry_out(contest, where or Local(jobs=jobs, fresh=True), lambda line: click.echo(printable(line), err=True))
     if as_json:
         print_json(outcome.as_dict())
     else:

@@ -1,15 +1,11 @@
-"""Carries out the mixes of a grid, a process each."""
+"""Carries out the mixes of a grid, each as a job of an executor."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
+import contextlib
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +14,17 @@ from attrs import Factory, define, frozen
 
 import hgms_compare
 import hgms_mix
+from hgms_cli import finite
 from hgms_compare import scaled
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
+from hgms_executors import Executor, Job, Needs, Tell, code_of, tried_again
 from hgms_mix import MixConfig
 from hgms_mix_compare.outcome import Outcome
-from hgms_run import Interrupted, stoppable, tables_of
+from hgms_run import FolderInUse, Interrupted, stoppable, tables_of
+
+POLL = 2.0
+"""Seconds between two looks at mixes that other processes make."""
 
 Seeded = tuple[str, int]
 """The label of a method, and a seed."""
@@ -37,8 +38,8 @@ class Contest:
     grid: Path
     mixes: Mapping[Seeded, MixConfig]
     reference: str
-    options: tuple[str, ...]
-    """What every `hgms mix` is called with beside method and seed."""
+    options: Mapping[str, Any]
+    """What every mix is made with beside its method and seed: ``out``, ``scale``, ``sets``, ``plugins``."""
 
     @classmethod
     def of(
@@ -69,10 +70,19 @@ class Contest:
             raise ConfigError(f"{grid.name} has no test set, by which models are compared\n  write a table [task.test.NAME]")
         # plugins that no distribution announces: the others are found
         files = [info.module for info in registry.host.infos.values() if info.distribution is None and info.status == "loaded"]
-        flags = {"--out": [out], "--scale": [scale], "--set": sets, "--plugin": files}
-        options = [word for key, values in flags.items() for value in values if value is not None for word in (key, value)]
+        files = [str(Path(file).absolute()) if file.endswith(".py") else file for file in files]
+        options = {"out": out, "scale": scale, "sets": list(sets), "plugins": files}
         mixes = {(label, seed): attrs.evolve(config, seed=seed) for seed in runs.seeds for label, config in of_method.items()}
-        return cls(grid=grid, mixes=mixes, reference=runs.reference, options=tuple(options))
+        return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
+
+    def job(self, mix: Seeded) -> Job:
+        """A mix as a job, which does what `hgms mix GRID --method LABEL --seed N` does."""
+        label, seed = mix
+        config = self.mixes[mix]
+        arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
+        needs = Needs(cpus=config.run.threads or 1, gpus=int(config.run.device.startswith("cuda")))
+        code = code_of(self.options["plugins"])
+        return Job(title=f"{label}, seed {seed}", function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
 
     @property
     def roles(self) -> dict[str, str]:
@@ -80,96 +90,82 @@ class Contest:
         return {label: config.role for (label, _), config in self.mixes.items()}
 
 
-@define
-class _Crew:
-    """The processes that are running, and whether they were told to stop."""
-
-    running: set[subprocess.Popen[str]] = Factory(set)
-    stopped: bool = False
-    lock: threading.Lock = Factory(threading.Lock)
-
-    def begin(self, command: Sequence[str]) -> subprocess.Popen[str] | None:
-        with self.lock:
-            if self.stopped:
-                return None
-            pipe = subprocess.PIPE
-            # A group of its own: Ctrl-C reaches it through us alone, once.
-            child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, process_group=0)
-            self.running.add(child)
-            return child
-
-    def ended(self, child: subprocess.Popen[str]) -> None:
-        with self.lock:
-            self.running.discard(child)
-
-    def stop(self, number: int = signal.SIGINT) -> None:
-        with self.lock:
-            self.stopped = True
-            for child in self.running:
-                child.send_signal(number)
-
-
-def carry_out(contest: Contest, jobs: int, say: Callable[[str], None]) -> Outcome:
-    """All mixes, ``jobs`` at a time; one that fails stops no other. What is finished needs no process.
+def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None]) -> Outcome:
+    """All mixes, where ``executor`` carries them out; one that fails stops no other. What is finished needs none.
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one kills them.
     """
-    reports: dict[Seeded, dict[str, Any]] = {}
-    failures: dict[Seeded, str] = {}
-    crew = _Crew()
-
-    def ended(mix: Seeded, how: str) -> None:
-        say(f"[{len(reports) + len(failures)}/{len(contest.mixes)}] {mix[0]}, seed {mix[1]}: {how}")
-
-    def make(mix: Seeded) -> None:
-        label, seed = mix
-        # -P: nothing is imported from the working directory
-        command = [sys.executable, "-P", "-m", "hgms_cli", "mix", "all", str(contest.grid), "--method", label]
-        began, child = time.monotonic(), crew.begin([*command, "--seed", str(seed), *contest.options, "--json"])
-        if child is None:
-            return
-        out, complaints = child.communicate()
-        crew.ended(child)
-        if child.returncode == 0:
-            reports[mix] = json.loads(out)
-            ended(mix, f"done after {time.monotonic() - began:.1f} s")
-        else:
-            failures[mix] = reason(complaints, child.returncode)
-            ended(mix, f"{'stopped' if crew.stopped else 'failed'}: {failures[mix]}")
-
-    with stoppable(), concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        tasks: list[concurrent.futures.Future[None]] = []
-        try:
-            for mix, config in contest.mixes.items():
-                if (report := hgms_mix.finished(config)) is not None:
-                    reports[mix] = report
-                    ended(mix, "done before")
-            tasks += [pool.submit(make, mix) for mix in contest.mixes if mix not in reports]
-            for task in tasks:
-                task.result()
-        except KeyboardInterrupt as error:
-            crew.stop()
-            for task in tasks:
-                task.cancel()
-            try:
-                concurrent.futures.wait(tasks)
-            finally:
-                crew.stop(signal.SIGKILL)  # who is still there at a second Ctrl-C
-            why = f"interrupted after {len(reports)} of {len(contest.mixes)} mixes"
-            why += "\n  run the same command again to go on from there"
-            raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-    in_order = {mix: reports[mix] for mix in contest.mixes if mix in reports}
-    return Outcome(reports=in_order, failures=failures, roles=contest.roles, reference=contest.reference)
+    making = _Making(contest, say)
+    try:
+        with stoppable(), contextlib.closing(executor):
+            making.look()
+            while making.left():
+                making.carry_out(executor)
+    except KeyboardInterrupt as error:
+        why = f"interrupted after {len(making.reports)} of {len(contest.mixes)} mixes"
+        why += "\n  run the same command again to go on from there"
+        raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
+    in_order = {mix: making.reports[mix] for mix in contest.mixes if mix in making.reports}
+    return Outcome(reports=in_order, failures=making.failures, roles=contest.roles, reference=contest.reference)
 
 
-def reason(complaints: str, code: int) -> str:
-    """Why a process failed: its error with what to do, else the last line that it wrote.
+@define
+class _Making:
+    """What came of the mixes so far."""
 
-    >>> reason("finetune: 30 rows\\nerror: the disk is full\\n  free some space\\n", 1)
-    'the disk is full\\n  free some space'
-    >>> reason("", -9)
-    'exit code -9'
-    """
-    _, error, message = f"\n{complaints.strip()}".rpartition("\nerror: ")
-    return message if error else message.strip().rpartition("\n")[2].strip() or f"exit code {code}"
+    contest: Contest
+    say: Callable[[str], None]
+    reports: dict[Seeded, dict[str, Any]] = Factory(dict)
+    failures: dict[Seeded, str] = Factory(dict)
+    began: dict[Job, float] = Factory(dict)
+
+    def left(self) -> list[Seeded]:
+        return [mix for mix in self.contest.mixes if mix not in self.reports and mix not in self.failures]
+
+    def look(self) -> None:
+        """Takes the reports of mixes that are finished, whoever made them."""
+        for mix in self.left():
+            if (report := hgms_mix.finished(self.contest.mixes[mix])) is not None:
+                self.reports[mix] = report
+                self.tell(mix, "done before")
+
+    def carry_out(self, executor: Executor) -> None:
+        """The mixes that are left, but for those that another process makes: these are left still."""
+        elsewhere = 0
+        for ending in tried_again(executor, self.jobs(), say=self.say):
+            mix = ending.job.arguments["method"], ending.job.arguments["seed"]
+            if ending.outcome is None:
+                self.failures[mix] = ending.error or ending.lost
+                self.tell(mix, f"failed: {self.failures[mix]}")
+            elif ending.outcome["report"] is None:
+                elsewhere += 1
+            else:
+                self.reports[mix] = ending.outcome["report"]
+                self.tell(mix, f"done after {time.monotonic() - self.began[ending.job]:.1f} s")
+        if elsewhere:
+            self.say(f"waiting for {elsewhere} mix{'es' * (elsewhere > 1)} that another process makes")
+            time.sleep(POLL)
+            self.look()
+
+    def jobs(self) -> Iterator[Job]:
+        for mix in self.left():
+            job = self.contest.job(mix)
+            self.began[job] = time.monotonic()
+            yield job
+
+    def tell(self, mix: Seeded, how: str) -> None:
+        count = len(self.reports) + len(self.failures)
+        self.say(f"[{count}/{len(self.contest.mixes)}] {mix[0]}, seed {mix[1]}: {how}")
+
+
+def make(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
+    """The mix of ``arguments`` (see :meth:`Contest.job`) as the job of an executor: its ``report``, as `hgms mix --json` prints
+    it; None where another process makes it."""
+    registry = Registry.load(arguments["plugins"])
+    settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
+    config = hgms_mix.load(Path(arguments["grid"]), arguments["sets"], registry=registry, **settings)
+    try:
+        return {"report": finite(hgms_mix.carry_out(config))}
+    except FolderInUse:
+        return {"report": None}
