@@ -1,4 +1,4 @@
-"""Methods × tasks × seeds under one budget; the command `compare`."""
+"""Methods × tasks × seeds under one budget; the commands `compare` and `merge`."""
 
 from __future__ import annotations
 
@@ -22,5 +22,7 @@ __all__ = ["Comparison", "Grid", "compare", "load", "measured", "scaled", "seeds
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
     from hgms_compare.command import compare
+    from hgms_compare.merge_command import merge
 
     cli.add_command(compare)
+    cli.add_command(merge)
