@@ -1,4 +1,4 @@
-"""Methods × tasks × seeds under one budget; the commands `compare` and `merge`."""
+"""Methods × tasks × seeds under one budget; the commands `compare`, `merge` and `plan`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ __all__ = ["Comparison", "Grid", "compare", "load", "measured", "scaled", "seeds
 def hgms_register_commands(cli: click.Group) -> None:
     from hgms_compare.command import compare
     from hgms_compare.merge_command import merge
+    from hgms_compare.plan_command import plan
 
     cli.add_command(compare)
     cli.add_command(merge)
+    cli.add_command(plan)
