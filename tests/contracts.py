@@ -37,7 +37,7 @@ LIBRARIES = [
 PROGRAMS = [
     ["hgms_exchange", "hgms_mix_compare", "hgms_surface"],
     ["hgms_demo", "hgms_mix"],
-    ["hgms_compare", "hgms_ray", "hgms_report"],
+    ["hgms_compare", "hgms_ray", "hgms_report", "hgms_slurm"],
     ["hgms_evaluation", "hgms_executors", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
     ["hgms_new", "hgms_run"],
     ["hgms_cli", "hgms_diagnosis"],

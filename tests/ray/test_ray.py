@@ -139,8 +139,13 @@ def test_a_bad_address_is_one_message(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_another_installation_on_a_worker_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = module.installation
-    monkeypatch.setattr(module, "installation", lambda code: {**true(code), "hgms_core": "0123456789ab"})
+    true = module.packed
+
+    def other(job: Any) -> Any:
+        message = true(job)
+        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
+
+    monkeypatch.setattr(module, "packed", other)
     with pytest.raises(
         ConfigError, match=r"has another installation than this machine\n  hgms_core: \w{12} there, 0123456789ab here"
     ):

@@ -23,17 +23,7 @@ from hgms_compare.usage import measured
 from hgms_core import CheckpointError, HgmsError
 from hgms_core.registry import Registry
 from hgms_executors import Job, Needs, Tell
-from hgms_run import (
-    DiskError,
-    Execution,
-    FolderInUse,
-    Interrupted,
-    RunConfig,
-    RunFolder,
-    record_failure,
-    replace_file,
-    run_config,
-)
+from hgms_run import DiskError, Execution, FolderInUse, RunConfig, RunFolder, leaving, record_failure, replace_file, run_config
 
 PATIENCE = 0.5
 """Seconds to wait for a folder that another process holds: the orphan of a killed comparison ends by itself."""
@@ -90,29 +80,33 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
             reported = now
             report(cell, share, record)
 
-    folder = RunFolder(cell.path)
     try:
         with measured(cell.path, cell.config.run.device) as usage:
             run_config(cell.config, resume=True, watch=watch, path=cell.path, patience=PATIENCE, execution=execution)
             usage.ours = carried_out
-    except (KeyboardInterrupt, Interrupted):
+    except KeyboardInterrupt:
         raise
-    except FolderInUse as error:
-        return Ending(cell=cell, status="elsewhere", error=str(error))
-    except DiskError as error:
-        return Ending(cell=cell, status="stopped", error=str(error))
-    except CheckpointError as error:
-        return Ending(cell=cell, status="refused", error=str(error))
-    except MemoryError as error:
-        return failed(cell, f"out of memory: {error}".rstrip(": "))
-    except HgmsError as error:
-        return failed(cell, str(error))
     except BaseException as error:
-        with contextlib.suppress(DiskError):
-            text = "".join(traceback.format_exception(error))
-            replace_file(folder.traceback, text.encode(errors="backslashreplace"))
-        return failed(cell, f"{type(error).__name__}: {error}{_place(error)}")
+        if isinstance(error, SystemExit) and leaving():
+            raise
+        return _ended_by(cell, error)
     return Ending(cell=cell, status="done")
+
+
+def _ended_by(cell: Cell, error: BaseException) -> Ending:
+    """What became of a run that raised."""
+    kinds = ((FolderInUse, "elsewhere"), (DiskError, "stopped"), (CheckpointError, "refused"))
+    for kind, status in kinds:
+        if isinstance(error, kind):
+            return Ending(cell=cell, status=status, error=str(error))
+    if isinstance(error, MemoryError):
+        return failed(cell, f"out of memory: {error}".rstrip(": "))
+    if isinstance(error, HgmsError):
+        return failed(cell, str(error))
+    with contextlib.suppress(DiskError):
+        text = "".join(traceback.format_exception(error))
+        replace_file(RunFolder(cell.path).traceback, text.encode(errors="backslashreplace"))
+    return failed(cell, f"{type(error).__name__}: {error}{_place(error)}")
 
 
 def failed(cell: Cell, error: str) -> Ending:

@@ -18,7 +18,9 @@ PREFIX = "executor."
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds ``--executor`` and ``--address``."""
-    name = click.option("--executor", metavar="NAME", help="What carries it out instead of processes of this machine: ray.")
+    name = click.option(
+        "--executor", metavar="NAME", help="What carries it out instead of processes of this machine: ray, slurm."
+    )
     address = click.option(
         "--address", metavar="HOST:PORT", help="Where the executor's cluster is; short for --set executor.address=HOST:PORT."
     )

@@ -8,14 +8,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from attrs import field, validators
 
 import hgms_fields
 from hgms_core import ConfigError, MissingExtra
-from hgms_executors import Ending, Job, Report, installation
+from hgms_executors import Ending, Job, Report, carried_out, ending_of, packed
 
 LOOK = 1.0
 """Seconds between two looks at jobs under way."""
@@ -93,7 +93,7 @@ class Ray:
             os.umask(before)
         _keep_quiet()
         self._ray = ray
-        self._task = ray.remote(_carried_out)
+        self._task = ray.remote(carried_out)
 
     def _room(self) -> int:
         """How many jobs may be on the cluster at once; it may grow."""
@@ -105,7 +105,7 @@ class Ray:
         if needs.memory is not None:
             options["memory"] = needs.memory
         task = self._task.options(name=job.title, **options)
-        return task.remote(job.function, dict(job.arguments), needs.cpus, installation(job.code), os.getcwd())
+        return task.remote(packed(job))
 
     def _ending(self, job: Job, task: Any, report: Report) -> Ending:
         try:
@@ -114,11 +114,7 @@ class Ray:
             raise KeyboardInterrupt from None
         except self._ray.exceptions.RayError as error:
             return Ending(job=job, lost=f"its worker is gone ({_first_line(error)})")
-        if result.get("refused"):
-            raise ConfigError(result["refused"])
-        for event in result["events"]:
-            report(job, event)
-        return Ending(job=job, outcome=result.get("outcome"), error=result.get("error", ""))
+        return ending_of(job, result, report)
 
     def _interrupt(self, running: list[Any]) -> None:
         """A KeyboardInterrupt in every task, which then saves what it did; those that do not in time are killed."""
@@ -130,37 +126,6 @@ class Ray:
                 _, running = self._ray.wait(running, num_returns=len(running), timeout=LOOK)
         for task in running:
             self._ray.cancel(task, force=True)
-
-
-def _carried_out(
-    function: str, arguments: Mapping[str, Any], cpus: int, expected: Mapping[str, str], where: str
-) -> dict[str, Any]:
-    """A job in a worker of Ray, which knows this function by its name."""
-    import platform
-
-    import torch
-
-    from hgms_executors import called, described, ensure_same
-    from hgms_run import stoppable
-
-    events: list[dict[str, Any]] = []
-
-    def tell(**event: Any) -> None:
-        if event["event"] != "step":  # which stands in the run's folder
-            events.append(event)
-
-    try:
-        ensure_same(expected, platform.node())
-        os.chdir(where)
-    except (ConfigError, OSError) as error:
-        advice = "" if isinstance(error, ConfigError) else "\n  work in a folder that all machines share"
-        return {"refused": f"{error}{advice}"}
-    torch.set_num_threads(cpus)
-    try:
-        with stoppable():
-            return {"outcome": dict(called(function)(arguments, tell)), "events": events}
-    except Exception as error:
-        return {"error": described(error), "events": events}
 
 
 def _ensure_answer(where: str) -> None:

@@ -21,6 +21,23 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+_LEAVING: list[bool] = []
+
+
+def leave() -> None:
+    """From here on this process is asked to go by whoever lent its machine: a SystemExit is no failure of what runs in it.
+
+    .. versionadded:: 0.8"""
+    _LEAVING.append(True)
+
+
+def leaving() -> bool:
+    """Whether :func:`leave` was called.
+
+    .. versionadded:: 0.8"""
+    return bool(_LEAVING)
+
+
 class Interrupts:
     """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole; a second one stops
     at once. ``number`` is the signal that came (None: none so far)."""

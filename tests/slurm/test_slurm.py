@@ -1,0 +1,146 @@
+"""The executor `slurm`, in processes of this machine: submitit's own stand-in for batch jobs. `tox -e slurm`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hgms_compare.grid_file import load
+from hgms_compare.run_grid import run_grid
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.registry import Registry
+from hgms_slurm import executor as module
+from hgms_slurm.executor import Slurm
+
+pytestmark = pytest.mark.slurm
+
+PLUGIN = Path(__file__).parents[1] / "programs" / "grid_plugin.py"
+
+WALK = {"name": "walk", "pause": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+
+
+def grid(folder: Path, method: Any = WALK, *, seeds: int = 3, budget: str = "12 steps") -> Any:
+    run = {"out": str(folder), "checkpoint_seconds": 0.0, "threads": 1}
+    table = {"budget": budget, "seeds": seeds, "task": "bowl", "method": [method], "run": run}
+    return load(table, registry=Registry.load([PLUGIN]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    kept = ("checkpoint", "steps", "summary")
+    files = sorted(path for path in folder.rglob("*") if path.name.startswith(kept))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def steps(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
+
+
+def test_batch_jobs_write_what_one_process_writes(tmp_path: Path) -> None:
+    alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    through = run_grid(grid(tmp_path / "slurm"), executor=Slurm(cluster="local", jobs=2), progress=False)
+    assert contents(tmp_path / "slurm") == contents(tmp_path / "alone")
+    assert [row.metrics for row in through.tables[0].rows] == [row.metrics for row in alone.tables[0].rows]
+    pickles = list((tmp_path / ".hgms-slurm").rglob("*.pkl"))
+    assert pickles
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / ".hgms-slurm", *pickles])
+
+
+def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run_grid(grid(tmp_path / "alone", seeds=1, budget="60 steps"), jobs=0, progress=False)
+    executor = Slurm(cluster="local", jobs=1)
+
+    def interrupt() -> None:
+        while sum(path.read_bytes().count(b"\n") for path in (tmp_path / "slurm").rglob("steps.jsonl")) < 10:
+            time.sleep(0.01)
+        [task] = executor._running
+        # as SLURM does: to the job itself, whose parent is submitit's stand-in for SLURM
+        children = subprocess.run(["pgrep", "-P", str(task._process.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(children.stdout), signal.SIGUSR2)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    comparison = run_grid(
+        grid(tmp_path / "slurm", {**WALK, "pause": 0.05}, seeds=1, budget="60 steps"), executor=executor, progress=False
+    )
+    assert comparison.complete, comparison
+    assert steps(tmp_path / "slurm") == steps(tmp_path / "alone")
+    logs = "".join(path.read_text() for path in (tmp_path / ".hgms-slurm").rglob("*_log.*"))
+    assert "Caught signal SIGUSR2" in logs
+    assert "Requeued job" in logs
+
+
+def test_a_killed_jobs_run_is_taken_up_again(tmp_path: Path) -> None:
+    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    (tmp_path / "marks").mkdir()
+    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
+    comparison = run_grid(grid(tmp_path / "slurm", {**WALK, **kills}), executor=Slurm(cluster="local", jobs=2), progress=False)
+    assert comparison.complete, comparison
+    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
+    assert steps(tmp_path / "slurm") == steps(tmp_path / "alone")
+
+
+def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(
+        'budget = "400 steps"\nseeds = 2\ntask = ["bowl"]\n[run]\nout = "runs"\nthreads = 1\ncheckpoint_seconds = 1000.0\n'
+        '[[method]]\nname = "walk"\npause = 0.05\n'
+    )
+    words = [
+        "compare",
+        "grid.toml",
+        "--plugin",
+        str(PLUGIN),
+        "--executor",
+        "slurm",
+        "--set",
+        "executor.cluster=local",
+        "--json",
+    ]
+    command = [sys.executable, "-P", "-m", "hgms_cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert "run the same command again to go on" in err
+    assert "plugins/programs" not in err, "but for what submitit's stand-in for SLURM writes, which Ctrl-C reaches, too"
+    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
+
+
+def test_where_there_is_no_slurm_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    with pytest.raises(ConfigError, match=r"SLURM cannot be used from here: .*\n  run this where sbatch is"):
+        run_grid(grid(tmp_path / "slurm"), executor=Slurm(), progress=False)
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_another_installation_on_a_node_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = module.packed
+
+    def other(job: Any) -> Any:
+        message = true(job)
+        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
+
+    monkeypatch.setattr(module, "packed", other)
+    with pytest.raises(ConfigError, match=r"has another installation than this machine\n  hgms_core: \w{12} there"):
+        run_grid(grid(tmp_path / "slurm"), executor=Slurm(cluster="local", jobs=1), progress=False)
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+def test_without_submitit_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hgms\[slurm\]'"):
+        run_grid(grid(tmp_path / "slurm"), executor=Slurm(), progress=False)
