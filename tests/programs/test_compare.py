@@ -306,7 +306,12 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
     comparison = run(tmp_path, "walk", BREAKING, {"name": "walk", "label": "memory", "breaks": "memory", "seed": 0})
     assert [(cell.method, cell.seed, cell.status, cell.reason.splitlines()[0]) for cell in comparison.failures] == [
         ("memory", 0, "failed", "step 3: out of memory: MemoryError"),
-        ("breaking", 1, "failed", "RuntimeError: CUDA out of memory, or so (grid_plugin.py:94; all of it is in traceback.txt)"),
+        (
+            "breaking",
+            1,
+            "failed",
+            "RuntimeError: CUDA out of memory, or so (grid_plugin.py:103; all of it is in traceback.txt)",
+        ),
     ]
     assert [row.failed for row in comparison.tables[0].rows] == [0, 1, 1]
     assert comparison.tables[0].rows[1].metrics["distance"].count == 2

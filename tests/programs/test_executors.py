@@ -389,7 +389,7 @@ def test_a_function_that_is_not_there_is_named() -> None:
 
 def test_from_python_the_same_names_hold(tmp_path: Path) -> None:
     with pytest.raises(UnknownComponent, match="did you mean 'local'"):
-        executor_of("here", {}, Host.load())
+        executor_of("locl", {}, Host.load())
     assert Ending(job=job(1), lost="gone").outcome is None
     comparison = compare("quadratic", "uniform", Budget(outer_steps=2), 1, tmp_path / "runs", jobs=1)
     assert comparison.complete

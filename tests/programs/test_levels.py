@@ -85,7 +85,9 @@ def test_three_levels_against_the_closed_form(outer: Any, inner: Any) -> None:
     def g(theta: Tensor, y: Tensor) -> Tensor:
         return CHAIN.loss(theta, y, strategy=inner)
 
-    expected, rtol = slope(lambda theta: upper(theta, *CHAIN.both(theta))), 1e-6 if "difference" in (outer, inner) else 1e-10
+    # A difference of differences has the inner one's rounding divided by the outer one's step, which some processors show.
+    differences = (outer, inner).count("difference")
+    expected, rtol = slope(lambda theta: upper(theta, *CHAIN.both(theta))), (1e-10, 1e-6, 1e-4)[differences]
     estimate = hypergradient(f, g, THETA, CHAIN.exact(THETA), solver=dense, strategy=outer)
     torch.testing.assert_close(value_of(estimate), expected, rtol=rtol, atol=rtol)
     in_a_graph = slope(lambda theta: f(theta, lower_solution(g, theta, CHAIN.exact, solver=dense, strategy=outer)))

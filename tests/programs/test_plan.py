@@ -55,7 +55,7 @@ def test_a_grid_is_measured_and_nothing_is_written(hgms: Callable[..., Any]) -> 
     assert slow["memory"] > 5e7
     assert told["runs"] == 8
     assert told["seconds"] == pytest.approx(4 * walk["seconds"] + 4 * slow["seconds"])
-    assert told["longest"] == slow["seconds"]
+    assert told["longest"] == max(walk["seconds"], slow["seconds"])
     assert told["workers"]["1"] == pytest.approx(told["seconds"])
     assert told["longest"] <= told["workers"]["2"] < told["seconds"]
     assert not Path("runs").exists()
