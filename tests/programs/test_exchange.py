@@ -188,6 +188,31 @@ def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path
     ]  # fmt: skip
 
 
+def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    (out / ".export.part" / "rows").mkdir(parents=True)  # of one that was killed
+    right("export", "chat.toml", "--to", "trl", "--out", out)
+    assert not (out / ".export.part").exists()
+    mine = out / "rows" / "mine.jsonl"
+    mine.write_text("{}\n")
+    stale, listed = out / "rows" / "gone.jsonl", json.loads((out / ".export.json").read_text())
+    stale.write_text("{}\n")
+    (out / ".export.json").write_text(json.dumps({**listed, "files": [*listed["files"], "rows/gone.jsonl"]}))
+    right("export", "chat.toml", "--to", "trl", "--out", out)
+    assert (mine.exists(), stale.exists()) == (True, False)
+    assert json.loads((out / ".export.json").read_text()) == listed
+
+    (out / ".export.json").write_text(json.dumps({**listed, "files": ["../other"]}))
+    other.write_text("")
+    outside = call("export", "chat.toml", "--to", "trl", "--out", out)
+    assert (outside.exit_code, other.exists()) == (2, True)
+    assert "holds no export for trl with a list of its files (.export.json)" in outside.output
+    (out / ".export.json").write_text(json.dumps({**listed, "files": ["README.md"]}))
+    taken = call("export", "chat.toml", "--to", "trl", "--out", out)
+    assert taken.exit_code == 2
+    assert "is there, and no export has written it" in taken.output
+
+
 def test_a_sample_of_the_validation_sets_is_handed_over_too(here: Path, tmp_path: Path) -> None:
     choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
     right("sample", "plain.toml", *choice)
