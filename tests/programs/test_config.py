@@ -640,6 +640,22 @@ def test_a_key_for_what_has_no_type_says_how_to_make_it_a_field() -> None:
     assert "unknown key 'rate'; Plain.rate is a plain class attribute; write `rate: float = 0.5` to make it a field" in message
 
 
+def test_a_key_for_what_no_configuration_may_set_gets_no_advice_for_authors() -> None:
+    @frozen(kw_only=True)
+    class Typed:
+        name = "typed"
+        role = "floor"
+        version: ClassVar[str] = "1"  # of every task, as a method's own
+        limit: ClassVar[int] = 3
+        limits: int = 3
+
+        init, step, result = Around.init, Around.step, Around.result
+
+    registry = make_registry({**HOOKS, "hgms_register_methods": [Typed]})
+    for key, hint in (("limit", "; did you mean 'limits'?"), ("version", "")):
+        assert f"unknown key '{key}'{hint} (known: limits)" in error_of(registry, method={"name": "typed", key: 1})
+
+
 def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(registry: Registry) -> None:
     assert config_of(registry, method={"name": "recipe", "tilt": 0, "learn_start": False}) == config_of(registry)
     assert "unknown key 'tilt'" in error_of(registry, method={"name": "recipe", "tilt": 1.0})

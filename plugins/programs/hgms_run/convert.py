@@ -21,7 +21,7 @@ from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, clo
 from hgms_core.registry import Registry, inside, layers_of
 from hgms_fields import Invalid, choice_of, complaint, fail, gathered, origin_is, sentence
 from hgms_run.as_table import is_at_rest
-from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, plain_attribute, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, is_plain, plain_attribute, spell, type_hints
 from hgms_run.tables import Place, Short, show
 
 
@@ -117,8 +117,8 @@ class _Reader:
             if key not in known:
                 near = closest(key, known)
                 hint = f"; did you mean {near!r}?" if near else ""
-                plain = next((layer for layer in layers if isinstance(getattr(layer, key, None), int | float | str)), None)
-                hint = f"; {plain_attribute(plain, key)}" if plain is not None and key != "name" else hint
+                plain = next((layer for layer in layers if is_plain(layer, key)), None)
+                hint = hint if plain is None else f"; {plain_attribute(plain, key)}"
                 errors.append(((key,), f"unknown key {key!r}{hint} (known: {', '.join(known) or 'none'})"))
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
