@@ -483,14 +483,15 @@ class TestWeightsOfOthers:
         assert sources["er"] == {"hub": "own/er", "revision": "COMMIT", "subset": "train"}
         assert sources["er-2"] == {"hub": "oth/er", "revision": "COMMIT"}
 
-    def test_a_pattern_of_files_is_a_source(self) -> None:
+    @pytest.mark.parametrize("pattern", ["*", "[cd]", "?"])
+    def test_a_pattern_of_files_is_a_source(self, pattern: str) -> None:
         Path("more").mkdir()
         for name in ("c", "d"):
             Path("more", f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
-        text = "datasets:\n- {path: json, data_files: more/*.jsonl}\n- {path: json, data_files: a.jsonl}\n"
+        text = f"datasets:\n- {{path: json, data_files: 'more/{pattern}.jsonl'}}\n- {{path: json, data_files: a.jsonl}}\n"
         assert self.mixture("trl", "c.yaml", text) == pytest.approx([1 / 3, 2 / 3])
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
-        assert sources == {"more": {"path": "more/*.jsonl"}, "a": {"path": "a.jsonl"}}
+        assert sources == {"more": {"path": f"more/{pattern}.jsonl"}, "a": {"path": "a.jsonl"}}
 
     @pytest.mark.parametrize(("trainer", "file", "text"), [
         ("datasets", "interleave.json", '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}'),
@@ -611,7 +612,9 @@ class TestWrongInput:
         ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
         ("llamafactory", "dataset: [1, 2]\ndataset_dir: .", "has no 'dataset'"),
         ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: some", "max_samples = 'some'"),
+        ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: true", "max_samples = True"),
         ("llamafactory", "dataset: a,c\ndataset_dir: .", "num_samples = 'many'"),
+        ("llamafactory", "dataset: a,d\ndataset_dir: .", "'d' of dataset_info.json has neither a 'file_name'"),
         ("llamafactory", "dataset: a,bb\ndataset_dir: .", "did you mean 'b'"),
         ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
         ("olmo", "sources: []", "has no 'sources'"),
@@ -625,6 +628,7 @@ class TestWrongInput:
         for name in "ab":
             Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
         info: dict[str, Any] = {name: {"file_name": f"{name}.jsonl"} for name in "ab"}
-        Path("dataset_info.json").write_text(json.dumps({**info, "c": {**info["a"], "num_samples": "many"}}))
+        info |= {"c": {**info["a"], "num_samples": "many"}, "d": {"file_name": 3}}
+        Path("dataset_info.json").write_text(json.dumps(info))
         Path("c.yaml").write_text(text)
         self.refused("import", "c.yaml", "--from", trainer, why=why)
