@@ -89,6 +89,21 @@ def test_a_winner_needs_every_interval_to_exclude_zero_and_ten_seeds(study: Stud
     assert "is not ahead of uniform, which learns nothing about θ: no gain is shown" in unclear.verdict
 
 
+def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, method="uniform", seed=seed, value=0.4 + seed)
+        text = CONFIG.format(seed=seed, task="ring", rho=0.4, method="uniform", lr=0.5, steps=3)
+        write_run(
+            tmp_path, method="uniform", seed=seed, value=0.4 + seed, path=tmp_path / "ring" / "uniform-last" / f"seed-{seed}",
+            files={"config.toml": text.replace('label = "none"', 'label = "uniform-last"')},
+        )  # fmt: skip
+    study = report.build([tmp_path])
+    (entry,) = study.sections[0].entries
+    assert entry.metrics["value"].count == len(study.runs) == 3
+    assert {"under another label" in folder.reason for folder in study.skipped} == {True}
+    assert len(study.skipped) == 3
+
+
 def test_worse_than_uniform_is_shown_and_marked(study: Study) -> None:
     marks = {entry.label: entry.mark for entry in study.sections[0].entries}
     assert marks == {"hg-ms": "", "baseline": "", "uniform": "", "lost": "worse than uniform"}

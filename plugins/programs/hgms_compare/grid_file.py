@@ -149,10 +149,10 @@ class _Loader:
         table = copied(grid)
         all_tasks, all_methods = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
         if table.get("references") is True:
-            all_methods = with_references(all_methods, self.registry)
+            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         self.lay(table, [*all_tasks, *all_methods], sets)
         if table.get("references") is True:  # said by one of `sets`, perhaps; nothing is added twice
-            all_methods = with_references(all_methods, self.registry)
+            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         tasks, methods = self.narrowed(all_tasks, only_tasks), self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
@@ -318,6 +318,9 @@ class _Loader:
         unfit: list[str] = []
         left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
+            configured = [
+                other.label for other in methods if other.name == entry.name and other.component is None and not other.added
+            ]
             place = f"{self.where}.method {entry.label}"
             general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
             if not tasks:
@@ -338,6 +341,8 @@ class _Loader:
                     said = {} if "sources" in lacking else left_out
                     said.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(task.label)
                     continue
+                if entry.added and any(fitting.get((task.label, named)) == method for named in configured):
+                    continue  # the other form of what the person named is on this task the very same
                 fitting[task.label, entry.label] = method
                 if lacking:
                     unfit.append(misfit(entry.label, task.label, lacking) + (STOP if "stop-rows" in lacking else ""))
