@@ -136,6 +136,17 @@ def load(
     )
 
 
+def without_doubles(fitting: Mapping[tuple[str, str], Method], methods: Sequence[Entry]) -> dict[tuple[str, str], Method]:
+    """Methods by task and label, without added references that are on the task what the person named already."""
+    entries = {entry.label: entry for entry in methods}
+
+    def is_double(task: str, label: str) -> bool:
+        named = [other.label for other in methods if other.name == entries[label].name and not other.added]
+        return entries[label].added and any(fitting.get((task, other)) == fitting[task, label] for other in named)
+
+    return {pair: method for pair, method in fitting.items() if not is_double(*pair)}
+
+
 class _Loader:
     """Gathers problems, and stops where there are any."""
 
@@ -162,7 +173,7 @@ class _Loader:
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.built(task.at(""), Task, f"{self.where}.task {task.label}") for task in tasks}
-        fitting = self.fitting(tasks, methods, built)
+        fitting = without_doubles(self.fitting(tasks, methods, built), methods)
         if file is None:
             file = self.salvaged(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
@@ -318,9 +329,6 @@ class _Loader:
         unfit: list[str] = []
         left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
-            configured = [
-                other.label for other in methods if other.name == entry.name and other.component is None and not other.added
-            ]
             place = f"{self.where}.method {entry.label}"
             general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
             if not tasks:
@@ -341,8 +349,6 @@ class _Loader:
                     said = {} if "sources" in lacking else left_out
                     said.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(task.label)
                     continue
-                if entry.added and any(fitting.get((task.label, named)) == method for named in configured):
-                    continue  # the other form of what the person named is on this task the very same
                 fitting[task.label, entry.label] = method
                 if lacking:
                     unfit.append(misfit(entry.label, task.label, lacking) + (STOP if "stop-rows" in lacking else ""))
