@@ -6,6 +6,7 @@ import tomllib
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, final
 
 import attrs
@@ -15,10 +16,10 @@ from attrs import evolve, field, frozen, validators
 from hypothesis import given, settings
 
 from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hookimpl
-from hgms_core.errors import ConfigError
+from hgms_core.errors import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import KINDS, Registry, faults_of
-from hgms_run import RunConfig, RunSettings, load, plain, spell
+from hgms_run import RunConfig, RunSettings, data_of, load, plain, spell
 
 
 @frozen(kw_only=True)
@@ -511,6 +512,19 @@ def test_the_hash_knows_what_matters(registry: Registry, monkeypatch: pytest.Mon
     }
     monkeypatch.setattr(Work, "version", "2")
     assert len(others | {config.config_hash}) == 6
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), DataError("no such file")])
+def test_data_that_cannot_be_read_have_the_reason_for_their_contents(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    assert data_of(SimpleNamespace(made_of=fail)) == {"made_of": str(error)}
+
+
+def test_contents_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SimpleNamespace.made_of must return what JSON can hold: .*bytes"):
+        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=True)
