@@ -161,6 +161,32 @@ def test_a_task_file_is_run_again_where_its_rows_have_changed(small: tuple[Any, 
 
 
 @needs_harness
+def test_a_task_file_is_run_again_where_what_it_includes_or_its_code_changed(small: tuple[Any, Any], tmp_path: Path) -> None:
+    path = own_task(tmp_path, 'include: "base.yaml"\n', [{"asked": "Is 2 even?", "known": 0}])
+    base, code = tmp_path / "base.yaml", tmp_path / "told.py"
+    base.write_text(CHOICE.replace("doc_to_target: known", "doc_to_target: !function told.known"))
+    code.write_text("def known(doc): return doc['known']\n")
+    said: list[str] = []
+
+    def scores(file: Path, text: str) -> float:
+        file.write_text(text)
+        results = LmEval(tasks=(path,)).run(*small, tmp_path / "out", said.append)
+        return float(results["lm-eval own acc"]["score"])
+
+    first = scores(code, code.read_text())
+    assert (scores(code, code.read_text()), len(said)) == (first, 1)
+    assert (scores(code, code.read_text().replace("doc['known']", "1 - doc['known']")), len(said)) == (100 - first, 2)
+    scores(base, base.read_text().replace('["yes", "no"]', '["no", "yes"]'))
+    assert len(said) == 3
+
+
+@needs_harness
+def test_a_task_that_compares_choices_needs_no_room_for_answers(small: tuple[Any, Any], tmp_path: Path) -> None:
+    task = own_task(tmp_path, CHOICE, [{"asked": "Is 2 even?", "known": 0}])
+    assert "lm-eval own acc" in LmEval(tasks=(task,), max_new_tokens=1200).run(*small, tmp_path / "out", print)
+
+
+@needs_harness
 def test_prompts_that_lose_their_beginning_are_counted(small: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [{"asked": "x" * length, "known": "y"} for length in (1100, 1196, 1300)]  # bytes are tokens; 1,200 positions
     said: list[str] = []

@@ -72,6 +72,20 @@ def points(values: list[float], method: str = "m", steps: int = 4) -> list[Point
 A, B, C = [0.91, 0.88, 0.93, 0.90], [0.89, 0.87, 0.90, 0.88], [0.905, 0.882, 0.928, 0.897]
 
 
+def test_on_data_sources_only_what_is_of_the_mixture_is_judged() -> None:
+    """And what was measured of a model tuned on it."""
+    point = attrs.evolve(points([1.0])[0], sources=True, later=frozenset({"gsm8k"}))
+    for metric, judged in (
+        ("recovery_error", True),
+        ("gsm8k", True),
+        ("test_perplexity", False),
+        ("test_loss", False),
+        ("acc", False),
+    ):
+        assert (point.unjudged(metric) == "") is judged, metric
+    assert points([1.0])[0].unjudged("test_perplexity") == ""
+
+
 def test_differences_are_paired_and_agree_with_scipy() -> None:
     results = table({"a": points(A), "b": points(B)}, "acc", reference="b")
     best, base = results.rows

@@ -6,6 +6,7 @@ import tomllib
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, final
 
 import attrs
@@ -15,10 +16,10 @@ from attrs import evolve, field, frozen, validators
 from hypothesis import given, settings
 
 from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hookimpl
-from hgms_core.errors import ConfigError
+from hgms_core.errors import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import KINDS, Registry, faults_of
-from hgms_run import RunConfig, RunSettings, load, plain, spell
+from hgms_run import RunConfig, RunSettings, data_of, load, plain, spell
 
 
 @frozen(kw_only=True)
@@ -513,6 +514,19 @@ def test_the_hash_knows_what_matters(registry: Registry, monkeypatch: pytest.Mon
     assert len(others | {config.config_hash}) == 6
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), DataError("no such file")])
+def test_data_that_cannot_be_read_have_the_reason_for_their_contents(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    assert data_of(SimpleNamespace(made_of=fail)) == {"made_of": str(error)}
+
+
+def test_contents_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SimpleNamespace.made_of must return what JSON can hold: .*bytes"):
+        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
+
+
 numbers = st.floats(allow_nan=False, allow_infinity=True)
 positive = st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False)
 words = st.text().filter(lambda text: text != "none")
@@ -638,6 +652,22 @@ def test_a_key_for_what_has_no_type_says_how_to_make_it_a_field() -> None:
     registry = make_registry({**HOOKS, "hgms_register_methods": [Plain]})
     message = error_of(registry, method={"name": "plain", "rate": 1.0})
     assert "unknown key 'rate'; Plain.rate is a plain class attribute; write `rate: float = 0.5` to make it a field" in message
+
+
+def test_a_key_for_what_no_configuration_may_set_gets_no_advice_for_authors() -> None:
+    @frozen(kw_only=True)
+    class Typed:
+        name = "typed"
+        role = "floor"
+        version: ClassVar[str] = "1"  # of every task, as a method's own
+        limit: ClassVar[int] = 3
+        limits: int = 3
+
+        init, step, result = Around.init, Around.step, Around.result
+
+    registry = make_registry({**HOOKS, "hgms_register_methods": [Typed]})
+    for key, hint in (("limit", "; did you mean 'limits'?"), ("version", "")):
+        assert f"unknown key '{key}'{hint} (known: limits)" in error_of(registry, method={"name": "typed", key: 1})
 
 
 def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(registry: Registry) -> None:

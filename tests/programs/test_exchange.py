@@ -188,6 +188,31 @@ def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path
     ]  # fmt: skip
 
 
+def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    (out / ".export.part" / "rows").mkdir(parents=True)  # of one that was killed
+    right("export", "chat.toml", "--to", "trl", "--out", out)
+    assert not (out / ".export.part").exists()
+    mine = out / "rows" / "mine.jsonl"
+    mine.write_text("{}\n")
+    stale, listed = out / "rows" / "gone.jsonl", json.loads((out / ".export.json").read_text())
+    stale.write_text("{}\n")
+    (out / ".export.json").write_text(json.dumps({**listed, "files": [*listed["files"], "rows/gone.jsonl"]}))
+    right("export", "chat.toml", "--to", "trl", "--out", out)
+    assert (mine.exists(), stale.exists()) == (True, False)
+    assert json.loads((out / ".export.json").read_text()) == listed
+
+    (out / ".export.json").write_text(json.dumps({**listed, "files": ["../other"]}))
+    other.write_text("")
+    outside = call("export", "chat.toml", "--to", "trl", "--out", out)
+    assert (outside.exit_code, other.exists()) == (2, True)
+    assert "holds no export for trl with a list of its files (.export.json)" in outside.output
+    (out / ".export.json").write_text(json.dumps({**listed, "files": ["README.md"]}))
+    taken = call("export", "chat.toml", "--to", "trl", "--out", out)
+    assert taken.exit_code == 2
+    assert "is there, and no export has written it" in taken.output
+
+
 def test_a_sample_of_the_validation_sets_is_handed_over_too(here: Path, tmp_path: Path) -> None:
     choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
     right("sample", "plain.toml", *choice)
@@ -458,14 +483,15 @@ class TestWeightsOfOthers:
         assert sources["er"] == {"hub": "own/er", "revision": "COMMIT", "subset": "train"}
         assert sources["er-2"] == {"hub": "oth/er", "revision": "COMMIT"}
 
-    def test_a_pattern_of_files_is_a_source(self) -> None:
+    @pytest.mark.parametrize("pattern", ["*", "[cd]", "?"])
+    def test_a_pattern_of_files_is_a_source(self, pattern: str) -> None:
         Path("more").mkdir()
         for name in ("c", "d"):
             Path("more", f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
-        text = "datasets:\n- {path: json, data_files: more/*.jsonl}\n- {path: json, data_files: a.jsonl}\n"
+        text = f"datasets:\n- {{path: json, data_files: 'more/{pattern}.jsonl'}}\n- {{path: json, data_files: a.jsonl}}\n"
         assert self.mixture("trl", "c.yaml", text) == pytest.approx([1 / 3, 2 / 3])
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
-        assert sources == {"more": {"path": "more/*.jsonl"}, "a": {"path": "a.jsonl"}}
+        assert sources == {"more": {"path": f"more/{pattern}.jsonl"}, "a": {"path": "a.jsonl"}}
 
     @pytest.mark.parametrize(("trainer", "file", "text"), [
         ("datasets", "interleave.json", '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}'),
@@ -586,7 +612,9 @@ class TestWrongInput:
         ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
         ("llamafactory", "dataset: [1, 2]\ndataset_dir: .", "has no 'dataset'"),
         ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: some", "max_samples = 'some'"),
+        ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: true", "max_samples = True"),
         ("llamafactory", "dataset: a,c\ndataset_dir: .", "num_samples = 'many'"),
+        ("llamafactory", "dataset: a,d\ndataset_dir: .", "'d' of dataset_info.json has neither a 'file_name'"),
         ("llamafactory", "dataset: a,bb\ndataset_dir: .", "did you mean 'b'"),
         ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
         ("olmo", "sources: []", "has no 'sources'"),
@@ -600,6 +628,7 @@ class TestWrongInput:
         for name in "ab":
             Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
         info: dict[str, Any] = {name: {"file_name": f"{name}.jsonl"} for name in "ab"}
-        Path("dataset_info.json").write_text(json.dumps({**info, "c": {**info["a"], "num_samples": "many"}}))
+        info |= {"c": {**info["a"], "num_samples": "many"}, "d": {"file_name": 3}}
+        Path("dataset_info.json").write_text(json.dumps(info))
         Path("c.yaml").write_text(text)
         self.refused("import", "c.yaml", "--from", trainer, why=why)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -20,6 +23,7 @@ from hgms_core.errors import ConfigError
 from hgms_hypergradients import Implicit
 from hgms_outer import Adam
 from hgms_run import RunFolder, leased, run
+from hgms_run.advice import explained
 from hgms_selectors import First
 from hgms_solvers import CG
 
@@ -254,3 +258,16 @@ def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -
     assert (summary["status"], summary["error"]) == ("failed", str(caught.value))
     first_order = attrs.evolve(method, hypergradient=Implicit(solver=CG(), strategy="difference"))
     assert run(first_order, problem, Budget(outer_steps=2)).summary["status"] == "done"
+
+
+def test_classes_without_a_file_do_not_hide_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    typed = type("Typed", (), {"__module__": "__main__"})
+    # a part of a class in C, and one of a class that stands in no file (`python -c`, a notebook)
+    part = attrs.make_class("Locked", ["lock", "typed"])(Lock(), typed())
+    for message in (
+        "Trying to backward through the graph a second time",
+        "value cannot be converted to type float without overflow",
+    ):
+        error = explained(RuntimeError(message), 3, "the state after step 2 is kept", method=part, problem=typed())
+        assert str(error).startswith("step 3: ")

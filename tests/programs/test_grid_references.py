@@ -52,3 +52,28 @@ def test_a_task_without_rows_refuses_what_trains_on_them() -> None:
     table = {"budget": "1 step", "seeds": 1, "task": ["sphere"], "method": ["validation-only"]}
     with pytest.raises(ConfigError, match="needs validation rows, on which f alone has a minimiser in x"):
         load(table)
+
+
+def test_the_other_form_is_that_of_the_task() -> None:
+    """On data sources `uniform` keeps the last state by default: there its other form keeps the best one."""
+    mixture = {
+        "name": "source-mixture", "sources": {"a": "a.jsonl", "b": "b.jsonl"}, "validation": {"all": "v.jsonl"},
+        "model": {"config": {"model_type": "gpt2"}, "tokenizer": "bytes"},
+    }  # fmt: skip
+    cleaning = {"name": "hyper-cleaning", "dataset": "digits"}
+    table = {"budget": "1 step", "seeds": 1, "references": True, "task": [mixture, cleaning], "method": ["uniform"]}
+    for sets, named, other in ([], "last", "best"), (["uniform.keep=best"], "best", "last"):
+        on_sources, on_rows = (
+            {label: config for (task, label), config in load(table, sets=sets).pairs.items() if task == name}
+            for name in ("source-mixture", "hyper-cleaning")
+        )
+        assert [label for label in on_sources if label.startswith("uniform") and "tilted" not in label] == [
+            "uniform", f"uniform-{other}",
+        ]  # fmt: skip
+        assert (innermost(on_sources["uniform"].method).keep, innermost(on_sources[f"uniform-{other}"].method).keep) == (
+            named,
+            other,
+        )
+        assert innermost(on_rows["uniform"].method).keep == "best"
+        assert "uniform-last" in on_rows
+        assert "uniform-best" not in on_rows

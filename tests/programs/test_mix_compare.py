@@ -79,6 +79,26 @@ def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
     assert (other.sample.size, other.finetune.epochs) == (10, 1)
 
 
+def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
+    """Of a model and of a source, whether [for.LABEL] or --set lays it; what has another origin of its own needs none."""
+    path = '{ path = "one.jsonl" }'
+    grid.write_text(
+        GRID.replace("[task]", '[finetune]\nmodel = "m"\n[task]').replace(path, '"one.jsonl"')
+        + 'finetune.model = { dtype = "float32" }\n[for.hg-ms]\nfinetune.model = { path = "n" }\n'
+        + '[for.other]\nfinetune.model = { config = { model_type = "gpt2" }, tokenizer = "bytes" }\n'
+    )
+    sets = ["task.sources.one.rows=10", "task.prior.one=0.3", "task.prior.two=0.7"]
+    uniform, named, other = (load(grid, ["task.prior=size", *sets], method=label) for label in ("uniform", "hg-ms", "other"))
+    assert (uniform.finetune.model.path, uniform.finetune.model.dtype) == ("m", "float32")
+    assert (named.finetune.model.path, other.finetune.model.path) == ("n", None)
+    assert (uniform.task.sources["one"].path, uniform.task.sources["one"].rows) == ("one.jsonl", 10)
+    assert uniform.task.prior == {"one": 0.3, "two": 0.7}
+    with pytest.raises(ConfigError, match=r"unknown key 'rwos'; did you mean 'rows'"):
+        load(grid, ["task.sources.one.rwos=10"], method="uniform")
+    with pytest.raises(ConfigError, match=r"unknown key 'name'"):  # which only a string laid over may be
+        load(grid, ['task.sources.two={name = "two.jsonl"}'], method="uniform")
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [

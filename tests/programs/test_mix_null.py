@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from hgms_cli import main
 from hgms_core import DataError, Key
+from hgms_mix.certainty import null_result
 from hgms_results import scan
 from hgms_uncertainty import in_words, over_seeds
 
@@ -254,6 +256,18 @@ def test_too_few_validation_rows_are_said_and_stop_nothing(here: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "not measured: there are 2 validation rows of role differentiate: certainty needs at least 4" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", "{", '{"verdict": "v", "evidence": true, "sources": [{"source": "a"}]}'])
+def test_a_damaged_null_test_is_none(text: str, tmp_path: Path) -> None:
+    mix: Any = SimpleNamespace(folder=tmp_path / "seed-0")
+    path = tmp_path / "null-test" / "null.json"
+    assert null_result(mix) is None
+    path.parent.mkdir()
+    path.write_text(text)
+    assert null_result(mix) is None
+    path.write_text(sound := '{"verdict": "v", "evidence": true, "sources": [{"source": "a", "evidence": 1}]}')
+    assert null_result(mix) == json.loads(sound)
 
 
 def test_what_is_to_be_warned_of() -> None:

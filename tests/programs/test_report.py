@@ -89,6 +89,21 @@ def test_a_winner_needs_every_interval_to_exclude_zero_and_ten_seeds(study: Stud
     assert "is not ahead of uniform, which learns nothing about θ: no gain is shown" in unclear.verdict
 
 
+def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, method="uniform", seed=seed, value=0.4 + seed)
+        text = CONFIG.format(seed=seed, task="ring", rho=0.4, method="uniform", lr=0.5, steps=3)
+        write_run(
+            tmp_path, method="uniform", seed=seed, value=0.4 + seed, path=tmp_path / "ring" / "uniform-last" / f"seed-{seed}",
+            files={"config.toml": text.replace('label = "none"', 'label = "uniform-last"')},
+        )  # fmt: skip
+    study = report.build([tmp_path])
+    (entry,) = study.sections[0].entries
+    assert entry.metrics["value"].count == len(study.runs) == 3
+    assert {"under another label" in folder.reason for folder in study.skipped} == {True}
+    assert len(study.skipped) == 3
+
+
 def test_worse_than_uniform_is_shown_and_marked(study: Study) -> None:
     marks = {entry.label: entry.mark for entry in study.sections[0].entries}
     assert marks == {"hg-ms": "", "baseline": "", "uniform": "", "lost": "worse than uniform"}
@@ -603,7 +618,7 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert "recovery error ↓" in results.columns
     assert not any("− uniform" in column for column in results.columns), "losses of x say nothing of who is ahead"
     assert section.winner is None
-    assert section.verdict.startswith("No verdict: losses are those of the x that each method trained its weights with")
+    assert section.verdict.startswith("No verdict: all but the mixture is of the x that each method trained its weights with")
     judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
     assert judged.verdict.startswith("hg-ms has the best mean of the methods")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 from hgms_surface import Findings, Runs, SurfaceSettings, design, fit, learn, read_runs, write_runs
 from hgms_surface.design import spread
 from hgms_surface.noise import noise_of
+from hgms_surface.proxy import rank_correlation, words
 from hgms_surface.recommend import Gap, gap
 from hgms_surface.words import sentences
 
@@ -562,6 +564,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, mo
     with monkeypatch.context() as patched:
         patched.setattr(LossLog, "append", diverge)
         first = runs.run(points[0])
+        other = DesignRuns(config=plan.config, folder=Path("other"))
+        with pytest.raises(NumericalError, match="the losses of 1 runs are not finite"):  # though no run comes after it
+            carried(other, points[:1], lambda line: None, diverging=0)
     assert not first.is_finite
     assert set(first.metrics) == {"validation_sums", "test_sums"}
     np.testing.assert_allclose(first.mixture, points[0].weights, atol=1 / 24)
@@ -612,10 +617,15 @@ def test_the_next_command_can_be_run_as_it_stands(method: str, here: Path) -> No
     assert {row["source"]: row["weight"] for row in report["sources"]}["sums"] > 0.5
 
 
+@pytest.mark.parametrize(("gap", "said"), [(math.nan, "the best of them and rows diverged"), (-math.inf, "rows diverged")])
+def test_a_larger_model_that_diverged_at_the_prior_is_said_in_words(gap: float, said: str) -> None:
+    table = words(rank_correlation(np.arange(4.0), np.arange(4.0), Key(0)), gap, "rows")
+    assert table["sentence"].endswith(f"; {said}")
+    assert table["best_minus_prior"] is None
+
+
 def test_ranks_of_the_larger_model_are_compared() -> None:
     from scipy.stats import spearmanr
-
-    from hgms_surface.proxy import rank_correlation
 
     generator = np.random.default_rng(0)
     mine = generator.standard_normal(30)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import inspect
 import json
 import logging
 import math
@@ -38,6 +39,9 @@ LOCAL: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 FEWSHOT_SEED: Final = 1234
 """The harness's own, of the order of examples in a prompt."""
+
+GENERATES: Final = "generate_until"
+"""The harness's word for a task whose answers are generated; others compare choices."""
 
 
 def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
@@ -105,12 +109,13 @@ class LmEval:
         goes to ``lm-eval.TASK.samples.jsonl``.
 
         Raises:
-            MissingExtra, DataError, ConfigError: as :meth:`check`; more new tokens than the model has positions; or a chat
-                template is wanted and the tokenizer has none.
+            MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model has too few positions for the
+                new tokens; or a chat template is wanted and the tokenizer has none.
             CheckpointError: the folder's answers were made by another model.
         """
         self.check()
-        prompt_cap(model, 1, self.max_new_tokens, "evaluate.lm_eval.max_new_tokens")
+        if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
+            prompt_cap(model, 1, self.max_new_tokens, "evaluate.lm_eval.max_new_tokens")
         if self.chat_template and tokenizer.chat_template is None:
             raise ConfigError("the tokenizer has no chat template @ evaluate.lm_eval.chat_template\n  set it to false")
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +138,7 @@ class LmEval:
         shown = task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
         task.set_config(key="num_fewshot", value=shown)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        if task.OUTPUT_TYPE == "generate_until":
+        if task.OUTPUT_TYPE == GENERATES:
             generation = {**task.config.generation_kwargs, "max_gen_toks": self.max_new_tokens, "do_sample": False}
             task.config.generation_kwargs = generation
         return task
@@ -161,7 +166,7 @@ class LmEval:
         samples = json.loads(json.dumps(done["samples"][name], default=handle_non_serializable))
         records.write(folder / f"lm-eval.{_short(name)}.samples.jsonl", [_sample(sample) for sample in samples])
         results = summary(_short(name), samples, done["results"][name])
-        if task.OUTPUT_TYPE == "generate_until":
+        if task.OUTPUT_TYPE == GENERATES:
             room = lm.max_length - self.max_new_tokens
             prompts = {sample["doc_id"]: sample["arguments"][0][0] for sample in samples}
             cut = sum(len(lm.tok_encode(prompt)) > room for prompt in prompts.values())
@@ -176,7 +181,6 @@ def load(name: str) -> Any:
     import lm_eval.tasks
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks import TaskManager
-    from lm_eval.tasks._yaml_loader import load_yaml
 
     with _quiet():
         if name not in LOCAL:
@@ -184,7 +188,7 @@ def load(name: str) -> Any:
                 (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
                 return task
         definition, files = LOCAL[name]
-        table = {**load_yaml(Path(str(lm_eval.tasks.__file__)).parent / definition), "task": name, "dataset_name": None}
+        table = {**_definition(Path(str(lm_eval.tasks.__file__)).parent / definition), "task": name, "dataset_name": None}
         return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
 
 
@@ -238,14 +242,33 @@ def _dataset(files: Mapping[str, str]) -> Any:
 
 
 def _digests(name: str) -> dict[str, str]:
-    """The digests of what a task is made of: its files, or one's own YAML file and the rows that it has loaded."""
+    """The digests of what a task is made of: its files, or one's own definition (with what it includes and the files of its
+    functions) and the rows that it has loaded."""
     if name in LOCAL:
         return {file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest() for file in LOCAL[name][1].values()}
     rows = hashlib.sha256()
     for split, table in load(name).dataset.items():
         for row in table:
             rows.update(json.dumps([split, row], default=str).encode())
-    return {_own(name).name: hashlib.sha256(_own(name).read_bytes()).hexdigest(), "rows": rows.hexdigest()}
+    definition = json.dumps(_definition(_own(name)), default=_spelled)
+    return {"definition": hashlib.sha256(definition.encode()).hexdigest(), "rows": rows.hexdigest()}
+
+
+def _definition(path: Path) -> dict[str, Any]:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    table: dict[str, Any] = load_yaml(path)
+    return table
+
+
+def _spelled(value: object) -> str:
+    """What stands in a definition beside text and numbers: a function is its name and its file, which may change under it."""
+    if not callable(value):
+        return str(value)
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    with contextlib.suppress(TypeError, OSError):  # it is written in C
+        return f"{name} {hashlib.sha256(Path(inspect.getfile(value)).read_bytes()).hexdigest()}"
+    return name
 
 
 def _below_data(file: str) -> Path:

@@ -110,7 +110,7 @@ class Rds:
         over = at == data.size
         changes: State = {
             "target": torch.cat([state["target"].to(directions), directions]),
-            "part": torch.cat([state["part"], batch["source"].reshape(-1).cpu()]),
+            "part": torch.cat([state["part"].cpu(), batch["source"].reshape(-1).cpu()]),
             "at": 0 if over else at,
             "phase": "pool" if over else "validation",
         }
@@ -120,10 +120,10 @@ class Rds:
         """The cosines of some rows with all validation rows; after the last, turns and kept rows."""
         sources, pool = _sources(problem), problem.lower_data
         directions, _, spent = self._directions(problem, state, pool)
-        cosines = state["target"] @ directions.T
+        target, parts = state["target"].cpu(), state["part"].cpu()  # on the device after a resume
+        cosines = target @ directions.T
         if self.turns == "sets":
-            held = state["part"].unique()
-            cosines = torch.stack([cosines[state["part"] == part].amax(0) for part in held])
+            cosines = torch.stack([cosines[parts == part].amax(0) for part in parts.unique()])
         # Joined once, at the end: to append to a tensor in every step would copy all of it in every step.
         pieces, at = [*state["cosines"], cosines], state["at"] + len(directions)
         changes: State = {"cosines": pieces, "at": at}

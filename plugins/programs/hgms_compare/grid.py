@@ -12,9 +12,9 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms_core import Budget, ConfigError, HgmsError, Method, overlay, unknown
+from hgms_core import Budget, ConfigError, HgmsError, Method, unknown
 from hgms_core.registry import Registry
-from hgms_run import OwnProblem, RunConfig, RunFolder, RunSettings, init_fields, put, structured
+from hgms_run import OwnProblem, RunConfig, RunFolder, RunSettings, init_fields, laid_over, put, structured
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
@@ -77,7 +77,7 @@ class Entry:
             for key, value in (values or {}).items():
                 component = with_field(component, key.split("."), value)
             return component
-        table = copied(overlay(self.table, self.on.get(task, {})))
+        table = copied(laid_over(self.table, self.on.get(task, {})))
         for key, value in (values or {}).items():
             put(table, key.split("."), value)
         return table

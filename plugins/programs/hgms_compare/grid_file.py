@@ -136,6 +136,17 @@ def load(
     )
 
 
+def without_doubles(fitting: Mapping[tuple[str, str], Method], methods: Sequence[Entry]) -> dict[tuple[str, str], Method]:
+    """Methods by task and label, without added references that are on the task what the person named already."""
+    entries = {entry.label: entry for entry in methods}
+
+    def is_double(task: str, label: str) -> bool:
+        named = [other.label for other in methods if other.name == entries[label].name and not other.added]
+        return entries[label].added and any(fitting.get((task, other)) == fitting[task, label] for other in named)
+
+    return {pair: method for pair, method in fitting.items() if not is_double(*pair)}
+
+
 class _Loader:
     """Gathers problems, and stops where there are any."""
 
@@ -149,10 +160,10 @@ class _Loader:
         table = copied(grid)
         all_tasks, all_methods = self.entries("task", table.get("task")), self.entries("method", table.get("method"))
         if table.get("references") is True:
-            all_methods = with_references(all_methods, self.registry)
+            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         self.lay(table, [*all_tasks, *all_methods], sets)
         if table.get("references") is True:  # said by one of `sets`, perhaps; nothing is added twice
-            all_methods = with_references(all_methods, self.registry)
+            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         tasks, methods = self.narrowed(all_tasks, only_tasks), self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
             self.problems.append('no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"')
@@ -162,7 +173,7 @@ class _Loader:
         file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.built(task.at(""), Task, f"{self.where}.task {task.label}") for task in tasks}
-        fitting = self.fitting(tasks, methods, built)
+        fitting = without_doubles(self.fitting(tasks, methods, built), methods)
         if file is None:
             file = self.salvaged(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)

@@ -7,7 +7,7 @@ A reference is a registered method with a role, "floor" or "ceiling". Each has t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,28 +21,33 @@ LEFT_OUT = {"theta0": "it is uniform by another name", "fixed": "nobody but a pe
 """References that are added by nobody but the person who names them, and why."""
 
 
-def with_references(methods: Sequence[Entry], registry: Registry) -> list[Entry]:
+def with_references(methods: Sequence[Entry], registry: Registry, traits: Iterable[frozenset[str]]) -> list[Entry]:
     """``methods``, with the other form of every reference among them, and with all other references in both forms.
 
-    A reference that a person has configured keeps that in its other form. What does not fit a task is left out there.
+    A reference that a person has configured keeps that in its other form, of which there may be two: the default is another
+    on tasks with other ``traits``. What does not fit a task, or is on it what the person named, is left out there.
     """
+    kinds = list(dict.fromkeys(traits)) or [frozenset()]
     entries = list(methods)
     named = {entry.name for entry in methods}
     for component in registry.components("method"):
         name = component.name
         if role_of(registry, name) and name not in named | LEFT_OUT.keys() and not (name == "uniform" and "theta0" in named):
-            entries += _forms(Entry(kind="method", label=name, table={"name": name}, stated=True, added=True), registry)
+            entries += _forms(
+                Entry(kind="method", label=name, table={"name": name}, stated=True, added=True), registry, kinds[0]
+            )
     known = {entry.label for entry in entries}
     for entry in methods:
         if role_of(registry, entry.name) and entry.label == entry.name and entry.component is None and not entry.added:
-            entries += [form for form in _forms(entry, registry)[1:] if form.label not in known]
+            forms = {form.label: form for kind in kinds for form in _forms(entry, registry, kind)[1:]}
+            entries += [form for label, form in forms.items() if label not in known]
     return entries
 
 
-def _forms(entry: Entry, registry: Registry) -> list[Entry]:
-    """An added reference with ``keep = "best"``, a person's as it is; then its other form."""
+def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Entry]:
+    """An added reference with ``keep = "best"``, a person's as it is on a task with ``traits``; then its other form."""
     try:
-        method = structured(entry.at(""), Method, registry)
+        method = structured(entry.at(""), Method, registry, traits)
     except (Invalid, HgmsError):  # which is said where the entry itself is built
         return [entry]
     path, kept = _keep(method)

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgms_compare.grid import copied
-from hgms_core import ConfigError, overlay, unknown
+from hgms_core import ConfigError, unknown
+from hgms_run import laid_over
 
 ALL = "*"
 
@@ -44,7 +45,7 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     for kind in ("task", "method"):
         if kind in over:
             base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}")
-    return overlay(base, over)
+    return laid_over(base, over)
 
 
 def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
@@ -60,4 +61,4 @@ def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
     for label in changes:
         if label != ALL and label not in labels:
             raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
-    return [overlay(overlay(table, changes.get(ALL, {})), changes.get(label, {})) for label, table in by_label]
+    return [laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {})) for label, table in by_label]

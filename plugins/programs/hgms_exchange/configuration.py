@@ -57,7 +57,7 @@ def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
 def place_of(name: str, file: Path) -> Path | None:
     """Where a trainer finds a file, a folder or a pattern of files: from where it is started, else beside its configuration."""
     for base in (Path.cwd(), file.resolve().parent):
-        if (base / name).exists() or ("*" in name and glob.glob(str(base / name), recursive=True)):
+        if (base / name).exists() or (glob.has_magic(name) and glob.glob(str(base / name), recursive=True)):
             return base / name
     return None
 
@@ -77,7 +77,7 @@ def name_of(place: str) -> str:
     ('code', 'data')
     """
     path = Path(place)
-    return (path.parent if "*" in path.name else path).name.split(".")[0] or "data"
+    return (path.parent if glob.has_magic(path.name) else path).name.split(".")[0] or "data"
 
 
 def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None) -> dict[str, Any]:

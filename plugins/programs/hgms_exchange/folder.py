@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping, Set
 from pathlib import Path
 
-from hgms_core import ConfigError
+from hgms_core import CheckpointError, ConfigError
 from hgms_exchange.sampled import Sampled
 from hgms_exchange.trainer import UNNAMED, Trainer, model_name
 from hgms_exchange.with_axolotl import AXOLOTL
@@ -15,13 +17,16 @@ from hgms_exchange.with_llamafactory import LLAMAFACTORY
 from hgms_exchange.with_ms_swift import MS_SWIFT
 from hgms_exchange.with_olmo import OLMO
 from hgms_exchange.with_trl import TRL
-from hgms_run import DiskError, replace_file
+from hgms_run import DiskError, parse_json, read_file, replace_file
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (AXOLOTL, DATASETS, LLAMAFACTORY, MS_SWIFT, OLMO, TRL)}
 
 
-MARK = "rows that `hgms mix` drew by a learned mixture"
-"""In the README of every export: names such as sft.yaml and rows/ are others' too, and what is there is replaced."""
+LIST = ".export.json"
+"""In every export: its trainer and the files that were written, which are all that the next export there takes away."""
+
+ASIDE = ".export.part"
+"""Where an export is written until it is whole; what a killed one has left of it is in nobody's way."""
 
 
 def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
@@ -29,21 +34,28 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
 
     Errors: ConfigError where the folder holds something else; DiskError where it cannot be written.
     """
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or _is_export(folder, trainer))):
-        raise ConfigError(f"{folder} is there and holds no export for {trainer.name}\n  choose another --out, or move it away")
+    before, aside = _written(folder, trainer), folder / ASIDE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            notes = list(trainer.write(sample, Path(aside)))
-            replace_file(Path(aside) / "README.md", readme(sample, trainer, notes).encode())
-            for stale in (*folder.glob("rows/*.jsonl"), *folder.glob("tokens/*.npy")):
-                stale.unlink()  # of an earlier export with other sources: OLMo-core takes all that is there
-            for path in sorted(Path(aside).rglob("*")):  # a folder before what it holds
-                place = folder / path.relative_to(aside)
-                if path.is_dir():
-                    place.mkdir(exist_ok=True)
-                else:
-                    path.replace(place)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            notes = list(trainer.write(sample, aside))
+            replace_file(aside / "README.md", readme(sample, trainer, notes).encode())
+            files = {path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file()}
+            for name in sorted(files - before):
+                if (folder / name).exists():
+                    raise ConfigError(
+                        f"{folder / name} is there, and no export has written it\n  choose another --out, or move it away"
+                    )
+            _list(folder, trainer, before | files)  # if this is killed, the next one knows of both
+            for name in before - files:
+                (folder / name).unlink(missing_ok=True)  # with other sources: OLMo-core takes all that is there
+            for name in files:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (aside / name).replace(folder / name)
+            _list(folder, trainer, files)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise DiskError(
             f"cannot write {folder}: {error.strerror or error}\n  choose another --out, or free some space"
@@ -51,9 +63,28 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
     return ["README.md", *trainer.files]
 
 
-def _is_export(folder: Path, trainer: Trainer) -> bool:
-    text = (folder / "README.md").read_text(encoding="utf-8", errors="replace") if (folder / "README.md").is_file() else ""
-    return MARK in text and text.split("\n")[0].endswith(f", for {trainer.name}")
+def _list(folder: Path, trainer: Trainer, files: Set[str]) -> None:
+    replace_file(folder / LIST, json.dumps({"trainer": trainer.name, "files": sorted(files)}, indent=2).encode())
+
+
+def _written(folder: Path, trainer: Trainer) -> Set[str]:
+    """The files of an earlier export that the folder holds; ConfigError where it holds anything else."""
+    if not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {ASIDE}):
+        return frozenset()
+    with contextlib.suppress(CheckpointError):
+        table = parse_json(read_file(folder / LIST), LIST)
+        files = table.get("files") if isinstance(table, dict) and table.get("trainer") == trainer.name else None
+        if isinstance(files, list) and all(isinstance(name, str) and _is_below(folder, name) for name in files):
+            return frozenset(files)
+    raise ConfigError(
+        f"{folder} is there and holds no export for {trainer.name} with a list of its files ({LIST})\n"
+        "  choose another --out, or move it away"
+    )
+
+
+def _is_below(folder: Path, name: str) -> bool:
+    """Whether a file of a list, which anybody may have written, is in the folder, and through no link."""
+    return (folder / name).parent.resolve().is_relative_to(folder.resolve()) and Path(name).name not in ("", "..")
 
 
 def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
@@ -85,7 +116,7 @@ def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
         notes = [*notes, f"The template `{sample.config.task.template}` is written into the rows: the trainer must add none."]
     return "\n".join([
         f"# {sample.title}, for {trainer.name}", "",
-        f"{sample.size} {MARK}. In this folder:", "",
+        f"{sample.size} rows that `hgms mix` drew by a learned mixture. In this folder:", "",
         "```bash", trainer.command, "```", "",
         "The mixture is in the rows: an epoch takes each of them once.", "",
         *lines, "",

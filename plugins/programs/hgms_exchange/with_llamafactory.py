@@ -101,11 +101,13 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         near = closest(name, info)
         raise ConfigError(f"dataset_info.json has no data set {name!r}" + (f"; did you mean {near!r}?" if near else ""))
     entry = info[name]
-    if "file_name" in entry:
-        return {"path": located(str(folder / entry["file_name"]), folder / "dataset_info.json")}
-    if "hf_hub_url" in entry:
-        return of_hub(entry["hf_hub_url"], subset=entry.get("subset"), split=entry.get("split"))
-    raise ConfigError(f"the data set {name!r} of dataset_info.json is neither a file nor on the Hugging Face Hub")
+    if isinstance(file := entry.get("file_name"), str):
+        return {"path": located(str(folder / file), folder / "dataset_info.json")}
+    if isinstance(hub := entry.get("hf_hub_url"), str):
+        return of_hub(hub, subset=entry.get("subset"), split=entry.get("split"))
+    raise ConfigError(
+        f"the data set {name!r} of dataset_info.json has neither a 'file_name' nor an 'hf_hub_url' that is a text"
+    )
 
 
 def _rows(name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: int | None) -> int:
@@ -115,7 +117,7 @@ def _rows(name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: 
 
 
 def _whole(value: Any, where: str) -> int | None:
-    if value is not None and (not isinstance(value, int) or value < 0):
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise ConfigError(f"{where} = {value!r} is no number of rows")
     return value
 

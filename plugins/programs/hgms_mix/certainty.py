@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, out_of_mem
 from hgms_mix.reweight import is_finished, weights_of
 from hgms_mix.stages import Stage
 from hgms_results import NULL_TEST, Interval
-from hgms_run import RunFolder, plain
+from hgms_run import RunFolder, parse_json, plain, read_file
 from hgms_uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 
 if TYPE_CHECKING:
@@ -214,11 +213,22 @@ def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
 
 
 def null_result(mix: Mix) -> dict[str, Any] | None:
-    """What `hgms mix null` found of this configuration, method and data, if it was run."""
-    with contextlib.suppress(OSError, ValueError):
-        result: dict[str, Any] = json.loads((mix.folder.parent / NULL_TEST / "null.json").read_bytes())
-        return result
+    """What `hgms mix null` found of this configuration, method and data, if it was run. A damaged file is none: the command
+    writes it anew."""
+    with contextlib.suppress(CheckpointError):
+        result = parse_json(read_file(mix.folder.parent / NULL_TEST / "null.json"), "null.json")
+        return result if _is_null_result(result) else None
     return None
+
+
+def _is_null_result(table: Any) -> bool:
+    """Whether it holds what is read of it."""
+    kinds, of_source = {"verdict": str, "evidence": bool, "sources": list}, {"source": str, "evidence": int}
+    return _holds(table, kinds) and all(_holds(row, of_source) for row in table["sources"])
+
+
+def _holds(table: Any, kinds: Mapping[str, type]) -> bool:
+    return isinstance(table, dict) and all(isinstance(table.get(key), kind) for key, kind in kinds.items())
 
 
 def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -10,14 +10,14 @@ import attrs
 from attrs import frozen
 
 from hgms_compare import scaled
-from hgms_core import ConfigError, overlay, unknown
+from hgms_core import ConfigError, unknown
 from hgms_core.registry import Registry
 from hgms_evaluation import Evaluate
 from hgms_mix.certainty import Resampling
 from hgms_mix.finetune import Finetune
 from hgms_mix.sample import Sample
 from hgms_mix.stages import digest
-from hgms_run import UNCOMPARED, RunConfig, data_of, lay_options, tables_of
+from hgms_run import UNCOMPARED, RunConfig, data_of, laid_over, lay_options, tables_of
 
 
 @frozen(kw_only=True)
@@ -114,7 +114,7 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
     seeds = table.get("seeds", 1)
     seed = seeds[0] if isinstance(seeds, Sequence) and seeds else 0
     kept = {key: value for key, value in table.items() if key not in OF_GRIDS}
-    return _named({**kept, "seed": seed}, task, overlay(chosen, special))
+    return _named({**kept, "seed": seed}, task, laid_over(chosen, special))
 
 
 LATER = ("sample", "finetune", "evaluate")
@@ -134,7 +134,7 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
             if key not in LATER:
                 where = f"{source}.for.{name}, for what comes after learning"
                 raise ConfigError(f"{unknown('table', str(key), LATER)}\n  @ {where}")
-    return overlay(rest, tables.get(label, {}))
+    return laid_over(rest, tables.get(label, {}))
 
 
 def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:

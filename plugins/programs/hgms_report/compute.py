@@ -50,6 +50,8 @@ def build(
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
+    runs, again = _once(runs)
+    skipped += again
     if not runs:
         where, plural = ", ".join(map(str, folders)), "s" * (len(skipped) != 1)
         lines = [f"  {folder.path}: {folder.reason}" for folder in skipped[:20]]
@@ -110,6 +112,18 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
             + "\n  give only the folders that belong together, or add --separate for a section each"
         )
     return groups
+
+
+def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
+    """Runs without those of the same configuration and seed under another label, which no mean may count twice."""
+    seen: dict[str, StoredRun] = {}
+    skipped = []
+    for run in runs:
+        table = {key: value for key, value in run.config.items() if key != "run"}
+        first = seen.setdefault(_key({**table, "run": carried_out(run), "version": run.task_version}), run)
+        if first is not run:
+            skipped.append(Skipped(run.path, f"it is the same configuration and seed as {first.path}, under another label"))
+    return list(seen.values()), skipped
 
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:

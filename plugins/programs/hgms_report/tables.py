@@ -107,7 +107,7 @@ _DIFFERENCES = (
     "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
 )
 
-_UNJUDGED = "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, losses of its x get no verdict."
+_UNJUDGED = "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, metrics of its x get no verdict."
 
 _ROLES = (
     "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the truth. A method that is not ahead "

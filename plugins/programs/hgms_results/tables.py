@@ -35,10 +35,10 @@ RECOVERED = (
 """What the column of the recovered share holds."""
 
 UNJUDGED = (
-    "losses are those of the x that each method trained its weights with, so they say nothing of who is ahead; compare by "
+    "all but the mixture is of the x that each method trained its weights with, so it says nothing of who is ahead; compare by "
     "--metric recovery_error where a reference mixture is known, else by hgms mix compare"
 )
-"""Why losses on data sources get no verdict, and what to do: they rank how x was trained, not the mixtures."""
+"""Why what is measured of x gets no verdict on data sources, and what to do: it ranks how x was trained, not the mixtures."""
 
 OF_MIXTURE = ("recovery_error",)
 """Metrics of θ alone, which speak of the mixture however x was trained."""
@@ -88,7 +88,7 @@ class Point:
         """Why the metric says nothing of who is ahead; empty where it does."""
         if metric in OF_MIXTURE or metric in self.later:
             return ""
-        return self.untrained or (UNJUDGED if self.sources and ("loss" in metric or is_share(metric)) else "")
+        return self.untrained or (UNJUDGED if self.sources else "")
 
 
 @frozen(kw_only=True)
@@ -291,8 +291,8 @@ def table(
     ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is NaN is left out of means and
     differences and counted; a method with undefined values or failed runs is never marked as the winner, and a method
     without any value is not one that others have to beat. Losses of a method whose x was not trained to the end (``untrained``
-    in its summary), and all losses where θ weighs data sources, are shown and take no part in differences and verdicts. No
-    winner is marked by fewer seeds than a claim needs.
+    in its summary), and all metrics of x where θ weighs data sources, are shown and take no part in differences and verdicts.
+    No winner is marked by fewer seeds than a claim needs.
 
     References come after the methods. A floor is one that others have to beat and no winner, a ceiling is neither. A method
     whose difference to the floor with the best mean does not exclude zero in its favour is noted as not ahead of it. Where

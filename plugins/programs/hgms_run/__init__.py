@@ -26,7 +26,19 @@ from hgms_run.progress import Progress
 from hgms_run.provenance import data_of, environment
 from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, leave, leaving, stoppable
-from hgms_run.tables import difference, flatten, lay, lay_options, parse_json, parse_toml, put, read_toml, show, tables_of
+from hgms_run.tables import (
+    difference,
+    flatten,
+    laid_over,
+    lay,
+    lay_options,
+    parse_json,
+    parse_toml,
+    put,
+    read_toml,
+    show,
+    tables_of,
+)
 from hgms_run.traits import TRAITS, meant, misfit, missing_traits, needs, wanted_traits
 from hgms_run.watching import Patience, StopRun, Watcher, pruned
 
@@ -38,11 +50,11 @@ __all__ = [
     "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder", "RunResult",
     "RunSettings", "StopRun", "Watcher", "appending", "built", "converter_for", "data_of", "described", "device_called",
     "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore", "init_fields", "kinds_of",
-    "lay", "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit", "missing_traits",
-    "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put",
-    "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state",
-    "show", "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints",
-    "unpack", "wanted_traits",
+    "laid_over", "lay", "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit",
+    "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned",
+    "put", "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config",
+    "save_state", "show", "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of",
+    "type_hints", "unpack", "wanted_traits",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import traceback
@@ -60,7 +61,7 @@ def explained(error: BaseException, step: int, kept: str, **components: object) 
             parts = components.items() if kind is OutOfMemory else ()
             advice = "\n  ".join(line for place, part in parts for line in _lighter(part, place))
             advice = advice or "let the method and the problem take fewer rows or candidates at a time"
-            where = line_of(error, components.values())
+            where = line_of(error, components.values()) if "{where}" in message else ""
             return kind(message.format(step=step, reason=reason, kept=kept, lighter=advice, where=where))
     return None
 
@@ -69,7 +70,10 @@ def line_of(error: BaseException, components: Iterable[object]) -> str:
     """The innermost line of the files that the components are written in, which is nearer to what is wrong than torch's.
 
     .. versionadded:: 0.7"""
-    files = {inspect.getfile(cls) for part in components for cls in _classes(part) if cls.__module__ != "builtins"}
+    files = set()
+    for cls in (cls for part in components for cls in _classes(part)):
+        with contextlib.suppress(OSError, TypeError):  # a class of `python -c` or a notebook, or one in C: it has no file
+            files.add(inspect.getfile(cls))
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
 

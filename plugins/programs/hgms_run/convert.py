@@ -21,8 +21,8 @@ from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, clo
 from hgms_core.registry import Registry, inside, layers_of
 from hgms_fields import Invalid, choice_of, complaint, fail, gathered, origin_is, sentence
 from hgms_run.as_table import is_at_rest
-from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, plain_attribute, spell, type_hints
-from hgms_run.tables import Place, show
+from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, is_plain, plain_attribute, spell, type_hints
+from hgms_run.tables import Place, Short, show
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
@@ -106,8 +106,8 @@ class _Reader:
         """An attrs class from the table of its fields, in the wrappers whose fields stand among them. Every field is looked at,
         whatever is wrong with another. A string is the field that the class names as its ``shorthand``."""
         shorthand = getattr(cls, "shorthand", None)
-        if isinstance(value, str) and shorthand is not None:
-            value = {shorthand: value}
+        if shorthand is not None and (isinstance(value, str) or _is_laid(value)):
+            return self.short(value, cls, shorthand)
         if not isinstance(value, Mapping):
             fail(f"expected a table ({cls.__name__}), got {show(value)}")
         layers, table = self.layers(cls, value)
@@ -117,8 +117,8 @@ class _Reader:
             if key not in known:
                 near = closest(key, known)
                 hint = f"; did you mean {near!r}?" if near else ""
-                plain = next((layer for layer in layers if isinstance(getattr(layer, key, None), int | float | str)), None)
-                hint = f"; {plain_attribute(plain, key)}" if plain is not None and key != "name" else hint
+                plain = next((layer for layer in layers if is_plain(layer, key)), None)
+                hint = hint if plain is None else f"; {plain_attribute(plain, key)}"
                 errors.append(((key,), f"unknown key {key!r}{hint} (known: {', '.join(known) or 'none'})"))
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
@@ -134,6 +134,18 @@ class _Reader:
         except (ValueError, TypeError, HgmsError) as error:
             raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None  # those of a component have places
         return built
+
+    def short(self, value: Any, cls: type, shorthand: str) -> Any:
+        """A class from the string in place of its table, over which a table may have been laid."""
+        if isinstance(value, str):
+            return self.table({shorthand: value}, cls)
+        own = {key: item for key, item in value.items() if key != "name"}
+        try:
+            return self.table({shorthand: str(value["name"]), **own}, cls)
+        except Invalid as invalid:
+            with contextlib.suppress(Invalid):  # the table may stand in the string's place: hub for path
+                return self.table(own, cls)
+            raise invalid from None
 
     def layers(
         self, cls: type, table: Mapping[str, Any]
@@ -220,7 +232,8 @@ class _Reader:
         if not isinstance(value, Mapping):
             _unexpected(hint, value)
         inner = self.reader(typing.get_args(hint)[1])
-        return gathered((key, item, inner) for key, item in value.items())
+        named = ((key, item, inner) for key, item in value.items() if not isinstance(item, Short))  # which the table replaces
+        return gathered(named)
 
     def reader(self, hint: Any) -> Callable[[Any], Any]:
         return lambda value: self.converter.structure(value, hint)
@@ -238,6 +251,11 @@ class _Reader:
 
 def _is_named(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, Mapping) and "name" in value)
+
+
+def _is_laid(value: object) -> bool:
+    """Whether it is a table that was laid over a string."""
+    return isinstance(value, Mapping) and isinstance(value.get("name"), Short)
 
 
 def _scalar(value: object, wanted: type) -> Any:

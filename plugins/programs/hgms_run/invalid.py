@@ -34,6 +34,13 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {field.alias or field.name: field for field in attrs.fields(cls) if field.init and field.metadata.get("toml", True)}
 
 
+def is_plain(cls: type, name: str) -> bool:
+    """Whether this is a number or a text of the class that wants a type to be a field: none of a ClassVar, nor of what every
+    component of its kind has."""
+    typed = any(name in vars(base).get("__annotations__", {}) for base in (*cls.__mro__, *PROTOCOLS))
+    return not typed and isinstance(getattr(cls, name, None), int | float | str)
+
+
 def plain_attribute(cls: type, name: str) -> str:
     """What is to be said of a number that looks like a field and is none, for want of a type.
 

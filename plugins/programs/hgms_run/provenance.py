@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import torch
 
-from hgms_core import HgmsError
+from hgms_core import ConfigError, HgmsError
 from hgms_core.host import Host
 from hgms_run.fingerprint import fingerprint, first_party
 
@@ -81,13 +81,23 @@ def data_of(task: Any) -> dict[str, Any]:
 
     Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails for that reason when it
     builds its problem.
+
+    Errors: ConfigError for a task whose ``made_of`` gives what JSON cannot hold, in which a run could not be told from another.
     """
     if (made_of := getattr(task, "made_of", None)) is None:
         return {}
     try:
-        return {"made_of": made_of()}
-    except HgmsError as error:
+        contents = made_of()
+    except (HgmsError, OSError) as error:
         return {"made_of": str(error)}
+    try:
+        json.dumps(contents)
+    except (TypeError, ValueError) as error:
+        where = f"{type(task).__module__}:{type(task).__qualname__}.made_of"
+        raise ConfigError(
+            f"{where} must return what JSON can hold: {error}\n  return texts, numbers, and lists and tables of them"
+        ) from None
+    return {"made_of": contents}
 
 
 def about_task(task: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import CheckpointError, ConfigError, overlay
 
 DEPTH = 64
 """Levels of tables and lists in a file, at most."""
@@ -130,16 +130,39 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> P
     return path
 
 
+class Short(str):
+    """A string over which a table was laid, as the ``name`` in that table: a component's name, or the field that a class has
+    as its ``shorthand``. Which one, only the reader of the table can know."""
+
+    __slots__ = ()
+
+
 def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Sets ``table[a][b][c]``. A component that is written as its name alone becomes a table with that name."""
+    """Sets ``table[a][b][c]``. A string on the way becomes a table and stays what it means (:class:`Short`)."""
     for depth, part in enumerate(path[:-1]):
         below = table.setdefault(part, {})
         if isinstance(below, str) and part != "budget":
-            below = table[part] = {"name": below}
+            below = table[part] = {"name": Short(below)}
         if not isinstance(below, dict):
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
         table = below
     table[path[-1]] = value
+
+
+def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """:func:`hgms_core.overlay`, where a string over which a table is laid stays what it means (:class:`Short`)."""
+    return overlay(_with_room(base, over), over)
+
+
+def _with_room(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    table = dict(base)
+    for key, value in over.items():
+        below = table.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            table[key] = _with_room(below, value)
+        elif isinstance(value, Mapping) and isinstance(below, str) and "name" not in value and key != "budget":
+            table[key] = {"name": Short(below)}
+    return table
 
 
 def show(value: object) -> str:

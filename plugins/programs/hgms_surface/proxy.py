@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,10 +75,13 @@ def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any
         else "that they rank mixtures alike is not shown" if correlation.high > 0
         else "they do not rank mixtures alike: do not trust the surface for the larger model"
     )  # fmt: skip
-    best = f"its loss at the best of them − at {prior}: {gap:+.4f}"
+    if math.isfinite(gap):
+        best = f"its loss at the best of them − at {prior}: {gap:+.4f}"
+    else:  # a loss that is not finite counts as infinite
+        best = f"{prior if gap < 0 else 'the best of them' if gap > 0 else f'the best of them and {prior}'} diverged"
     return {
         "rank_correlation": {"value": correlation.value, "low": correlation.low, "high": correlation.high},
         "mixtures": correlation.count,
-        "best_minus_prior": gap,
+        "best_minus_prior": gap if math.isfinite(gap) else None,
         "sentence": f"rank correlation with finetune.model: {correlation}: {conclusion}; {best}",
     }

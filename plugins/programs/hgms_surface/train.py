@@ -166,16 +166,12 @@ def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None
     if before:
         say(f"{before} of {len(points)} runs were done before ({runs.folder})")
     took: list[float] = []
+    _check_diverged(outcomes, diverging)
     for number, point in enumerate(points):
-        diverged = sum(outcome is not None and not outcome.is_finite for outcome in outcomes)
-        if diverged > diverging:
-            raise NumericalError(
-                f"the losses of {diverged} runs are not finite, too many to do without\n"
-                "  lower finetune.lr, or set finetune.clip (1.0, say)"
-            )
         if outcomes[number] is not None:
             continue
         outcome = outcomes[number] = runs.run(point)
+        _check_diverged(outcomes, diverging)
         took += [] if outcome.seconds is None else [outcome.seconds]
         left = outcomes.count(None)
         shares = ", ".join(f"{share:.2f} {name}" for name, share in zip(runs.sources, outcome.mixture, strict=True))
@@ -183,6 +179,15 @@ def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None
         loss = next(iter(outcome.metrics.values()))
         say(f"[{len(points) - left}/{len(points)}] {shares}: {next(iter(outcome.metrics))} {loss:.4f}{ahead}")
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _check_diverged(outcomes: Sequence[Outcome | None], most: int) -> None:
+    diverged = sum(outcome is not None and not outcome.is_finite for outcome in outcomes)
+    if diverged > most:
+        raise NumericalError(
+            f"the losses of {diverged} runs are not finite, too many to do without\n"
+            "  lower finetune.lr, or set finetune.clip (1.0, say)"
+        )
 
 
 def checked(
