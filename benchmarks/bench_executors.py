@@ -1,0 +1,74 @@
+"""How much an executor costs: 1,000 short runs by two workers, with every tenth worker killed, through each executor.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--executors local,ray] [--json FILE]
+
+The task and the method are those of tests/programs/grid_plugin.py: 12 outer steps, a checkpoint after each. The overhead of a
+run is what the whole took, times two workers, less what the runs themselves took (their own wall seconds; of a killed one those
+after the kill). Starting a worker in place of a killed one is overhead. All folders are compared with those of one process,
+without kills, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hgms_compare.grid_file import load
+from hgms_compare.run_grid import run_grid
+from hgms_core.host import Host
+from hgms_core.registry import Registry
+from hgms_executors import executor_of
+
+PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "programs" / "grid_plugin.py"
+WORKERS = 2
+
+
+def grid(out: Path, runs: int, **method: Any) -> Any:
+    settings = {"out": str(out), "threads": 1, "checkpoint_seconds": 0.0}
+    table = {"budget": "12 steps", "seeds": runs, "task": "bowl", "method": [{"name": "walk", **method}], "run": settings}
+    return load(table, registry=Registry.load([PLUGIN]))
+
+
+def steps(out: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in out.rglob("steps.jsonl")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--executors", default="local,ray")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    figures = []
+    with tempfile.TemporaryDirectory() as place:
+        alone = run_grid(grid(Path(place) / "alone", arguments.runs), jobs=0, progress=False)
+        assert alone.complete
+        expected = steps(Path(place) / "alone")
+        for name in arguments.executors.split(","):
+            out, marks, losses = Path(place) / name, Path(place) / f"marks-{name}", [0]
+            marks.mkdir()
+            kills = {"breaks": "kill", "at": 5, "seed": 10, "every": True, "once": str(marks)}
+            executor = executor_of(name, {"jobs": WORKERS}, Host.load())
+            began = time.perf_counter()
+            comparison = run_grid(grid(out, arguments.runs, **kills), executor=executor, progress=False)
+            took = time.perf_counter() - began
+            losses = len(list(marks.iterdir()))
+            own = [json.loads(path.read_text())["wall_seconds"] for path in out.rglob("resources.json")]
+            figures.append(
+                {
+                    "executor": name, "runs": arguments.runs, "killed": losses, "complete": comparison.complete,
+                    "equal": steps(out) == expected, "seconds": round(took, 1), "run_ms": round(1e3 * sum(own) / len(own), 1),
+                    "overhead_ms": round(1e3 * (WORKERS * took - sum(own)) / arguments.runs, 1),
+                }
+            )  # fmt: skip
+            print(figures[-1], flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
