@@ -430,3 +430,17 @@ def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
     hostile = "a\x1b]0;owned\x07\x9b31mb\r\u202ec\udc80\n\td"
     assert printable(hostile) == "a\\x1b]0;owned\\x07\\x9b31mb\\r\\u202ec\\udc80\n\td"
     assert printable("±θ – é 重") == "±θ – é 重"
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ([".lease", ".mix.lease", ".lock"], "the folder is empty"), (["mix.toml", ".mix.lease"], "before it had learned anything"),
+        (["reweight"], "made it before 0.7"), (["notes.txt"], "it holds no run files"),
+    ],
+)  # fmt: skip
+def test_a_folder_without_a_run_says_what_it_is(tmp_path: Path, names: list[str], reason: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=reason):
+        read_run(tmp_path)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from hgms_cli import main
 from hgms_core import ConfigError, DataError, Key
+from hgms_core.registry import Registry
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 
@@ -634,3 +635,12 @@ def test_ranks_of_the_larger_model_are_compared() -> None:
     assert correlation.value == pytest.approx(spearmanr(mine, theirs).statistic)
     assert correlation.low < correlation.value < correlation.high
     assert rank_correlation(mine, -mine, Key(0)).high == -1
+
+
+def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_surface.train import load
+
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
+    (here / "mine.py").write_text("from hgms_core import hookimpl\n")
+    plan = load(Path("mix.toml"), registry=Registry.load(["mine.py"]))
+    assert plan.options[-3:] == ("--plugin", "mine.py", "--trust-remote-code")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hgms_compare import Comparison, compare
+from hgms_compare.sweep import plan
 from hgms_core import ConfigError, MissingExtra
 from hgms_results import scan, scan_sweeps
 
@@ -148,3 +149,15 @@ def test_tpe_without_optuna_says_what_to_install_before_anything_runs(tmp_path: 
     with pytest.raises(MissingExtra, match="pip install 'hgms"):
         swept(tmp_path / "runs", sampler="tpe", space=RANGES)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_that_does_not_say_what_its_data_were_is_named_as_an_old_one(tmp_path: Path) -> None:
+    [sweep] = plan(swept(tmp_path).grid)
+    path = tmp_path / "sweeps" / "bowl" / "walk" / "sweep.json"
+    assert sweep.fault() is None
+    mine = {**sweep.identity(), "made_of": "0123"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(sweep), "identity", lambda _sweep: mine)
+        assert "holds a sweep of before 0.7" in str(sweep.fault())
+        path.write_text(json.dumps({**json.loads(path.read_text()), "made_of": "4567"}))
+        assert "holds a sweep with another content of its data" in str(sweep.fault())

@@ -130,8 +130,10 @@ class Sweep:
             before = {key: table.get(key) if key == "made_of" else table[key] for key in mine}  # older ones lack that
         except (CheckpointError, KeyError, TypeError, IndexError):
             return f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose another --out"
-        differing = " and ".join("content of its data" if key == "made_of" else key for key in mine if mine[key] != before[key])
         how = "choose another --out, or remove that folder"
+        if mine.get("made_of") is not None and before["made_of"] is None:
+            return f"{self.folder} holds a sweep of before 0.7, which does not say what its data were\n  {how}"
+        differing = " and ".join("content of its data" if key == "made_of" else key for key in mine if mine[key] != before[key])
         return f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
 
 

@@ -22,6 +22,7 @@ def packed(job: Job) -> dict[str, Any]:
     return {
         "function": job.function, "arguments": dict(job.arguments), "cpus": job.needs.cpus,
         "installation": installation(job.code), "folder": os.getcwd(),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith("HGMS_")},
     }  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "refused": f"{platform.node()} has no folder {message['folder']}: {error.strerror}\n  work on a disk that all share"
         }
+    os.environ.update(message["environment"])  # where data and caches are, what may be trusted
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():

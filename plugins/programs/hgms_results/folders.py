@@ -87,6 +87,19 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
     return "the code of a component has changed" if here.get("code", {}) != there.get("code", {}) else ""
 
 
+_LEASES = {".lease", ".mix.lease", ".lock", ".mix.lock"}
+"""Who has or had a folder; the last two are those of 0.7."""
+
+
+def _without_run(path: Path, names: set[str]) -> str:
+    """What a folder is, with these names in it, that holds no run."""
+    if "reweight" in names:
+        return f"hgms mix made it before 0.7; its run is in {path / 'reweight'}"
+    if "mix.toml" in names:
+        return "hgms mix ended before it had learned anything"
+    return "it holds no run files" if names - _LEASES else "the folder is empty"
+
+
 def read_run(path: Path) -> StoredRun:
     """The run in ``path``.
 
@@ -96,9 +109,7 @@ def read_run(path: Path) -> StoredRun:
     try:
         names = {entry.name for entry in os.scandir(path)}
         if not names & _FILES:
-            if "reweight" in names:
-                raise CheckpointError(f"hgms mix made it before 0.7; its run is in {path / 'reweight'}")
-            raise CheckpointError("the folder is empty" if not names - {".lease", ".lock"} else "it holds no run files")
+            raise CheckpointError(_without_run(path, names))
         if "config.toml" not in names:
             raise CheckpointError("config.toml is missing")
         config = _config(read_file(path / "config.toml", _CONFIG).decode())

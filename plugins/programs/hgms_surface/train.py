@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -76,6 +77,10 @@ def load(
         again["--method"] = entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
     options = [word for option, value in again.items() if value is not None for word in (option, str(value))]
     options += [word for place, text in zip(places, sets, strict=True) if place[0] != "surface" for word in ("--set", text)]
+    # plugins that no distribution announces: the others are found
+    files = [info.module for info in registry.host.infos.values() if info.distribution is None and info.status == "loaded"]
+    options += [word for file in files for word in ("--plugin", file)]
+    options += ["--trust-remote-code"] * (os.environ.get("HGMS_TRUST_REMOTE_CODE") == "1")
     return Plan(
         path=path,
         config=attrs.evolve(config, finetune=finetune),
