@@ -435,7 +435,7 @@ def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ([".lease", ".mix.lease", ".lock"], "the folder is empty"), (["mix.toml", ".mix.lease"], "before it had learned anything"),
+        ([".lease", ".mix.lease", ".lock"], "the folder is empty"), (["mix.toml", ".mix.lease"], "before it had learned"),
         (["reweight"], "made it before 0.7"), (["notes.txt"], "it holds no run files"),
     ],
 )  # fmt: skip

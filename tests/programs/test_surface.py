@@ -641,6 +641,6 @@ def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(here: Path
     from hgms_surface.train import load
 
     monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
-    (here / "mine.py").write_text("from hgms_core import hookimpl\n")
+    (here / "mine.py").write_text("from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n")
     plan = load(Path("mix.toml"), registry=Registry.load(["mine.py"]))
     assert plan.options[-3:] == ("--plugin", "mine.py", "--trust-remote-code")
