@@ -17,7 +17,7 @@ from hgms_compare.grid import Cell, Grid
 from hgms_compare.usage import measured
 from hgms_core import Budget
 from hgms_core.registry import Registry
-from hgms_executors import Executor, Tell, code_of, tried_again
+from hgms_executors import Executor, Tell, code_of, tried_again, unannounced
 from hgms_run import RunConfig, RunFolder, parse_json, read_file, run_config
 
 STEPS = 3
@@ -98,8 +98,7 @@ class Plan:
 def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda line: None) -> Plan:
     """Measures three outer steps of each (task, method), as written (a compiled step takes less), by ``executor``. Nothing is
     written where the grid's runs will be. Cost: three outer steps, one evaluation before and one after, for each pair."""
-    plugins = [info.module for info in grid.registry.host.infos.values() if info.distribution is None]
-    files = [str(Path(name).absolute()) if name.endswith(".py") else name for name in plugins]
+    files = unannounced(grid.registry.host)
     cells = grid.cells()
     jobs = {}
     for pair in grid.pairs:

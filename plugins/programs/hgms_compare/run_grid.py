@@ -20,7 +20,7 @@ from hgms_compare.comparison import Comparison, gather
 from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
-from hgms_executors import Executor, Local, code_of, cores
+from hgms_executors import Executor, Local, code_of, cores, unannounced
 from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
 
 
@@ -67,9 +67,7 @@ def run_grid(
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}
-    # the workers load the plugins that no distribution announces (files, modules); the others they find themselves
-    loaded = [info for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")]
-    files = [str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module for info in loaded]
+    files = unannounced(host)
     code = code_of([*files, *(info.module for info in host.infos.values() if info.status in ("loaded", "incomplete"))])
     try:
         executor = executor or (Local(jobs=jobs, fresh=fresh) if jobs else None)

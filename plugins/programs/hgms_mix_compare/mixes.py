@@ -18,7 +18,7 @@ from hgms_cli import finite
 from hgms_compare import scaled
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
-from hgms_executors import Executor, Job, Needs, Tell, code_of, tried_again
+from hgms_executors import Executor, Job, Needs, Tell, code_of, tried_again, unannounced
 from hgms_mix import MixConfig
 from hgms_mix_compare.outcome import Outcome
 from hgms_run import FolderInUse, Interrupted, stoppable, tables_of
@@ -68,10 +68,7 @@ class Contest:
         }
         if not all(config.task.test for config in of_method.values()):  # type: ignore[attr-defined]
             raise ConfigError(f"{grid.name} has no test set, by which models are compared\n  write a table [task.test.NAME]")
-        # plugins that no distribution announces: the others are found
-        files = [info.module for info in registry.host.infos.values() if info.distribution is None and info.status == "loaded"]
-        files = [str(Path(file).absolute()) if file.endswith(".py") else file for file in files]
-        options = {"out": out, "scale": scale, "sets": list(sets), "plugins": files}
+        options = {"out": out, "scale": scale, "sets": list(sets), "plugins": unannounced(registry.host)}
         mixes = {(label, seed): attrs.evolve(config, seed=seed) for seed in runs.seeds for label, config in of_method.items()}
         return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
 
