@@ -7,9 +7,9 @@ Registering hooks are called when a component is first looked up by name, and re
 against the protocol of its kind. Observers are called one at a time, in the order of the plugins' names, outside the budget's
 clock; one that raises is reported and not called again.
 
-How this grows: a specification gets new arguments at its end, and an implementation may take fewer, so yesterday's plugin goes
-on working. A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on every plugin that
-implements it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``."""
+How this grows: a specification gets new arguments at its end, and an implementation may take fewer. A hook that will go carries
+``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on those who implement it, for two minor versions. Only what
+breaks a plugin raises ``PLUGIN_API``."""
 
 # mypy: disable-error-code=empty-body
 
@@ -86,6 +86,8 @@ def hgms_register_selectors() -> Iterable[type[Selector]]:
 def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
     """Linear solvers, as classes: what solves (H + ridge·I) v = b from products with H.
 
+    Called: as every registering hook, when a component is first looked up by name.
+
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
     ...     from hgms_solvers import CG                 # a class of your own
@@ -132,8 +134,7 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
 
 @hookspec
 def hgms_register_commands(cli: click.Group) -> None:
-    """Add commands of your own to the ``hgms`` command line. A name that is taken stays as it is. An HgmsError that a command
-    raises is shown as a message, with exit code 2.
+    """Add commands to the ``hgms`` command line. A name that is taken stays as it is; an HgmsError is a message, exit code 2.
 
     Called: when the command line is asked for a command that is not ours, or for the list of all.
 
@@ -142,8 +143,7 @@ def hgms_register_commands(cli: click.Group) -> None:
     ... def hgms_register_commands(cli):
     ...     @cli.command("count-runs")
     ...     @click.argument("folder", type=click.Path(exists=True))
-    ...     def count_runs(folder):
-    ...         "How many runs are in FOLDER?"
+    ...     def count_runs(folder): ...             # how many runs are in FOLDER
 
     .. versionadded:: 0.1"""
 

@@ -29,7 +29,7 @@ PUBLIC = {
 }
 """What is kept for others, as the plugin API is."""
 HOOKS = [name for name in vars(hookspecs) if name.startswith("hgms_")]
-LIKE_SOLVERS = {kind.hook for kind in KINDS.values() if kind.name != "solver"}
+LIKE_SOLVERS = {kind.hook for kind in KINDS.values() if kind.name != "solver"} | {"hgms_register_executors"}
 """The hooks that are called as that for linear solvers, whose docstring says when and how for all of them."""
 
 

@@ -165,6 +165,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.extended
 def test_two_coordinators_share_a_grid_and_print_the_same_table(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
     folder = prepared(tmp_path)
     (folder / "hold-0-6").touch()  # nobody is done before both are at work

@@ -312,6 +312,7 @@ def test_a_mix_that_another_process_makes_is_waited_for(grid: Path, monkeypatch:
     assert "waiting for 2 mixes that another process makes" in lines
 
 
+@pytest.mark.extended
 def test_a_batch_system_stops_every_mix(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hgms_cli import main
 from hgms_compare.from_python import compare
 from hgms_compare.planning import Cost, makespan
 from hgms_core import Budget
+from hgms_executors import Ending, Job, called, described
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -64,23 +65,44 @@ def test_a_grid_is_measured_and_nothing_is_written(hgms: Callable[..., Any]) -> 
     assert walk["disk"] + 40 * walk["row"] == pytest.approx(real, rel=0.15)
 
 
-def test_what_is_finished_costs_nothing(hgms: Callable[..., Any]) -> None:
+class Here:
+    """An executor that carries out jobs in this process."""
+
+    def carry_out(self, jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
+        for job in jobs:
+            try:
+                yield Ending(job=job, outcome=called(job.function)(job.arguments, lambda **event: None))
+            except Exception as error:
+                yield Ending(job=job, error=described(error))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command without processes of its own."""
+    monkeypatch.setattr("hgms_executors.Local", lambda **_: Here())
+    return hgms
+
+
+def test_what_is_finished_costs_nothing(here: Callable[..., Any]) -> None:
     done = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "walk", "--jobs", "0"])
     assert done.exit_code == 0, done.stderr
-    shown = hgms()
+    shown = here()
     assert shown.exit_code == 0, shown.stderr
     assert "4 runs to do" in shown.stdout
     assert "on 1 worker:" in shown.stdout
     assert "on 8 workers" not in shown.stdout
-    assert hgms("--seeds", "1", "--methods", "slow", "--json").exit_code == 0
+    assert here("--seeds", "1", "--methods", "slow", "--json").exit_code == 0
 
 
-def test_a_cell_that_fails_is_named_and_the_others_are_measured(hgms: Callable[..., Any]) -> None:
+def test_a_cell_that_fails_is_named_and_the_others_are_measured(here: Callable[..., Any]) -> None:
     Path("grid.toml").write_text(GRID + 'breaks = "raise"\nat = 1\nseed = 0\n')
-    shown = hgms()
+    shown = here()
     assert shown.exit_code == 0, shown.stderr
     assert "not measured: bowl, slow: RuntimeError: CUDA out of memory, or so" in shown.stdout
-    assert json.loads(hgms("--json").stdout)["pairs"][0]["step"] > 0
+    assert json.loads(here("--json").stdout)["pairs"][0]["step"] > 0
 
 
 @pytest.mark.parametrize(
