@@ -82,12 +82,13 @@ def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
     assert not library.is_initialized(), "it ends with the grid"
 
 
-def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path) -> None:
+def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     (tmp_path / "marks").mkdir()
     kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
     comparison = run_grid(grid(tmp_path / "ray", {**WALK, **kills}), executor=Ray(jobs=2), progress=False)
     assert comparison.complete, comparison
+    assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
     assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
     assert steps(tmp_path / "ray") == steps(tmp_path / "alone")
 

@@ -149,10 +149,10 @@ def _nobody(where: str, error: Exception) -> ConfigError:
 
 def _keep_quiet() -> None:
     """Ray prints what becomes of its workers on standard output, where a table or JSON is to be; we say it ourselves."""
-    with contextlib.suppress(ImportError, AttributeError, KeyError):
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+    with contextlib.suppress(ImportError):
+        from ray._private import worker
 
-        global_worker_stdstream_dispatcher.handlers.clear()
+        worker._worker_logs_enabled = False
 
 
 def _first_line(error: BaseException) -> str:
