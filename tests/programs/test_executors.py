@@ -182,8 +182,8 @@ def test_two_coordinators_share_a_grid_and_print_the_same_table(tmp_path: Path, 
     assert all(row["processor_seconds"] is not None for row in resources), "each was begun once"
 
 
-@pytest.mark.extended
-def test_a_killed_coordinators_runs_are_taken_up_by_the_other(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
+@pytest.mark.slow
+def test_runs_of_a_coordinator_that_dies_are_taken_up_by_the_other(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
     folder = prepared(tmp_path)
     (folder / "hold-0-6").touch()
     first = start(folder, "--jobs", "1")
