@@ -12,41 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from executor_grids import PLUGIN, WALK, contents, grid, steps
 
-from hgms_compare.grid_file import load
 from hgms_compare.run_grid import run_grid
 from hgms_core import ConfigError, MissingExtra
-from hgms_core.registry import Registry
 from hgms_slurm import executor as module
 from hgms_slurm.executor import Slurm
 
 pytestmark = pytest.mark.slurm
-
-PLUGIN = Path(__file__).parents[1] / "programs" / "grid_plugin.py"
-
-WALK = {"name": "walk", "pause": 0.01}
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     monkeypatch.chdir(tmp_path)
-
-
-def grid(folder: Path, method: Any = WALK, *, seeds: int = 3, budget: str = "12 steps") -> Any:
-    run = {"out": str(folder), "checkpoint_seconds": 0.0, "threads": 1}
-    table = {"budget": budget, "seeds": seeds, "task": "bowl", "method": [method], "run": run}
-    return load(table, registry=Registry.load([PLUGIN]))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    kept = ("checkpoint", "steps", "summary")
-    files = sorted(path for path in folder.rglob("*") if path.name.startswith(kept))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def steps(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
 
 
 def test_batch_jobs_write_what_one_process_writes(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,8 +16,8 @@ from attrs import define, field
 from hgms_compare.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
 from hgms_compare.grid import Cell
 from hgms_compare.usage import frozen_heap
-from hgms_core import Budget, HgmsError
-from hgms_executors import TRIES, Executor, Job
+from hgms_core import Budget
+from hgms_executors import Executor, Job, tried_again
 from hgms_run import Execution, RunFolder, ignore
 
 POLL = 1.0
@@ -51,7 +50,6 @@ class Coordinator:
     _warnings: set[str] = field(factory=set, init=False)
     _running: dict[Job, Cell] = field(factory=dict, init=False)
     _elsewhere: list[Cell] = field(factory=list, init=False)
-    _lost: dict[Path, int] = field(factory=dict, init=False)
 
     def __enter__(self) -> Coordinator:
         return self
@@ -109,33 +107,17 @@ class Coordinator:
             elif event["event"] == "look" and (row := newest(cell)) is not None:
                 report(cell, *row)
 
-        for end in executor.carry_out(_Ready(self, waiting, began), tell):
+        for end in tried_again(executor, _Ready(self, waiting, began), tell, say):
             cell = self._running.pop(end.job)
             self.recall(cell)
             if end.outcome is not None:
                 ending = Ending(cell=cell, status=end.outcome["status"], error=end.outcome["error"])
-            elif end.error:
-                ending = failed(cell, end.error)
             else:
-                ending = self._after_loss(cell, end.lost)
+                ending = failed(cell, end.error or end.lost)
             if ending.status == "elsewhere":
                 self._elsewhere.append(cell)
-            elif ending.status == "lost":
-                say(f"{cell}: {end.lost}; it is taken up again")
-                waiting.appendleft(cell)
             else:
                 yield ending
-
-    def _after_loss(self, cell: Cell, why: str) -> Ending:
-        """How a run ended whose worker is gone: it may have written its end before."""
-        with contextlib.suppress(HgmsError, OSError):
-            summary = RunFolder(cell.path).read_summary()
-            if summary is not None:
-                return Ending(cell=cell, status=str(summary.get("status")), error=summary.get("error"))
-        self._lost[cell.path] = self._lost.get(cell.path, 0) + 1
-        if self._lost[cell.path] < TRIES:
-            return Ending(cell=cell, status="lost", error=why)
-        return failed(cell, f"{why}, for the {TRIES}rd time")
 
     def _look_after(self, waiting: deque[Cell], say: Callable[[str], None]) -> Iterator[Ending]:
         """The endings of runs that other processes carried out; those that nobody is at any more wait again."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_run import ROWS, RunFolder, leased, parse_json, read_file
+from hgms_run import ROWS, RunFolder, leased, parse_json, read_file, replace_file
 
 ASIDE = ".merged-"
 """What a copy is called until it is whole, and what it takes the place of until then."""
@@ -63,7 +63,7 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
     return list(steps.values())
 
 
-def carry_out(steps: Sequence[Step]) -> None:
+def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
     """Each folder is copied beside its place, then moved there whole; broken off, the same goes on from there.
 
     Errors: FolderInUse where a run is being carried out; what is done by then is kept."""
@@ -84,6 +84,9 @@ def carry_out(steps: Sequence[Step]) -> None:
                 os.replace(step.target, old)
             os.replace(new, step.target)
         shutil.rmtree(old, ignore_errors=True)
+    for table, place in tables.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, read_file(table, ROWS))
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -95,16 +98,17 @@ def _folders(root: Path) -> Iterator[Path]:
             yield Path(directory)
 
 
-def sweeps(sources: Sequence[Path], target: Path) -> list[Path]:
-    """The tables of sweeps that the target lacks; those of the trials that it has are made anew by the next `hgms compare`.
+def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
+    """The tables of sweeps that the target lacks, and their places there; those that it has are made anew from the trials by the
+    next `hgms compare`.
 
     Errors: ConfigError where two folders hold different sweeps of one method."""
-    lacking: list[Path] = []
+    lacking: dict[Path, Path] = {}
     for source in sources:
         for path in sorted(source.glob("sweeps/*/*/sweep.json")):
             place = target / path.relative_to(source)
             if not place.exists():
-                lacking.append(path)
+                lacking[path] = place
                 continue
             own, known = (parse_json(read_file(file, ROWS), file.name) for file in (path, place))
             if any(own.get(key) != known.get(key) for key in (own.keys() | known.keys()) - set(FREE)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -31,11 +30,7 @@ def merge(target: Path, sources: tuple[Path, ...], dry_run: bool, as_json: bool)
     tables = sweeps(sources, target)
     rows = [{"run": str(step.target), "what": step.what, "from": str(step.source)} for step in steps]
     if not dry_run:
-        carry_out(steps)
-        for table in tables:
-            place = target / table.relative_to(next(source for source in sources if source in table.parents))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(table, place)
+        carry_out(steps, tables)
     if as_json:
         print_json(rows)
         return

@@ -19,12 +19,12 @@ def tried_again(
     report: Report = lambda job, event: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Ending]:
-    """The endings of all jobs, as they come. A job whose worker is lost is carried out again, TRIES times in all; ``say`` gets
-    a line for each loss.
+    """The endings of all ``jobs``, which give each once, as they come. A job whose worker is lost is carried out again, TRIES
+    times in all; ``say`` gets a line for each loss.
 
     .. versionadded:: 0.8"""
     losses = Counter[Job]()
-    left = _Left(others=iter(jobs))
+    left = _Left(others=jobs)
     begun = False
     while not begun or left.lost:
         begun = True
@@ -44,11 +44,12 @@ def tried_again(
 class _Left:
     """The jobs that wait, lost ones first; each is taken once, however often this is iterated."""
 
-    others: Iterator[Job]
+    others: Iterable[Job]
     lost: deque[Job] = Factory(deque)
 
     def __iter__(self) -> Iterator[Job]:
         while self.lost:
             yield self.lost.popleft()
-        while (job := next(self.others, None)) is not None:  # `yield from` would close them with the first iterator of this
+        others = iter(self.others)
+        while (job := next(others, None)) is not None:  # `yield from` would close a generator with the first iterator of this
             yield job

@@ -18,8 +18,8 @@ Tell = Callable[..., None]
 class Needs:
     """What a job takes while it runs. ``memory`` in bytes, ``hours`` of wall time; None: nobody knows, so nobody is told.
 
-    >>> Needs(cpus=2, memory=2**30).as_dict()
-    {'cpus': 2, 'gpus': 0, 'memory': 1073741824, 'hours': None}
+    >>> Needs(cpus=2, memory=2**30)
+    Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
 
     .. versionadded:: 0.8"""
 
@@ -27,9 +27,6 @@ class Needs:
     gpus: int = field(default=0, validator=validators.ge(0))
     memory: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
     hours: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"cpus": self.cpus, "gpus": self.gpus, "memory": self.memory, "hours": self.hours}
 
 
 @frozen(kw_only=True, eq=False)

@@ -41,7 +41,7 @@ class Local:
     >>> job = Job(title="a pair", function="hgms_executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
     >>> from hgms_executors import tried_again
-    >>> [ending.outcome for ending in tried_again(executor, [job])]
+    >>> [ending.outcome for ending in tried_again(executor, iter([job]))]
     [{'number': 2}]
     >>> executor.close()
 

@@ -21,21 +21,21 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-_LEAVING: list[bool] = []
+_LEAVING = threading.Event()
 
 
 def leave() -> None:
     """From here on this process is asked to go by whoever lent its machine: a SystemExit is no failure of what runs in it.
 
     .. versionadded:: 0.8"""
-    _LEAVING.append(True)
+    _LEAVING.set()
 
 
 def leaving() -> bool:
     """Whether :func:`leave` was called.
 
     .. versionadded:: 0.8"""
-    return bool(_LEAVING)
+    return _LEAVING.is_set()
 
 
 class Interrupts:

@@ -1,0 +1,31 @@
+"""Small grids for the tests of executors, and what their runs leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hgms_compare.grid_file import load
+from hgms_core.registry import Registry
+
+PLUGIN = Path(__file__).parent / "programs" / "grid_plugin.py"
+
+WALK = {"name": "walk", "pause": 0.01}
+
+
+def grid(folder: Path, method: Any = WALK, *, seeds: int = 4, budget: str = "12 steps") -> Any:
+    run = {"out": str(folder), "checkpoint_seconds": 0.0, "threads": 1}
+    table = {"budget": budget, "seeds": seeds, "task": "bowl", "method": [method], "run": run}
+    return load(table, registry=Registry.load([PLUGIN]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What has to be the same whoever carried the runs out."""
+    kept = ("checkpoint", "steps", "summary")
+    files = sorted(path for path in folder.rglob("*") if path.name.startswith(kept))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def steps(folder: Path) -> dict[str, bytes]:
+    """Of each seed, whatever the method's folder is called."""
+    return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
