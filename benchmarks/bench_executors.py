@@ -1,6 +1,6 @@
 """How much an executor costs: 1,000 short runs by two workers, with every tenth worker killed, through each executor.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--executors local,ray] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--every 10] [--executors local,ray] [--json FILE]
 
 The task and the method are those of tests/programs/grid_plugin.py: 12 outer steps, a checkpoint after each. The overhead of a
 run is what the whole took, times two workers, less what the runs themselves took (their own wall seconds; of a killed one those
@@ -40,6 +40,7 @@ def steps(out: Path) -> dict[str, bytes]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=10, help="kill the worker of every so manyth run; 0: of none")
     parser.add_argument("--executors", default="local,ray")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -49,9 +50,10 @@ def main() -> None:
         assert alone.complete
         expected = steps(Path(place) / "alone")
         for name in arguments.executors.split(","):
-            out, marks, losses = Path(place) / name, Path(place) / f"marks-{name}", [0]
+            out, marks = Path(place) / name, Path(place) / f"marks-{name}"
             marks.mkdir()
-            kills = {"breaks": "kill", "at": 5, "seed": 10, "every": True, "once": str(marks)}
+            kills = {"breaks": "kill", "at": 5, "seed": arguments.every, "every": True, "once": str(marks)}
+            kills = kills if arguments.every else {}
             executor = executor_of(name, {"jobs": WORKERS}, Host.load())
             began = time.perf_counter()
             comparison = run_grid(grid(out, arguments.runs, **kills), executor=executor, progress=False)

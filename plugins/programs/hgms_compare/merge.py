@@ -99,8 +99,8 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
-    """The tables of sweeps that the target lacks, and their places there; those that it has are made anew from the trials by the
-    next `hgms compare`.
+    """The tables of sweeps that the target lacks, and their places there; those that it has are made anew from the trials by
+    the next `hgms compare`.
 
     Errors: ConfigError where two folders hold different sweeps of one method."""
     lacking: dict[Path, Path] = {}
