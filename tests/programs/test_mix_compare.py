@@ -44,6 +44,7 @@ test = { all = { path = "test.jsonl" } }
 size = 10
 
 [for.uniform]
+budget = "1 steps"
 sample.size = 24
 finetune.epochs = 2
 """
@@ -76,6 +77,7 @@ def grid(tmp_path: Path) -> Path:
 def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
     uniform, other = (load(grid, method=label) for label in ("uniform", "other"))
     assert (uniform.sample.size, uniform.finetune.epochs) == (24, 2)
+    assert [str(config.budget) for config in (uniform, other)] == ["1 outer step", "2 outer steps"]
     assert (other.sample.size, other.finetune.epochs) == (10, 1)
 
 
@@ -103,8 +105,8 @@ def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
     ("own", "message"),
     [
         ("[for.uniforn]\nsample.size = 3", "unknown method 'uniforn'; did you mean 'uniform'"),
-        ("[for.uniform]\ntask.cache = 3", "unknown table 'task'"),
-        ("[for.uniform]\nsampel.size = 3", "unknown table 'sampel'; did you mean 'sample'"),
+        ("[for.uniform]\ntask.cache = 3", "unknown key 'task'"),
+        ("[for.uniform]\nsampel.size = 3", "unknown key 'sampel'; did you mean 'sample'"),
     ],
 )
 def test_values_for_nobody_or_of_another_table_are_refused(tmp_path: Path, own: str, message: str) -> None:

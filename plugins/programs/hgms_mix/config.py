@@ -117,12 +117,13 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
     return _named({**kept, "seed": seed}, task, laid_over(chosen, special))
 
 
-LATER = ("sample", "finetune", "evaluate")
-"""The tables of what comes after learning the mixture: what [for.LABEL] may lay other values over."""
+OWN = ("budget", "sample", "finetune", "evaluate")
+"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing needs a step), and the tables of
+what comes after it."""
 
 
 def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The table with what [for.LABEL] lays over the stages after learning, and without these tables."""
+    """The table with what [for.LABEL] lays over the budget and the stages after learning, and without these tables."""
     rest = {key: value for key, value in table.items() if key != "for"}
     tables = table.get("for", {})
     entries = [entry if isinstance(entry, Mapping) else {"name": entry} for entry in table["method"]]
@@ -131,9 +132,9 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
         if name not in labels:
             raise ConfigError(f"{unknown('method', name, labels)}\n  @ {source}.for")
         for key in own if isinstance(own, Mapping) else [own]:
-            if key not in LATER:
-                where = f"{source}.for.{name}, for what comes after learning"
-                raise ConfigError(f"{unknown('table', str(key), LATER)}\n  @ {where}")
+            if key not in OWN:
+                where = f"{source}.for.{name}, for the budget and what comes after learning"
+                raise ConfigError(f"{unknown('key', str(key), OWN)}\n  @ {where}")
     return laid_over(rest, tables.get(label, {}))
 
 
