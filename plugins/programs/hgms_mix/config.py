@@ -118,8 +118,8 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
 
 
 OWN = ("budget", "sample", "finetune", "evaluate")
-"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing needs a step), and the tables of
-what comes after it."""
+"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing needs one step), and the tables
+of what comes after it."""
 
 
 def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
