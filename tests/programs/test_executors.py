@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from processes import Server, rows_written
@@ -319,8 +323,16 @@ def failing(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     if arguments.get("raise"):
         raise ConfigError("no such data")
+    if "hang" in arguments:
+        Path(arguments["hang"]).write_text(f"{os.getpid()} {os.getppid()}")
+        time.sleep(600)
     tell(event="step", share=0.5)
-    return {"number": arguments["number"], "threads": os.environ["OMP_NUM_THREADS"]}
+    return {
+        "number": arguments["number"],
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "process": os.getpid(),
+        "loaded": os.getppid(),
+    }
 
 
 def job(number: int, **arguments: Any) -> Job:
@@ -340,12 +352,53 @@ def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monk
         }
     finally:
         executor.close()
-    assert {number: ending.outcome for number, ending in endings.items() if ending.outcome} == {
-        number: {"number": number, "threads": "1"} for number in (0, 2, 4)
-    }
+    outcomes = {number: ending.outcome for number, ending in endings.items() if ending.outcome}
+    assert {number: outcome["threads"] for number, outcome in outcomes.items()} == {0: "1", 2: "1", 4: "1"}
     assert endings[1].lost == "its process was killed by SIGKILL (out of memory, most often)"
     assert endings[3].error == "no such data"
     assert sorted(told) == [(f"job {number}", "step") for number in (0, 2, 4)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker is one process")
+def test_a_killed_job_costs_a_fork_and_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    executor = Local(jobs=1)
+    jobs = [job(0), job(1, kill=True), job(2)]
+    with contextlib.closing(executor):
+        before, lost, after = (ending for ending in executor.carry_out(jobs_of(jobs), lambda job, event: None))
+        assert lost.lost.startswith("its process was killed by SIGKILL")
+        assert before.outcome
+        assert after.outcome
+        assert before.outcome["process"] != after.outcome["process"]
+        assert before.outcome["loaded"] == after.outcome["loaded"] != os.getpid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker is one process")
+@pytest.mark.parametrize("whole", [True, False], ids=["its loaded process is killed", "its parent is done"])
+def test_a_fork_ends_with_the_process_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    mark = tmp_path / "at-work"
+    executor = Local(jobs=1)
+    endings = executor.carry_out(jobs_of([job(0, hang=str(mark))]), lambda job, event: None)
+    with contextlib.closing(executor):
+        with ThreadPoolExecutor(1) as waiting:
+            ending = waiting.submit(next, endings)
+            fork, loaded = map(int, appears(mark).split())
+            os.kill(loaded if whole else fork, signal.SIGKILL)
+            assert "killed by SIGKILL" in ending.result(60).lost
+        if not whole:
+            assert psutil.pid_exists(loaded), "it is there for the next job"
+    psutil.wait_procs([psutil.Process(pid) for pid in (fork, loaded) if psutil.pid_exists(pid)], timeout=60)
+    assert not [pid for pid in (fork, loaded) if psutil.pid_exists(pid)]
+
+
+def appears(path: Path) -> str:
+    """What a file holds, once there is something in it."""
+    until = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return path.read_text()
 
 
 def jobs_of(jobs: list[Job]) -> Iterable[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ import torch
 
 from hgms_core import ConfigError
 from hgms_executors.digests import ensure_same, installation
-from hgms_executors.jobs import Ending, Job, Report, called, described
+from hgms_executors.jobs import Ending, Job, Needs, Report, Tell, called, described
+from hgms_executors.local import Local
 from hgms_run import stoppable
 
 
@@ -20,7 +22,8 @@ def packed(job: Job) -> dict[str, Any]:
 
     .. versionadded:: 0.8"""
     return {
-        "function": job.function, "arguments": dict(job.arguments), "cpus": job.needs.cpus,
+        "title": job.title, "function": job.function, "arguments": dict(job.arguments), "prepare": job.prepare,
+        "cpus": job.needs.cpus, "gpus": job.needs.gpus,
         "installation": installation(job.code), "folder": os.getcwd(),
         "environment": {name: value for name, value in os.environ.items() if name.startswith("HGMS_")},
     }  # fmt: skip
@@ -55,14 +58,51 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": described(error), "events": events}
 
 
+def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`carried_out`, in a process beside this one: ``lost`` says why where that was killed, and this process, which
+    took long to start, is there for the next message.
+
+    .. versionadded:: 0.8"""
+    needs = Needs(cpus=message["cpus"], gpus=message["gpus"])
+    job = Job(
+        title=message["title"],
+        function=f"{__name__}:_carried_out",
+        prepare=f"{__name__}:_prepared",
+        arguments=message,
+        needs=needs,
+    )
+    for ending in _beside().carry_out(iter([job]), lambda job, event: None):
+        if ending.outcome is not None:
+            return dict(ending.outcome)
+        return {"lost": ending.lost} if ending.lost else {"error": ending.error, "events": []}
+    raise AssertionError("an executor gives every job an ending")
+
+
+@functools.cache
+def _beside() -> Local:
+    return Local(jobs=1)
+
+
+def _carried_out(message: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
+    return carried_out(message)
+
+
+def _prepared(message: Mapping[str, Any], tell: Tell) -> None:
+    called(message["function"])
+    if message["prepare"]:
+        called(message["prepare"])(message["arguments"], tell)
+
+
 def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
-    """How a job ended, by what :func:`carried_out` returned.
+    """How a job ended, by what :func:`carried_out` or :func:`carried_out_beside` returned.
 
     Errors: ConfigError where it was refused, since no other job would fare better.
 
     .. versionadded:: 0.8"""
     if "refused" in result:
         raise ConfigError(result["refused"])
+    if "lost" in result:
+        return Ending(job=job, lost=result["lost"])
     for event in result["events"]:
         report(job, event)
     return Ending(job=job, outcome=result.get("outcome"), error=result.get("error", ""))

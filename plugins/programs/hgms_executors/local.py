@@ -23,6 +23,8 @@ from hgms_executors.jobs import Ending, Job, Report
 
 _LAST = ("ended", "interrupted", "gone")
 """The last that is heard of a job."""
+_LOOK = 1.0
+"""Seconds."""
 
 
 def cores() -> int:
@@ -75,9 +77,9 @@ class Local:
     def _dispatch(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         self._begin(jobs)
         while self._running:
-            worker, event = self._events.get()
+            worker, event = self._heard()
             if worker not in self._running:  # one that is closed has ended already
-                if event["event"] == "gone" and worker in self._idle:
+                if event["event"] == "gone" and "code" not in event and worker in self._idle:
                     self._idle.remove(worker)
                     worker.close()
             elif event["event"] not in _LAST:
@@ -86,16 +88,21 @@ class Local:
                 yield self._ending(worker, event)
             self._begin(jobs)
 
+    def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
+        """The next thing that a worker says. A KeyboardInterrupt that no signal brings (Ray's) comes between two looks."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._events.get(timeout=_LOOK)
+
     def _begin(self, jobs: Iterable[Job]) -> None:
         """Gives a worker to every job that may begin, as long as there is room; one that has nothing to do loads meanwhile."""
         while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
-            worker = self._idle.pop() if self._idle else self._start()
+            worker = self._idle.pop() if self._idle else self._start(job)
             self._running[worker] = job
             worker.send(job)
         job = next(iter(self._running.values()), None)
-        if job is not None and job.prepare and len(self._running) + len(self._idle) < self.count:
-            self._idle.append(self._start())
-            self._idle[-1].prepare(job)
+        if job is not None and len(self._running) + len(self._idle) < self.count:
+            self._idle.append(self._start(job))
 
     def _ending(self, worker: _Worker, event: Mapping[str, Any]) -> Ending:
         """How a worker's job ended, by its own word or because it is gone."""
@@ -106,14 +113,15 @@ class Local:
         if event["event"] == "ended":
             ending = Ending(job=job, outcome=event.get("outcome"), error=event.get("error", ""))
         else:
-            ending = Ending(job=job, lost=worker.obituary())
-        if self.fresh or ending.lost:
+            ending = Ending(job=job, lost=worker.obituary(event.get("code")))
+        if self.fresh or (ending.lost and "code" not in event):
             worker.close()
         else:
             self._idle.append(worker)
         return ending
 
-    def _start(self) -> _Worker:
+    def _start(self, job: Job) -> _Worker:
+        """A worker that loads what this job and others of its kind need."""
         threads = max(1, cores() // self.count)  # an equal share of the cores, and no more than the person said
         with contextlib.suppress(KeyError, ValueError):
             threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
@@ -122,8 +130,13 @@ class Local:
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
         # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
         # The working directory is no place to import from (-P) before any other that this process knows.
+        # A GPU is nothing that a fork may share with the process that it comes from, so there it is one process.
+        settings = {
+            "threads": threads, "places": sys.path, "forks": not job.needs.gpus,
+            "function": job.function, "prepare": job.prepare, "arguments": job.arguments,
+        }  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hgms_executors.worker", str(threads), json.dumps(sys.path)],
+            [sys.executable, "-P", "-m", "hgms_executors.worker", json.dumps(settings)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
         )  # fmt: skip
         worker = _Worker(process, errors)
@@ -159,20 +172,15 @@ class _Worker:
     errors: IO[bytes]
 
     def send(self, job: Job) -> None:
-        self._write({"function": job.function, "arguments": job.arguments})
-
-    def prepare(self, job: Job) -> None:
-        self._write({"prepare": job.prepare, "arguments": job.arguments})
-
-    def _write(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it died already: its end is on the queue
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.write(json.dumps({"function": job.function, "arguments": job.arguments}) + "\n")
             self.process.stdin.flush()
 
-    def obituary(self) -> str:
-        """Why the process is gone, as far as its exit code and its standard error tell."""
-        code = self.process.wait()
+    def obituary(self, code: int | None) -> str:
+        """Why the process is gone, or the fork that carried the job out and ended with ``code``, as far as exit codes and
+        standard error tell."""
+        code = self.process.wait() if code is None else code
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             why = f"its process was killed by {name}" + (" (out of memory, most often)" if name == "SIGKILL" else "")
@@ -180,11 +188,17 @@ class _Worker:
             why = f"its process ended with exit code {code}"
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
+        self.errors.seek(0)  # the next fork writes where this one did
+        self.errors.truncate()
         return why + ("; its last words: " + " | ".join(last) if last else "")
 
     def close(self) -> None:
-        """Kills it: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
-        self.process.kill()
+        """Kills it with its fork: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
+        if sys.platform == "win32":
+            self.process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from attrs import field, validators
 
 import hgms_fields
 from hgms_core import ConfigError, MissingExtra
-from hgms_executors import Ending, Job, Report, carried_out, ending_of, packed
+from hgms_executors import Ending, Job, Report, carried_out_beside, ending_of, packed
 
 LOOK = 1.0
 """Seconds between two looks at jobs under way."""
@@ -93,7 +93,7 @@ class Ray:
             os.umask(before)
         _keep_quiet()
         self._ray = ray
-        self._task = ray.remote(carried_out)
+        self._task = ray.remote(carried_out_beside)
 
     def _room(self) -> int:
         """How many jobs may be on the cluster at once; it may grow."""
