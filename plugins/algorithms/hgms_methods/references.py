@@ -83,6 +83,7 @@ ORACLE_CLEAN = Composition(
     role="ceiling",
     of=StartingAt,
     parts={**UNIFORM.parts, "reference": "clean"},
+    on=UNIFORM.on,
 )
 
 ORACLE_JOINT = Composition(
@@ -92,6 +93,7 @@ ORACLE_JOINT = Composition(
     role="ceiling",
     of=Tilted,
     parts={**ORACLE_CLEAN.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
+    on=UNIFORM.on,
 )
 
 METHODS = (UNIFORM, THETA0, RANDOM_THETA, FIXED, ORACLE_CLEAN, UNIFORM_TILTED, ORACLE_JOINT, VALIDATION_ONLY)
