@@ -40,7 +40,7 @@ PROGRAMS = [
     ["hgms_compare", "hgms_ray", "hgms_report", "hgms_slurm"],
     ["hgms_evaluation", "hgms_executors", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
     ["hgms_new", "hgms_run"],
-    ["hgms_cli", "hgms_diagnosis"],
+    ["hgms_cli", "hgms_diagnosis", "hgms_ranks"],
 ]
 """Programs, a layer a line: each may import what stands below it. hgms_evaluation is a stage of hgms_mix."""
 

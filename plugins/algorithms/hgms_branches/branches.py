@@ -133,6 +133,14 @@ class Branches:
         return {"x": x, "moments": self._rule(problem).no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        return self.propose_some(problem, theta, start, key, list(range(self.count)))
+
+    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+        """Some of the candidates, by their numbers: the same that all would be among, since keys are addresses. Ways back take
+        the numbers of all.
+
+        .. versionadded:: 0.8"""
+
         def path(index: int | Tensor) -> Path:
             # A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for.
             return self._path(problem, start, key, 0 if self.count == 1 else int(index))
@@ -154,7 +162,7 @@ class Branches:
             x, moments, losses, replay = path(0).with_graph(theta, run_again)
             calls = self.steps
         else:
-            (x, moments, losses, calls), replay = self._forward(problem, detach(theta), start, key), run_again
+            (x, moments, losses, calls), replay = self._forward(problem, detach(theta), start, key, members), run_again
         rows = calls * problem.lower_data.count(self.batch_size)
         cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
         return Candidates(x=x, aux=moments, losses=losses, cost=cost, replay=replay, last_step=last_step, next_step=next_step)
@@ -175,17 +183,21 @@ class Branches:
             "lower_steps": start["lower_steps"] + self.steps,
         }
 
-    def _forward(self, problem: Problem, theta: Tree, start: State, key: Key) -> tuple[Tree, Tree, Tensor, int]:
-        """The ends of all branches, their moments and the last losses, without a graph; and how many gradients
+    def _forward(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> tuple[Tree, Tree, Tensor, int]:
+        """The ends of some branches, their moments and the last losses, without a graph; and how many gradients
         their steps took."""
-        x, moments, index = self._begin(problem, start, key, list(range(self.count)))
-        rule, rates = self._rule(problem, start["optimizer_steps"]), self._rates(problem, start)
+        x, moments, index = self._begin(problem, start, key, members)
+        rule = self._rule(problem, start["optimizer_steps"])
+        rates = [[step[member] for member in members] for step in self._rates(problem, start)]
+        decays = factors(self.decay_spread, self.count)
         plan = Plan(
             rule=rule,
             index=index,
             own=self.batches == "independent" and index is not None,
             rates=rates,
-            decays=[self._decay * f for f in factors(self.decay_spread, self.count)],
+            decays=[self._decay * decays[member] for member in members],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
             mode=self.mode,

@@ -68,11 +68,17 @@ class Ula:
         return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        members = list(range(self.count))
+        return self.propose_some(problem, theta, start, key, list(range(self.count)))
+
+    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+        """Some of the chains, by their numbers: the same that all would be among, since keys are addresses. Ways back take the
+        numbers of all.
+
+        .. versionadded:: 0.8"""
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
-        losses = next(iter(x.values())).new_empty(self.count)
+        losses = next(iter(x.values())).new_empty(len(members))
         theta, programs = detach(theta), programs_of(problem)
         for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
             leaves = list(group.x.values())
@@ -97,7 +103,7 @@ class Ula:
         def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             return self._replay(problem, theta, start, key, 0 if self.count == 1 else int(index), last)
 
-        calls = self.count * self.steps
+        calls = len(members) * self.steps
         return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay)
 
     def _replay(

@@ -23,6 +23,7 @@ from hgms_compare.usage import measured
 from hgms_core import CheckpointError, HgmsError
 from hgms_core.registry import Registry
 from hgms_executors import Job, Needs, Tell
+from hgms_ranks import RankLost
 from hgms_run import DiskError, Execution, FolderInUse, RunConfig, RunFolder, leaving, record_failure, replace_file, run_config
 
 PATIENCE = 0.5
@@ -95,7 +96,7 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
 def _ended_by(cell: Cell, error: BaseException) -> Ending:
     """What became of a run that raised."""
-    kinds = ((FolderInUse, "elsewhere"), (DiskError, "stopped"), (CheckpointError, "refused"))
+    kinds = ((FolderInUse, "elsewhere"), (DiskError, "stopped"), (CheckpointError, "refused"), (RankLost, "refused"))
     for kind, status in kinds:
         if isinstance(error, kind):
             return Ending(cell=cell, status=status, error=str(error))
@@ -173,7 +174,8 @@ def job_of(cell: Cell, execution: Execution | None, plugins: Sequence[str], code
     path = str(cell.path.absolute())
     arguments = {"config": cell.config.resolved(), "path": path, "execution": how, "plugins": list(plugins)}
     gpus = int(cell.config.run.device.startswith("cuda"))
-    needs = Needs(cpus=cell.config.run.threads or 1, gpus=gpus)
+    ranks = cell.config.run.ranks
+    needs = Needs(cpus=ranks * (cell.config.run.threads or 1), gpus=ranks * gpus)
     return Job(
         title=str(cell), function=f"{__name__}:work", prepare=f"{__name__}:prepare", arguments=arguments, needs=needs, code=code
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError, PluginError, UnknownComponent, unknown
@@ -11,15 +10,6 @@ from hgms_core.host import Host
 from hgms_executors.jobs import Executor
 
 HOOK = "hgms_register_executors"
-
-
-def unannounced(host: Host) -> list[str]:
-    """The plugins that no distribution announces, files by their whole paths: another process has to be told of them, others
-    it finds itself.
-
-    .. versionadded:: 0.8"""
-    infos = [info for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")]
-    return [str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module for info in infos]
 
 
 def registered(host: Host) -> dict[str, type[Any]]:

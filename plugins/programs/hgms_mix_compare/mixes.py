@@ -77,7 +77,8 @@ class Contest:
         label, seed = mix
         config = self.mixes[mix]
         arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
-        needs = Needs(cpus=config.run.threads or 1, gpus=int(config.run.device.startswith("cuda")))
+        ranks, gpus = config.run.ranks, int(config.run.device.startswith("cuda"))
+        needs = Needs(cpus=ranks * (config.run.threads or 1), gpus=ranks * gpus)
         code = code_of(self.options["plugins"])
         return Job(title=f"{label}, seed {seed}", function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
 

@@ -23,7 +23,7 @@ from hgms_run.lease import FolderInUse, leased
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress
-from hgms_run.provenance import data_of, environment
+from hgms_run.provenance import data_of, environment, unannounced
 from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms_run.tables import (
@@ -54,7 +54,7 @@ __all__ = [
     "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned",
     "put", "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config",
     "save_state", "show", "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of",
-    "type_hints", "unpack", "wanted_traits",
+    "type_hints", "unannounced", "unpack", "wanted_traits",
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from hgms_run.tables import Place, read_toml
 SCHEMA = 1
 """The version of configuration files; a file may say it."""
 
-UNCOMPARED = ("out", "label", "task_label", "track", "diagnose")
+UNCOMPARED = ("out", "label", "task_label", "track", "diagnose", "ranks")
 """The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""
 
 
@@ -69,6 +69,8 @@ class RunSettings:
     budget is long enough to pay for it. The clock does not count what that takes.
     ``diagnose`` says after how many outer steps one is measured beside the run (None: never): how far its hypergradient and its
     choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
+    ``ranks`` is the number of processes that take the steps together, each with ``threads`` threads, or with a GPU of its own:
+    candidates and rows are parted among them. Sums are then in another order, so the last digits differ.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
@@ -85,6 +87,7 @@ class RunSettings:
     matmul: Literal["auto", "exact", "fast"] = "auto"
     compile: Literal["auto", True, False] = "auto"
     diagnose: int | None = field(default=None, validator=optional_whole)
+    ranks: int = field(default=1, validator=[validators.ge(1), validators.le(1024)])
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
@@ -152,6 +155,8 @@ class RunConfig:
             del table["run"]["track"]
         if self.run.diagnose is None:
             del table["run"]["diagnose"]
+        if self.run.ranks == 1:
+            del table["run"]["ranks"]
         for key in ("matmul", "compile"):
             if table["run"][key] == "auto":
                 del table["run"][key]  # as in configurations of before there was a choice: they keep their hash

@@ -14,6 +14,7 @@ from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, P
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
 from hgms_fields import Invalid, checked
+from hgms_ranks import device_of
 from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.convert import role_of, structured
@@ -24,7 +25,8 @@ from hgms_run.folder import RunFolder
 from hgms_run.lease import leased
 from hgms_run.loop import Run, ignore
 from hgms_run.own import OwnProblem
-from hgms_run.provenance import digests
+from hgms_run.provenance import digests, unannounced
+from hgms_run.rank import follow_launched, on_ranks
 from hgms_run.tables import difference, parse_toml
 from hgms_run.traits import ensure_fits
 from hgms_run.watching import Watcher
@@ -181,22 +183,25 @@ def run_config(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_called(settings.device)
+    follow_launched(config, device)
     folder = RunFolder(path or config.path)
     if resume and path is None and not folder.begun:
         _warn(folder, config)
 
     def build() -> Problem:
-        problem = config.task.problem(config.seed, device, getattr(torch, settings.dtype))
+        problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
         ready(problem)
         return problem
 
-    return Run(
-        method=config.method, make=build, device=device, folder=folder, resume=resume,
-        info=attrs.evolve(config.info, folder=folder.path),
-        patience=patience, word="--resume", task=config.task,
-        settings=settings, watch=watch or (view.watch if view is not None else ignore), host=config.host or Host.load(),
-        execution=execution, role=config.role,
-    ).carry_out()  # fmt: skip
+    host, here = config.host or Host.load(), device if settings.ranks == 1 else device_of(device, 0)
+    with on_ranks(config, device, unannounced(host)) as (method, settings):
+        return Run(
+            method=method, make=build, device=here, folder=folder, resume=resume,
+            info=attrs.evolve(config.info, folder=folder.path),
+            patience=patience, word="--resume", task=config.task,
+            settings=settings, watch=watch or (view.watch if view is not None else ignore), host=host,
+            execution=execution, role=config.role,
+        ).carry_out()  # fmt: skip
 
 
 def _warn(folder: RunFolder, config: RunConfig) -> None:

@@ -35,6 +35,7 @@ from hgms_core import (
 from hgms_core.host import LOG, Host
 from hgms_diagnosis import Diagnosing, Diagnosis
 from hgms_graphs import Programs
+from hgms_ranks import RankLost
 from hgms_run.advice import check_numbers, explained
 from hgms_run.checkpoint import ensure_of, pack, result_of
 from hgms_run.config import RunSettings
@@ -193,6 +194,10 @@ class Run:
         except KeyboardInterrupt as error:
             ending = error
             raise Interrupted(f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)) from None
+        except RankLost as error:  # nothing is wrong with the run
+            ending = error
+            self.save()
+            raise
         except BaseException as error:
             failure = self.explained(error)
             ending = failure or error

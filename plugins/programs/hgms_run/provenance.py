@@ -145,3 +145,12 @@ def _git(directory: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()[:12] or None
+
+
+def unannounced(host: Host) -> list[str]:
+    """The plugins that no distribution announces, files by their whole paths: another process has to be told of them, others
+    it finds itself.
+
+    .. versionadded:: 0.8"""
+    infos = [info for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")]
+    return [str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module for info in infos]

@@ -1,0 +1,188 @@
+"""The processes of a run's ranks: rank 0 is the run itself, the others wait for what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import define
+
+from hgms_core import ConfigError, HgmsError
+
+PATIENCE = 10.0
+"""Seconds that a rank has to be found gone, once another has lost it, and to go when the run is over."""
+SILENCE = timedelta(minutes=30)
+"""After this long without an answer a rank is given up, should nobody have seen it go."""
+
+
+class RankLost(HgmsError):
+    """A rank is gone in the middle of a step. The run can be resumed."""
+
+
+@define(eq=False)
+class Ranks:
+    """All ranks of a run, seen from one of them. ``processes`` are those that this one has started."""
+
+    rank: int
+    count: int
+    processes: Sequence[subprocess.Popen[bytes]] = ()
+    errors: Any = None
+
+    def say(self, message: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What rank 0 says, to all: numbers, strings, and tensors, no code."""
+        stream = io.BytesIO()
+        if self.rank == 0:
+            torch.save(message, stream)
+        size = torch.tensor([stream.tell()])
+        dist.broadcast(size, src=0, group=_talk())
+        payload = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            payload.copy_(torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8))
+        dist.broadcast(payload, src=0, group=_talk())
+        heard: Mapping[str, Any] | None = torch.load(
+            io.BytesIO(payload.numpy().tobytes()), weights_only=True, map_location="cpu"
+        )
+        return heard
+
+    @contextlib.contextmanager
+    def together(self, step: int) -> Iterator[None]:
+        """Inside, a connection that breaks is a RankLost that names who is gone."""
+        try:
+            yield
+        except (RuntimeError, dist.DistBackendError) as error:
+            if isinstance(error, HgmsError) or not self._is_of_connection(error):
+                raise
+            who = self._gone() or f"a rank does not answer ({str(error).splitlines()[0][:120]})"
+            raise RankLost(f"step {step}: {who}\n  the last state that was saved is whole: --resume goes on from it") from error
+
+    def _is_of_connection(self, error: Exception) -> bool:
+        words = ("connection", "gloo", "nccl", "socket", "timed out", "peer")
+        return any(word in str(error).lower() for word in words)
+
+    def _gone(self) -> str:
+        """Which of the started ranks has ended, and how."""
+        until = time.monotonic() + PATIENCE
+        while self.processes and time.monotonic() < until:
+            for number, process in enumerate(self.processes, start=1):
+                if (code := process.poll()) is not None:
+                    return f"rank {number} of {self.count} {_how(code)}{self._last_words()}"
+            time.sleep(0.05)
+        return ""
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return f"; its last words: {lines[-1]}" if lines else ""
+
+    def close(self) -> None:
+        """The others end: those that this process has started, at once."""
+        if self.rank == 0 and not self.processes and dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                self.say(None)
+        for process in self.processes:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            process.kill()
+            process.wait()
+        if self.errors is not None:
+            self.errors.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _TALK.clear()
+
+
+_TALK: dict[str, Any] = {}
+
+
+def _talk() -> Any:
+    """The group that messages take: they are on the CPU whatever the numbers are on."""
+    return _TALK.get("group", dist.group.WORLD)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def join(rank: int, count: int, device: torch.device, method: str) -> None:
+    """This process becomes a rank."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=method, rank=rank, world_size=count, timeout=SILENCE)
+    if backend != "gloo":
+        _TALK["group"] = dist.new_group(backend="gloo")
+
+
+def launched() -> tuple[int, int] | None:
+    """(This process's rank, their number), where torchrun or the like has started it."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def ensure_launched(count: int) -> int:
+    """This process's rank under torchrun. Errors: ConfigError where that started another number."""
+    place = launched()
+    assert place is not None
+    if place[1] != count:
+        raise ConfigError(
+            f"run.ranks = {count}, and torchrun has started {place[1]} processes\n  torchrun --nproc-per-node {count} …"
+        )
+    return place[0]
+
+
+def device_of(device: torch.device, rank: int) -> torch.device:
+    """The device of a rank: of GPUs the next one for each on a machine.
+
+    >>> device_of(torch.device("cpu"), 1), device_of(torch.device("cuda"), 1)
+    (device(type='cpu'), device(type='cuda', index=1))
+    """
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+
+
+def start(count: int, device: torch.device, module: str, arguments: Mapping[str, Any], threads: int) -> Ranks:
+    """This process as rank 0, and the others as ``python -m module``, which reads ``arguments`` with its ``rank``, ``count``
+    and ``method`` (where they meet) from the first line of its standard input, and ends where that closes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        method = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  (theirs, as long as they live)
+    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(libraries, str(threads))
+    processes = []
+    for rank in range(1, count):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=errors, stderr=errors, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        line = {**arguments, "rank": rank, "count": count, "method": method, "places": sys.path, "threads": threads}
+        process.stdin.write(json.dumps(line).encode() + b"\n")
+        process.stdin.flush()
+        processes.append(process)
+    ranks = Ranks(0, count, processes, errors)
+    try:
+        join(0, count, device, method)
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks

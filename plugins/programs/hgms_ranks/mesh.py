@@ -1,0 +1,67 @@
+"""The ranks of a run as a mesh: branches × rows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch.distributed.device_mesh import init_device_mesh
+
+from hgms_core import Tree
+
+
+def shape_of(ranks: int, candidates: int) -> tuple[int, int]:
+    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of one.
+
+    >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4)
+    ((4, 1), (2, 2), (1, 4), (3, 2))
+    """
+    groups = max(number for number in range(1, ranks + 1) if ranks % number == 0 and number <= candidates)
+    return groups, ranks // groups
+
+
+def parts_of(candidates: int, ranks: int) -> list[list[int]]:
+    """Consecutive candidates for each of the ranks, the first of them one more where they do not part evenly.
+
+    >>> parts_of(5, 3)
+    [[0, 1], [2, 3], [4]]
+    """
+    even, odd = divmod(candidates, ranks)
+    ends = [0]
+    for rank in range(ranks):
+        ends.append(ends[-1] + even + (rank < odd))
+    return [list(range(first, end)) for first, end in itertools.pairwise(ends)]
+
+
+@frozen(eq=False)
+class Mesh:
+    """The groups that this rank is in: ``branches``, one rank of each part of the candidates; ``rows``, the ranks that propose
+    the same candidates; ``world``, all."""
+
+    branches: Any
+    rows: Any
+    world: Any
+
+    @classmethod
+    def of(cls, ranks: int, candidates: int, device: torch.device) -> Mesh:
+        mesh = init_device_mesh(device.type, shape_of(ranks, candidates), mesh_dim_names=("branches", "rows"))
+        return cls(mesh.get_group("branches"), mesh.get_group("rows"), dist.group.WORLD)
+
+    def members(self, candidates: int) -> list[int]:
+        """The candidates that this rank proposes: consecutive ones, so that parts follow one another."""
+        return parts_of(candidates, dist.get_world_size(self.branches))[dist.get_rank(self.branches)]
+
+    def gathered(self, tree: Tree, candidates: int) -> Tree:
+        """The rows of all candidates, of each rank's own."""
+        return {name: self._all(leaf, candidates) for name, leaf in tree.items()}
+
+    def _all(self, own: torch.Tensor, candidates: int) -> torch.Tensor:
+        shares = parts_of(candidates, dist.get_world_size(self.branches))
+        padded = own.new_zeros((len(shares[0]), *own.shape[1:]))
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(parts, padded, group=self.branches)
+        return torch.cat([part[: len(share)] for part, share in zip(parts, shares, strict=True)])

@@ -1,0 +1,89 @@
+"""A method whose steps all ranks take together: rank 0 says which, the others follow."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+from hgms_ranks.group import Ranks
+
+
+@define(eq=False)
+class OnRanks:
+    """``method`` (:func:`hgms_ranks.placed`), as rank 0 carries it out. A run knows nothing of ranks: it calls ``init`` and
+    ``step`` as those of any method, resumes, evaluates and writes by itself.
+
+    Before each step the others are told the share of the budget, and the state where it is not the one that they have: of a run
+    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare θ."""
+
+    name: ClassVar[str] = "on-ranks"
+
+    method: Any
+    ranks: Ranks
+    _before: State | None = field(default=None, init=False)
+    _after: State | None = field(default=None, init=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "method"), name)  # finished, untrained, …
+
+    def init(self, problem: Problem, seed: int) -> State:
+        with self.ranks.together(0):
+            self.ranks.say({"do": "init", "seed": seed})
+            self._before, self._after = None, self.method.init(problem, seed)
+        return self._after
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        which = "to" if state is self._after else "from" if state is self._before else "sent"
+        with self.ranks.together(int(state.get("step", 0)) + 1):
+            self.ranks.say({"do": "step", "from": which, "progress": progress, **({"state": state} if which == "sent" else {})})
+            following, record = self.method.step(problem, state, progress)
+            ensure_agreement(self.method.result(following)[0], self.ranks)
+        self._before, self._after = state, following
+        return following, record
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        outcome: tuple[Tree, Tree] = self.method.result(state)
+        return outcome
+
+
+def follow(method: Method, problem: Problem, ranks: Ranks) -> None:
+    """What another rank than 0 does: as it is told, until the run is over. An error that all ranks meet is rank 0's to tell."""
+    before: State | None = None
+    after: State | None = None
+    device = next(iter(problem.x0.values())).device
+    while (told := ranks.say(None)) is not None:
+        if told["do"] == "init":
+            before, after = None, method.init(problem, told["seed"])
+            continue
+        state = {"to": after, "from": before, "sent": told.get("state")}[told["from"]]
+        assert state is not None
+        state = _moved(state, device)
+        following, _ = method.step(problem, state, told["progress"])
+        ensure_agreement(method.result(following)[0], ranks)
+        before, after = state, following
+
+
+def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
+    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing that follows would hold."""
+    sums = [leaf.double().sum() for leaf in theta.values()] or [torch.zeros(())]
+    own = torch.stack(sums).sum().reshape(1).cpu()
+    all_of_them = [torch.empty_like(own) for _ in range(ranks.count)]
+    own = own.to(next(iter(theta.values()), own).device)
+    gathered = [part.to(own) for part in all_of_them]
+    dist.all_gather(gathered, own)
+    other = [rank for rank, part in enumerate(gathered) if not torch.equal(part, gathered[0]) and not bool(part.isnan())]
+    if other:
+        raise ConfigError(
+            f"rank {other[0]} came to another θ than rank 0: they do not compute the same\n"
+            "  ranks need the same processor or GPU, the same torch and the same number of threads"
+        )
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.to(device)
+    return {key: _moved(value, device) for key, value in state.items()} if isinstance(state, dict) else state

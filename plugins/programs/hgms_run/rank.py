@@ -1,0 +1,62 @@
+"""Runs on several ranks: how rank 0 gets the others, and what they do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import attrs
+import torch
+from click.exceptions import Exit
+
+from hgms_core import ConfigError, Method, Problem
+from hgms_graphs import matrix_route
+from hgms_ranks import OnRanks, Ranks, device_of, ensure_launched, follow, join, launched, placed, start
+from hgms_run.config import RunConfig, RunSettings
+
+
+@contextlib.contextmanager
+def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Iterator[tuple[Method, RunSettings]]:
+    """The method of a configuration, with its parts on ``run.ranks`` ranks while this lasts, and the settings that a run on
+    ranks has: nothing is compiled, and matrix products take one route.
+
+    Errors: ConfigError for a method without parts, for ``compile = true`` and ``diagnose``, and where torchrun has started
+    another number."""
+    settings, count = config.run, config.run.ranks
+    if count == 1:
+        yield config.method, settings
+        return
+    if settings.compile is True:
+        raise ConfigError("compile = true is for one rank @ run.compile\n  leave it out, or set run.ranks = 1")
+    if settings.diagnose is not None:
+        raise ConfigError("a run on ranks cannot be diagnosed beside @ run.diagnose\n  leave it out, or set run.ranks = 1")
+    exact = attrs.evolve(settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul)
+    if launched() is None:
+        threads = settings.threads or max(1, torch.get_num_threads() // count)
+        torch.set_num_threads(threads)
+        arguments = {"config": config.resolved(), "plugins": plugins}
+        ranks = start(count, device, "hgms_run.follower", arguments, threads)
+    else:
+        rank = ensure_launched(count)
+        ranks = Ranks(rank, count)
+        join(rank, count, device_of(device, rank), "env://")
+    with contextlib.closing(ranks):
+        yield OnRanks(placed(config.method, count, device), ranks), exact
+
+
+def follow_launched(config: RunConfig, device: torch.device) -> None:
+    """Where torchrun has started this process as another rank than 0: follows, and exits when the run is over."""
+    if config.run.ranks == 1 or launched() is None or (rank := ensure_launched(config.run.ranks)) == 0:
+        return
+    device = device_of(device, rank)
+    join(rank, config.run.ranks, device, "env://")
+    follow_config(config, device, Ranks(rank, config.run.ranks))
+    raise Exit(0)
+
+
+def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None:
+    """What another rank does with a configuration: it builds the same problem, and follows."""
+    problem: Problem = config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
+    route = config.run.matmul if config.run.matmul != "auto" else "exact"
+    with matrix_route(route, device):
+        follow(placed(config.method, ranks.count, device), problem, ranks)

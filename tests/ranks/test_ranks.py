@@ -1,0 +1,194 @@
+"""One run on several ranks: the numbers of one rank, whatever is placed where; lost ranks; resumes on another number."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from hgms_cli import main
+from hgms_core import ConfigError
+from hgms_core.registry import Registry
+from hgms_ranks import RankLost
+from hgms_run import RunConfig, RunResult, run_config
+
+pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
+
+HERE = Path(__file__).parent
+PLUGIN = HERE / "own_plugin.py"
+CLEANING: dict[str, Any] = {
+    "name": "hyper-cleaning", "dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64,
+}  # fmt: skip
+HG_MS: dict[str, Any] = {
+    "name": "hg-ms", "generator": {"count": 4, "steps": 3, "batch_size": 32},
+    "hypergradient": {"batch_size": 128, "upper_batch_size": 32},
+}  # fmt: skip
+SMALL = {"steps": 3, "batch_size": 32}
+METHODS = [
+    HG_MS,
+    {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}},
+    {"name": "hg-baseline", "generator": SMALL},
+    {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}},
+]
+
+
+def config(out: Path, ranks: int = 1, method: Any = HG_MS, task: Any = CLEANING, steps: int = 20, **run: Any) -> RunConfig:
+    settings = {"out": str(out), "dtype": "float64", "threads": 1, "evaluate_every": 5, "ranks": ranks, **run}
+    table = {"budget": f"{steps} steps", "seed": 3, "task": task, "method": method, "run": settings}
+    return RunConfig.from_dict(table, registry=Registry.load([PLUGIN]))
+
+
+def steps_of(result: RunResult) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in result.records]
+
+
+def assert_same(ours: RunResult, alone: RunResult) -> None:
+    """The same choices and costs, and numbers to rounding, at every step."""
+    assert len(ours.records) == len(alone.records)
+    for own, other in zip(steps_of(ours), steps_of(alone), strict=True):
+        assert own.keys() == other.keys()
+        for name, value in other.items():
+            numbers = isinstance(value, float) or (isinstance(value, list) and None not in value)
+            assert own[name] == (pytest.approx(value, rel=1e-6, abs=1e-12) if numbers else value), name
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> None:
+    """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to rounding."""
+    address = f"tcp://{free_address()}"
+    processes = [
+        subprocess.Popen([sys.executable, HERE / "derivatives.py", str(rank), str(ranks), address], stderr=subprocess.PIPE)
+        for rank in range(ranks)
+    ]
+    ends = [process.communicate(timeout=120)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, ends
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
+def test_ranks_change_no_number(tmp_path: Path, ranks: int, method: dict[str, Any]) -> None:
+    alone = run_config(config(tmp_path / "alone", method=method))
+    assert len({record["selected"] for record in alone.records[1:]}) > 1 or method["name"] == "hg-baseline"
+    assert_same(run_config(config(tmp_path / "ranks", ranks, method=method)), alone)
+
+
+def test_a_loss_that_is_no_mean_is_computed_whole_and_a_generator_without_parts_by_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = run_config(config(tmp_path / "alone", method="hg-around", task="sum-of-rows"))
+    with caplog.at_level(logging.WARNING):
+        ours = run_config(config(tmp_path / "ranks", 2, method="hg-around", task="sum-of-rows"))
+    assert "the lower loss is no mean over the rows of a batch: every rank computes all of it" in caplog.text
+    assert_same(ours, alone)
+
+
+class Break(Exception):
+    pass
+
+
+def broken_off(configuration: RunConfig, step: int) -> None:
+    """A run that an exception ends in the middle; its state is saved."""
+
+    def watch(_info: object, record: dict[str, Any], _share: float) -> None:
+        if record["step"] == step:
+            raise Break
+
+    with pytest.raises(Break):
+        run_config(configuration, watch=watch)
+
+
+def test_a_run_resumes_on_its_ranks_to_the_bit_and_on_another_number_to_rounding(tmp_path: Path) -> None:
+    whole = config(tmp_path / "whole", 2)
+    uninterrupted = run_config(whole)
+    for ranks in (2, 1):
+        began = config(tmp_path / str(ranks), 2, checkpoint_seconds=0.0)
+        broken_off(began, 10)
+        resumed = run_config(config(tmp_path / str(ranks), ranks, checkpoint_seconds=0.0), resume=True)
+        if ranks == 2:
+            files = [path.path / "steps.jsonl" for path in (_folder(began), _folder(whole))]
+            assert files[0].read_bytes() == files[1].read_bytes()
+        assert_same(resumed, uninterrupted)
+
+
+def _folder(configuration: RunConfig) -> Any:
+    from hgms_run import RunFolder
+
+    return RunFolder(configuration.path)
+
+
+def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
+    alone = run_config(config(tmp_path / "alone"))
+
+    def watch(_info: object, record: dict[str, Any], _share: float) -> None:
+        if record["step"] == 7:
+            (follower,) = (child for child in psutil.Process().children() if "hgms_run.follower" in child.cmdline())
+            os.kill(follower.pid, signal.SIGKILL)
+
+    lost = config(tmp_path / "lost", 2)
+    with pytest.raises(RankLost, match=r"step 8: rank 1 of 2 was killed by SIGKILL\n  the last state .* --resume"):
+        run_config(lost, watch=watch)
+    assert not (lost.path / "summary.json").exists(), "it did not fail"
+    resumed = run_config(lost, resume=True)
+    assert resumed.info.resumed_from == 7
+    assert_same(resumed, alone)
+    assert not [child for child in psutil.Process().children() if "hgms_run.follower" in child.cmdline()]
+
+
+def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
+    started = run_config(config(tmp_path / "started", 2))
+    toml = tmp_path / "run.toml"
+    toml.write_text(config(tmp_path / "launched", 2).to_toml())
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-m", "hgms_cli", "run", str(toml)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [path.read_bytes() for name in ("launched", "started") for path in (tmp_path / name).rglob("steps.jsonl")]
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert started.summary["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("method", "run", "message"),
+    [
+        ("whole", {}, "run.ranks = 2 places the parts of a pipeline, and method 'whole' is none"),
+        (HG_MS, {"compile": True}, "compile = true is for one rank @ run.compile"),
+        (HG_MS, {"diagnose": 2}, "a run on ranks cannot be diagnosed beside @ run.diagnose"),
+    ],
+)
+def test_what_ranks_cannot_do_is_said(tmp_path: Path, method: Any, run: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        run_config(config(tmp_path, 2, method=method, **run))
+
+
+def test_another_number_of_launched_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    toml = tmp_path / "run.toml"
+    toml.write_text(config(tmp_path, 2).to_toml())
+    done = CliRunner().invoke(main, ["run", str(toml)])
+    assert done.exit_code == 2
+    assert "run.ranks = 2, and torchrun has started 3 processes" in done.stderr
+    assert "Traceback" not in done.stderr
