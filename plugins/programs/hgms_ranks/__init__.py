@@ -5,7 +5,7 @@ from __future__ import annotations
 from hgms_ranks.group import RankLost, Ranks, device_of, ensure_launched, join, launched, start
 from hgms_ranks.mesh import Mesh
 from hgms_ranks.method import OnRanks, follow
-from hgms_ranks.placed import placed
+from hgms_ranks.placing import placed
 from hgms_ranks.rows import by_rows
 
 __all__ = [

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hgms_core import Data, Key, Loss, Problem, Tree
 from hgms_core.host import LOG
-from hgms_gauss_newton import says_outputs
 from hgms_ranks.collectives import spread_tree, summed
 
 ROWS = 64
@@ -105,4 +104,4 @@ def _of_parts(loss: Loss, group: Any) -> Loss:
         return summed(loss(spread_tree(theta, group), spread_tree(x, group), part), group) / count
 
     outputs: Any = loss  # a Composite, whose outputs and criterion stay
-    return attrs.evolve(outputs, value=value) if says_outputs(loss) and attrs.has(type(loss)) else value
+    return attrs.evolve(outputs, value=value) if hasattr(loss, "outputs") and attrs.has(type(loss)) else value
