@@ -47,7 +47,6 @@ ALLOWED = {
     },
     "hgms_run": {
         **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
-        "exact": "a route of matrix products",
         "runs": "the default folder",
         "scipy": "a library, whose version is recorded",
     },
