@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hgms_core import Candidates, Composition, Data, Key, Problem, hookimpl, repeat
 
@@ -29,6 +31,17 @@ class SumOfRows:
             upper_data=Data.of(rows),
             evaluate=lambda theta, x: {"distance": float((x["w"] - 1).norm())},
         )
+
+
+@frozen(kw_only=True)
+class OfProcess(SumOfRows):
+    """What no task may be: another problem in each process."""
+
+    name = "of-process"
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        problem = SumOfRows().problem(seed, device, dtype)
+        return evolve(problem, theta0={"t": torch.full((16,), 1e-6 * os.getpid(), dtype=dtype)})
 
 
 @frozen(kw_only=True)
@@ -68,7 +81,7 @@ class Whole:
 
 @hookimpl
 def hgms_register_tasks():
-    return [SumOfRows]
+    return [SumOfRows, OfProcess]
 
 
 @hookimpl

@@ -13,13 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 
 from hgms_cli import main
-from hgms_core import ConfigError
+from hgms_core import Budget, ConfigError
 from hgms_core.registry import Registry
-from hgms_ranks import RankLost
-from hgms_run import RunConfig, RunResult, run_config
+from hgms_ranks import RankLost, start
+from hgms_run import Execution, RunConfig, RunResult, RunSettings, run, run_config
 
 pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
 
@@ -38,6 +39,13 @@ METHODS = [
     {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}},
     {"name": "hg-baseline", "generator": SMALL},
     {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}},
+    {
+        **HG_MS,
+        "hypergradient": {
+            "name": "averaged",
+            "estimator": {"name": "implicit", "solver": {"name": "cg", "ridge": 0.1, "max_steps": 4}},
+        },
+    },
 ]
 
 
@@ -59,6 +67,8 @@ def assert_same(ours: RunResult, alone: RunResult) -> None:
         for name, value in other.items():
             numbers = isinstance(value, float) or (isinstance(value, list) and None not in value)
             assert own[name] == (pytest.approx(value, rel=1e-6, abs=1e-12) if numbers else value), name
+    torch.testing.assert_close(ours.theta, alone.theta, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(ours.x, alone.x, rtol=1e-6, atol=1e-12)
 
 
 def free_address() -> str:
@@ -120,15 +130,9 @@ def test_a_run_resumes_on_its_ranks_to_the_bit_and_on_another_number_to_rounding
         broken_off(began, 10)
         resumed = run_config(config(tmp_path / str(ranks), ranks, checkpoint_seconds=0.0), resume=True)
         if ranks == 2:
-            files = [path.path / "steps.jsonl" for path in (_folder(began), _folder(whole))]
-            assert files[0].read_bytes() == files[1].read_bytes()
+            rows = [configuration.path / "steps.jsonl" for configuration in (began, whole)]
+            assert rows[0].read_bytes() == rows[1].read_bytes()
         assert_same(resumed, uninterrupted)
-
-
-def _folder(configuration: RunConfig) -> Any:
-    from hgms_run import RunFolder
-
-    return RunFolder(configuration.path)
 
 
 def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
@@ -192,3 +196,33 @@ def test_another_number_of_launched_processes_is_refused(tmp_path: Path, monkeyp
     assert done.exit_code == 2
     assert "run.ranks = 2, and torchrun has started 3 processes" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_that_compute_otherwise_are_stopped(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rank 1 came to another θ than rank 0: they do not compute the same"):
+        run_config(config(tmp_path, 2, method="hg-around", task="of-process"))
+
+
+def test_a_rank_that_cannot_load_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 of 2 ended with exit code 1; its last words: .*hgms_nowhere"):
+        start(2, torch.device("cpu"), "hgms_nowhere", {}, 1)
+    assert not torch.distributed.is_initialized()
+
+
+def test_objects_of_this_process_go_to_no_rank() -> None:
+    problem = config(Path(), task="sum-of-rows").task.problem(0, torch.device("cpu"), torch.float64)
+    with pytest.raises(ConfigError, match=r"objects of this one cannot be in the others @ run\.ranks"):
+        run("hg-ms", problem, "2 steps", settings={"ranks": 2})
+
+
+def test_a_run_on_ranks_is_carried_out_as_its_settings_say_whatever_other_runs_do(tmp_path: Path) -> None:
+    settings = RunSettings(matmul="fast", compile=True)
+    problem = config(tmp_path).task.problem(3, torch.device("cpu"), torch.float32)
+    of_others = Execution.decided(settings, Budget.parse("2 steps"), problem)
+    threads = torch.get_num_threads()
+    result = run_config(config(tmp_path, 2, steps=2, dtype="float32"), execution=of_others)
+    assert result.execution is not None
+    assert result.execution.matmul.route == "exact"
+    assert result.execution.compile is not None
+    assert not result.execution.compile.wanted
+    assert torch.get_num_threads() == threads

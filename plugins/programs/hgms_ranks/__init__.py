@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hgms_ranks.group import RankLost, Ranks, device_of, ensure_launched, join, launched, start
+from hgms_ranks.group import READY, RankLost, Ranks, device_of, ensure_launched, join, launched, start
 from hgms_ranks.mesh import Mesh
 from hgms_ranks.method import OnRanks, follow
 from hgms_ranks.placing import placed
 from hgms_ranks.rows import by_rows
 
 __all__ = [
-    "Mesh", "OnRanks", "RankLost", "Ranks", "by_rows", "device_of", "ensure_launched", "follow", "join", "launched", "placed",
-    "start",
+    "READY", "Mesh", "OnRanks", "RankLost", "Ranks", "by_rows", "device_of", "ensure_launched", "follow", "join", "launched",
+    "placed", "start",
 ]  # fmt: skip

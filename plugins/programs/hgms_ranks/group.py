@@ -7,14 +7,14 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from hgms_core import ConfigError, HgmsError
 
 PATIENCE = 10.0
 """Seconds that a rank has to be found gone, once another has lost it, and to go when the run is over."""
+READY = b"ready\n"
+"""What another rank prints first, once it has loaded."""
 SILENCE = timedelta(minutes=30)
 """After this long without an answer a rank is given up, should nobody have seen it go."""
 
@@ -39,7 +41,8 @@ class Ranks:
     rank: int
     count: int
     processes: Sequence[subprocess.Popen[bytes]] = ()
-    errors: Any = None
+    place: tempfile.TemporaryDirectory[str] | None = None
+    """Where they meet, and what they print."""
 
     def say(self, message: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """What rank 0 says, to all: numbers, strings, and tensors, no code."""
@@ -62,15 +65,11 @@ class Ranks:
         """Inside, a connection that breaks is a RankLost that names who is gone."""
         try:
             yield
-        except (RuntimeError, dist.DistBackendError) as error:
-            if isinstance(error, HgmsError) or not self._is_of_connection(error):
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
                 raise
             who = self._gone() or f"a rank does not answer ({str(error).splitlines()[0][:120]})"
             raise RankLost(f"step {step}: {who}\n  the last state that was saved is whole: --resume goes on from it") from error
-
-    def _is_of_connection(self, error: Exception) -> bool:
-        words = ("connection", "gloo", "nccl", "socket", "timed out", "peer")
-        return any(word in str(error).lower() for word in words)
 
     def _gone(self) -> str:
         """Which of the started ranks has ended, and how."""
@@ -82,9 +81,16 @@ class Ranks:
             time.sleep(0.05)
         return ""
 
+    def await_ready(self) -> None:
+        """Until all that were started say that they have loaded. Errors: ConfigError where one of them could not."""
+        for number, process in enumerate(self.processes, start=1):
+            assert process.stdout is not None
+            if process.stdout.readline() != READY:
+                raise ConfigError(f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}")
+
     def _last_words(self) -> str:
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        assert self.place is not None
+        lines = Path(self.place.name, "errors").read_text(errors="replace").strip().splitlines()
         return f"; its last words: {lines[-1]}" if lines else ""
 
     def close(self) -> None:
@@ -93,15 +99,15 @@ class Ranks:
             with contextlib.suppress(RuntimeError):
                 self.say(None)
         for process in self.processes:
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
             process.kill()
+            for stream in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    cast("IO[bytes]", stream).close()
             process.wait()
-        if self.errors is not None:
-            self.errors.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self.place is not None:
+            self.place.cleanup()
         _TALK.clear()
 
 
@@ -160,27 +166,30 @@ def device_of(device: torch.device, rank: int) -> torch.device:
 
 
 def start(count: int, device: torch.device, module: str, arguments: Mapping[str, Any], threads: int) -> Ranks:
-    """This process as rank 0, and the others as ``python -m module``, which reads ``arguments`` with its ``rank``, ``count``
-    and ``method`` (where they meet) from the first line of its standard input, and ends where that closes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        method = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    errors = tempfile.TemporaryFile()  # noqa: SIM115  (theirs, as long as they live)
+    """This process as rank 0, and the others as ``python -m module``. That reads ``arguments`` with its ``rank``, ``count`` and
+    ``method`` (where they meet) from the first line of its standard input, prints READY, and ends where its input closes.
+
+    Errors: ConfigError where one of them ends before it is ready."""
+    place = tempfile.TemporaryDirectory(prefix="hgms-ranks-")
+    method = f"file://{place.name}/meet"
     libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(libraries, str(threads))
-    processes = []
-    for rank in range(1, count):
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=errors, stderr=errors, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        assert process.stdin is not None
-        line = {**arguments, "rank": rank, "count": count, "method": method, "places": sys.path, "threads": threads}
-        process.stdin.write(json.dumps(line).encode() + b"\n")
-        process.stdin.flush()
-        processes.append(process)
-    ranks = Ranks(0, count, processes, errors)
+    processes: list[subprocess.Popen[bytes]] = []
+    ranks = Ranks(0, count, processes, place)
     try:
+        with Path(place.name, "errors").open("ab") as errors:
+            for rank in range(1, count):
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                    env=environment, start_new_session=True,
+                )  # fmt: skip
+                processes.append(process)
+                line = {**arguments, "rank": rank, "count": count, "method": method, "places": sys.path, "threads": threads}
+                with contextlib.suppress(BrokenPipeError):  # it is gone already: it will not say that it is ready
+                    stdin = cast("IO[bytes]", process.stdin)
+                    stdin.write(json.dumps(line).encode() + b"\n")
+                    stdin.flush()
+        ranks.await_ready()
         join(0, count, device, method)
     except BaseException:
         ranks.close()

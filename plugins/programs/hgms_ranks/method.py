@@ -18,7 +18,7 @@ class OnRanks:
     ``step`` as those of any method, resumes, evaluates and writes by itself.
 
     Before each step the others are told the share of the budget, and the state where it is not the one that they have: of a run
-    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare θ."""
+    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare the sums of their θ."""
 
     name: ClassVar[str] = "on-ranks"
 
@@ -37,9 +37,10 @@ class OnRanks:
         return self._after
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        which = "to" if state is self._after else "from" if state is self._before else "sent"
+        which = "after" if state is self._after else "before" if state is self._before else "sent"
+        message = {"do": "step", "from": which, "progress": progress}
         with self.ranks.together(int(state.get("step", 0)) + 1):
-            self.ranks.say({"do": "step", "from": which, "progress": progress, **({"state": state} if which == "sent" else {})})
+            self.ranks.say({**message, "state": state} if which == "sent" else message)
             following, record = self.method.step(problem, state, progress)
             ensure_agreement(self.method.result(following)[0], self.ranks)
         self._before, self._after = state, following
@@ -59,23 +60,22 @@ def follow(method: Method, problem: Problem, ranks: Ranks) -> None:
         if told["do"] == "init":
             before, after = None, method.init(problem, told["seed"])
             continue
-        state = {"to": after, "from": before, "sent": told.get("state")}[told["from"]]
+        state = {"after": after, "before": before}[told["from"]] if told["from"] != "sent" else _moved(told["state"], device)
         assert state is not None
-        state = _moved(state, device)
         following, _ = method.step(problem, state, told["progress"])
         ensure_agreement(method.result(following)[0], ranks)
         before, after = state, following
 
 
 def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
-    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing that follows would hold."""
-    sums = [leaf.double().sum() for leaf in theta.values()] or [torch.zeros(())]
-    own = torch.stack(sums).sum().reshape(1).cpu()
-    all_of_them = [torch.empty_like(own) for _ in range(ranks.count)]
-    own = own.to(next(iter(theta.values()), own).device)
-    gathered = [part.to(own) for part in all_of_them]
+    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing that follows would hold.
+    The sums of its leaves are compared, to the bit."""
+    if not theta:
+        return
+    own = torch.stack([leaf.double().sum() for leaf in theta.values()])
+    gathered = [torch.empty_like(own) for _ in range(ranks.count)]
     dist.all_gather(gathered, own)
-    other = [rank for rank, part in enumerate(gathered) if not torch.equal(part, gathered[0]) and not bool(part.isnan())]
+    other = [rank for rank, sums in enumerate(gathered) if not torch.equal(sums.nan_to_num(), gathered[0].nan_to_num())]
     if other:
         raise ConfigError(
             f"rank {other[0]} came to another θ than rank 0: they do not compute the same\n"

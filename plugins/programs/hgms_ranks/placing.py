@@ -44,7 +44,7 @@ class PlacedGenerator:
         return self.generator.init(problem, key)
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        problem = by_rows(problem, self.mesh.rows, "propose")
+        problem = by_rows(problem, self.mesh.rows)
         if dist.get_world_size(self.mesh.branches) == 1:
             return self.generator.propose(problem, theta, start, key)
         generator: Any = self.generator
@@ -92,32 +92,12 @@ class PlacedHyperGradient:
     def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
         return self.hypergradient.estimate(by_rows(problem, self.mesh.world), theta, branch, key, state)
 
-
-@frozen(kw_only=True)
-class PlacedOfAll:
-    """As :class:`PlacedHyperGradient`, of an estimator by more candidates than the selected one."""
-
-    name: ClassVar[str] = "placed"
-
-    hypergradient: Any
-    mesh: Mesh
-
-    def init(self, problem: Problem) -> State:
-        state: State = self.hypergradient.init(problem)
-        return state
-
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        of_one: tuple[Estimate, State] = self.hypergradient.estimate(
-            by_rows(problem, self.mesh.world), theta, branch, key, state
-        )
-        return of_one
-
-    def estimate_all(
-        self, problem: Problem, theta: Tree, candidates: Candidates, selection: Selection, key: Key, state: State
-    ) -> tuple[Estimate, State]:
-        whole = by_rows(problem, self.mesh.world)
-        of_all: tuple[Estimate, State] = self.hypergradient.estimate_all(whole, theta, candidates, selection, key, state)
-        return of_all
+    def __getattr__(self, name: str) -> Any:
+        """``estimate_all``, where the estimator inside has it."""
+        if name != "estimate_all":
+            raise AttributeError(name)
+        estimate_all: Any = self.hypergradient.estimate_all  # type: ignore[attr-defined]
+        return lambda problem, *rest: estimate_all(by_rows(problem, self.mesh.world), *rest)
 
 
 def placed(method: Any, ranks: int, device: torch.device) -> Any:
@@ -134,10 +114,9 @@ def placed(method: Any, ranks: int, device: torch.device) -> Any:
     generator: Any = method.generator
     apart = callable(getattr(generator, "propose_some", None))
     mesh = Mesh.of(ranks, generator.count if apart else 1, device)
-    of_all = hasattr(method.hypergradient, "estimate_all")
     return attrs.evolve(
         method,
         generator=PlacedGenerator(generator=generator, mesh=mesh),
         selector=PlacedSelector(selector=method.selector, mesh=mesh),
-        hypergradient=(PlacedOfAll if of_all else PlacedHyperGradient)(hypergradient=method.hypergradient, mesh=mesh),
+        hypergradient=PlacedHyperGradient(hypergradient=method.hypergradient, mesh=mesh),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ ROWS = 64
 """Rows of a part on which a loss is looked at: whether it is a mean over rows."""
 
 
-def by_rows(problem: Problem, group: Any, what: str = "") -> Problem:
+def by_rows(problem: Problem, group: Any) -> Problem:
     """The problem with g and f computed by the ranks of ``group`` together::
 
         g(θ, x; B) = 1/S Σ_r g(θ, x; B_r)        B_r: the r-th of S equal parts of the rows of B
@@ -30,39 +30,31 @@ def by_rows(problem: Problem, group: Any, what: str = "") -> Problem:
     count = dist.get_world_size(group)
     if count == 1:
         return problem
-
-    def make() -> Problem:
-        g = _parted(problem.g, problem, problem.lower_data, group, "lower")
+    key = ("by rows", count)
+    if key not in problem.kept:  # the same at every step; it holds no reference back, so nothing keeps both alive
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
-        f = problem.f
-        if uppers and all(is_mean(problem.f, problem, data, count) for data in uppers):
-            f = _of_parts(problem.f, group)
-        return attrs.evolve(problem, g=g, f=f, compiler=None)
-
-    return kept(problem, ("by rows", count, what), make)
-
-
-def kept(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:
-    """The problem made of this one, the same at every step."""
-    if key not in problem.kept:
-        problem.kept[key] = make()
-    other: Problem = problem.kept[key]
-    return other
+        g = _parted(problem.g, problem, [problem.lower_data], group, "lower")
+        f = _parted(problem.f, problem, uppers, group, "upper")
+        problem.kept[key] = attrs.evolve(problem, g=g, f=f, compiler=None)
+    parted: Problem = problem.kept[key]
+    return parted
 
 
-def _parted(loss: Loss, problem: Problem, data: Data, group: Any, what: str) -> Loss:
-    if is_mean(loss, problem, data, dist.get_world_size(group)):
+def _parted(loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, level: str) -> Loss:
+    """The loss by parts, where it is a mean over the rows of all these ``tables``; else itself, and that is said once."""
+    tables = [data for data in tables if data.size]
+    if tables and all(is_mean(loss, problem, data, dist.get_world_size(group)) for data in tables):
         return _of_parts(loss, group)
-    if dist.get_rank() == 0 and data.size:
-        LOG.warning("the %s loss is no mean over the rows of a batch: every rank computes all of it", what)
+    if tables and dist.get_rank() == 0:
+        LOG.warning("the %s loss is no mean over the rows of a batch: every rank computes all of it", level)
     return loss
 
 
 def is_mean(loss: Loss, problem: Problem, data: Data, count: int) -> bool:
     """Whether the loss of a batch is the mean of the losses of ``count`` equal parts, to rounding: tried out beside where the
-    problem starts."""
+    problem starts. A mixture of sources is none, and its losses are too dear to be tried out."""
     rows = min(data.size, ROWS * count) // count * count
-    if not rows:
+    if not rows or problem.sources is not None:
         return False
     key = Key(0).fold("ranks")
     batch = data.batch(key.indices(data.size, rows, 1, data.device)[0])

@@ -26,7 +26,7 @@ from hgms_run.lease import leased
 from hgms_run.loop import Run, ignore
 from hgms_run.own import OwnProblem
 from hgms_run.provenance import digests, unannounced
-from hgms_run.rank import follow_launched, on_ranks
+from hgms_run.rank import OBJECTS_ON_RANKS, follow_launched, on_ranks
 from hgms_run.tables import difference, parse_toml
 from hgms_run.traits import ensure_fits
 from hgms_run.watching import Watcher
@@ -96,6 +96,8 @@ def run(
         raise ConfigError(f"'seed' must be >= 0: {seed} @ run.seed")
     budget = Budget(budget)
     settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
+    if settings.ranks > 1:
+        raise ConfigError(OBJECTS_ON_RANKS)
     own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
     called, role, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device

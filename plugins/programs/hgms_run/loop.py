@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -259,11 +260,7 @@ class Run:
         if loaded is None and self.problem.counters is None:  # which would count these calls, too
             check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
         before = self.folder.read_environment() if self.folder is not None and self.resume else {}
-        recorded = Execution.recorded(before)
-        handed = None if self.execution is None else self.execution.anew
-        self.execution = recorded or handed or Execution.decided(self.settings, self.info.budget, self.problem)
-        if loaded is not None and recorded is None:
-            LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
+        self.execution = self.how(before, resumed=loaded is not None)
         in_force.enter_context(self.execution.in_force(self.device))
         if self.folder is not None:
             self.folder.reopen()
@@ -285,6 +282,18 @@ class Run:
                 recall(self.records)
         with self.stopped_by("observer"):
             self.notify("hgms_run_started")
+
+    def how(self, before: Mapping[str, Any], resumed: bool) -> Execution:
+        """How steps are carried out: as the run's environment records it, as whoever asked says, else as is best. On ranks the
+        settings alone decide: they are all that the others know."""
+        decided = partial(Execution.decided, self.settings, self.info.budget, self.problem)
+        if self.settings.ranks > 1:
+            return decided()
+        recorded = Execution.recorded(before)
+        handed = None if self.execution is None else self.execution.anew
+        if resumed and recorded is None:
+            LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
+        return recorded or handed or decided()
 
     def in_double(self) -> Callable[[], Problem] | None:
         """What makes the problem in float64; None where no task makes it."""

@@ -14,25 +14,33 @@ from hgms_graphs import matrix_route
 from hgms_ranks import OnRanks, Ranks, device_of, ensure_launched, follow, join, launched, placed, start
 from hgms_run.config import RunConfig, RunSettings
 
+OBJECTS_ON_RANKS = (
+    "a run on ranks is in several processes, and objects of this one cannot be in the others @ run.ranks\n"
+    "  write the task and the method as components with names, and run their configuration"
+)
+
 
 @contextlib.contextmanager
 def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Iterator[tuple[Method, RunSettings]]:
     """The method of a configuration, with its parts on ``run.ranks`` ranks while this lasts, and the settings that a run on
     ranks has: nothing is compiled, and matrix products take one route.
 
-    Errors: ConfigError for a method without parts, for ``compile = true`` and ``diagnose``, and where torchrun has started
-    another number."""
+    Errors: ConfigError for a method without parts, for objects of this process alone, for ``compile = true`` and ``diagnose``,
+    and where torchrun has started another number."""
     settings, count = config.run, config.run.ranks
     if count == 1:
         yield config.method, settings
         return
+    if config.own:
+        raise ConfigError(OBJECTS_ON_RANKS)
     if settings.compile is True:
         raise ConfigError("compile = true is for one rank @ run.compile\n  leave it out, or set run.ranks = 1")
     if settings.diagnose is not None:
         raise ConfigError("a run on ranks cannot be diagnosed beside @ run.diagnose\n  leave it out, or set run.ranks = 1")
     exact = attrs.evolve(settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul)
+    before = torch.get_num_threads()
     if launched() is None:
-        threads = settings.threads or max(1, torch.get_num_threads() // count)
+        threads = settings.threads or max(1, before // count)
         torch.set_num_threads(threads)
         arguments = {"config": config.resolved(), "plugins": plugins}
         ranks = start(count, device, "hgms_run.follower", arguments, threads)
@@ -40,8 +48,11 @@ def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Ite
         rank = ensure_launched(count)
         ranks = Ranks(rank, count)
         join(rank, count, device_of(device, rank), "env://")
-    with contextlib.closing(ranks):
-        yield OnRanks(placed(config.method, count, device), ranks), exact
+    try:
+        with contextlib.closing(ranks):
+            yield OnRanks(placed(config.method, count, device), ranks), exact
+    finally:
+        torch.set_num_threads(before)
 
 
 def follow_launched(config: RunConfig, device: torch.device) -> None:
