@@ -49,6 +49,7 @@ class CandidateGenerator(Protocol):
 
     - the entry ``progress`` in its state: the share of the budget spent stands there, in [0, 1], for schedules.
     - ``can_learn_start = True``: it starts from ``problem.start(theta)`` where the problem has one.
+    - ``count`` and ``propose_some(problem, theta, start, key, members)``: these rows of what ``propose`` gives, for ranks.
 
     Two points beside the one it came from:
 
@@ -60,8 +61,7 @@ class CandidateGenerator(Protocol):
     ...     def init(self, problem, key):
     ...         return {"x": problem.x0}
     ...     def propose(self, problem, theta, start, key):
-    ...         x = repeat(start["x"], 2)
-    ...         draw = key.generator()
+    ...         x, draw = repeat(start["x"], 2), key.generator()
     ...         return Candidates(x={name: leaf + torch.randn(leaf.shape, generator=draw) for name, leaf in x.items()})
     ...     def carry(self, start, candidates, index, key, problem):
     ...         return {"x": candidates.at(index)}

@@ -19,7 +19,7 @@ WINGS = ("algorithms", "tasks", "language", "programs")
 PACKAGES = {path.parent.name: path.parent for wing in WINGS for path in sorted((ROOT / "plugins" / wing).glob("*/__init__.py"))}
 NO_HOOKS = {
     "hgms_adam", "hgms_diagnosis", "hgms_evaluation", "hgms_fields", "hgms_gauss_newton", "hgms_graphs", "hgms_images",
-    "hgms_loops", "hgms_optim", "hgms_results", "hgms_rows", "hgms_uncertainty",
+    "hgms_loops", "hgms_optim", "hgms_ranks", "hgms_results", "hgms_rows", "hgms_uncertainty",
 }  # fmt: skip
 """Libraries: what others import, without a component or command of its own."""
 

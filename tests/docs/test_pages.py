@@ -138,7 +138,7 @@ class TestTheTwoCommands:
         steps = [line for line in lines if line not in installs]
         assert all(step.startswith(pytest.removesuffix(" -n 2")) for step in steps)
         markers = [re.findall(r" -m (\w+)", step) for step in steps]
-        assert markers == [["docs"], ["thirdparty"], ["extended"], ["slow"], ["weights"]]
+        assert markers == [["docs"], ["thirdparty"], ["extended"], ["slow"], ["ranks"], ["weights"]]
 
     def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -100,6 +100,32 @@ class WrongAxis(Runs):
         return evolve(candidates, x={name: leaf.movedim(0, -1) for name, leaf in candidates.x.items()})
 
 
+class DrawsByRow(Runs):
+    """Proposes by parts, each from its first candidate on."""
+
+    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+        some = evolve(self, count=len(members)).propose(problem, theta, start, key)
+        return evolve(some, replay=partial(self._replay, problem, start, key))
+
+
+class CostsAllOfThem(Runs):
+    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+        whole = self.propose(problem, theta, start, key)
+        return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()})
+
+
+class CountsFromItsPart(Runs):
+    """Its way back takes the row of a candidate in its part."""
+
+    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+        whole = self.propose(problem, theta, start, key)
+
+        def replay(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return self._replay(problem, start, key, torch.tensor(members[int(index) % len(members)]), elsewhere, last)
+
+        return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()}, replay=replay)
+
+
 class Ascends(Runs):
     def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
         return Runs.run(evolve(Runs(), noise=0.0, lr=-0.01), problem, theta, start, key, i, graph)
@@ -498,6 +524,9 @@ class Swallows(Walk):
 MUTANTS: list[tuple[str, str, Any, str]] = [
     ("generator", "candidates", WrongAxis(count=2), "x has the shapes {'w': [3, 2], 'b': [2]}; they are"),
     ("generator", "descends", Ascends(), "g began at"),
+    ("generator", "parts", DrawsByRow(), "candidate 1 of propose_some(…, [1, 2]): "),
+    ("generator", "parts", CostsAllOfThem(), "and all of them together"),
+    ("generator", "parts", CountsFromItsPart(), "candidate 1 of propose_some(…, [1, 2]), replayed by its number: "),
     ("generator", "replay", OtherDraws(), "candidate 1 replayed: "),
     ("generator", "replay-gradient", HalfTheDerivative(), "differences give"),
     ("generator", "replay", StaysAtTheta(), "candidate 0 replayed at another θ: "),

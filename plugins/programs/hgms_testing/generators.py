@@ -150,6 +150,30 @@ def check_descends(generator: Any) -> None:
     demand(min(losses) < first, f"g began at {first:.4g}, the candidates are at {[round(loss, 4) for loss in losses[:6]]}")
 
 
+def check_parts(generator: Any) -> None:
+    """`propose_some`, where there is one, gives the candidates that it is asked for as `propose` gives them: with what goes
+    with them, a way back by their number among all, and a cost that adds up."""
+    problem, at = problems.ridge().problem, lambda number: numbers(number, torch.int64)
+    for variant in _on_batches(generator):
+        if not callable(getattr(variant, "propose_some", None)):
+            return
+        proposal = proposed(variant, problem)
+        whole, cost = proposal.candidates, Cost()
+        for members in (list(range(whole.count))[1:], [0]):
+            if not members:
+                continue
+            some = variant.propose_some(problem, problem.theta0, proposal.start, KEY, members)
+            cost = cost + some.cost
+            for row, member in enumerate(members):
+                where = f"candidate {member} of propose_some(…, {members})"
+                demand_equal(whole.at(member), some.at(row), f"{where}:", rtol=1e-10)
+                demand_equal(whole.branch(at(member)).aux, some.branch(at(row)).aux, f"`aux` of {where}:", rtol=1e-10)
+                if some.replay is not None:
+                    again, _ = some.replay(at(member), problem.theta0, None)
+                    demand_equal(whole.at(member), again, f"{where}, replayed by its number:", rtol=1e-10)
+        demand(cost == whole.cost, f"the parts cost {cost.numbers()}, and all of them together {whole.cost.numbers()}")
+
+
 def check_replay(generator: Any) -> None:
     """`Candidates.replay`, where it is not None, gives every candidate again, through however many steps it is differentiated;
     at another θ it gives what `propose` gives there."""
