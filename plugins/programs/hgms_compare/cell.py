@@ -173,9 +173,7 @@ def job_of(cell: Cell, execution: Execution | None, plugins: Sequence[str], code
     how = None if execution is None else execution.as_table()
     path = str(cell.path.absolute())
     arguments = {"config": cell.config.resolved(), "path": path, "execution": how, "plugins": list(plugins)}
-    gpus = int(cell.config.run.device.startswith("cuda"))
-    ranks = cell.config.run.ranks
-    needs = Needs(cpus=ranks * (cell.config.run.threads or 1), gpus=ranks * gpus)
     return Job(
-        title=str(cell), function=f"{__name__}:work", prepare=f"{__name__}:prepare", arguments=arguments, needs=needs, code=code
-    )
+        title=str(cell), function=f"{__name__}:work", prepare=f"{__name__}:prepare", arguments=arguments,
+        needs=Needs.of_run(cell.config.run), code=code,
+    )  # fmt: skip

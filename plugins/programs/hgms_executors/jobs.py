@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from attrs import field, frozen, validators
 
 from hgms_core import ConfigError, HgmsError
+from hgms_run import RunSettings
 
 Tell = Callable[..., None]
 """``tell(event="step", share=0.5, …)``: what a function under way has to say; plain values, as JSON holds them."""
@@ -27,6 +28,12 @@ class Needs:
     gpus: int = field(default=0, validator=validators.ge(0))
     memory: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
     hours: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+
+    @classmethod
+    def of_run(cls, settings: RunSettings) -> Needs:
+        """What a run takes: its threads, or a GPU, for each of its ranks."""
+        cpus, gpus = settings.threads or 1, int(settings.device.startswith("cuda"))
+        return cls(cpus=settings.ranks * cpus, gpus=settings.ranks * gpus)
 
 
 @frozen(kw_only=True, eq=False)

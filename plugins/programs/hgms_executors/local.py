@@ -24,7 +24,7 @@ from hgms_executors.jobs import Ending, Job, Report
 _LAST = ("ended", "interrupted", "gone")
 """The last that is heard of a job."""
 _LOOK = 1.0
-"""Seconds."""
+"""Seconds between two looks for a KeyboardInterrupt that no signal brings."""
 
 
 def cores() -> int:
@@ -89,7 +89,7 @@ class Local:
             self._begin(jobs)
 
     def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
-        """The next thing that a worker says. A KeyboardInterrupt that no signal brings (Ray's) comes between two looks."""
+        """The next thing that a worker says. Ray's KeyboardInterrupts, which no signal brings, come between two looks."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._events.get(timeout=_LOOK)
@@ -101,7 +101,7 @@ class Local:
             self._running[worker] = job
             worker.send(job)
         job = next(iter(self._running.values()), None)
-        if job is not None and len(self._running) + len(self._idle) < self.count:
+        if job is not None and job.prepare and len(self._running) + len(self._idle) < self.count:
             self._idle.append(self._start(job))
 
     def _ending(self, worker: _Worker, event: Mapping[str, Any]) -> Ending:
@@ -136,10 +136,11 @@ class Local:
             "function": job.function, "prepare": job.prepare, "arguments": job.arguments,
         }  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hgms_executors.worker", json.dumps(settings)],
+            [sys.executable, "-P", "-m", "hgms_executors.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
         )  # fmt: skip
         worker = _Worker(process, errors)
+        worker.write(settings)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
         return worker
 
@@ -172,9 +173,12 @@ class _Worker:
     errors: IO[bytes]
 
     def send(self, job: Job) -> None:
+        self.write({"function": job.function, "arguments": job.arguments})
+
+    def write(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it died already: its end is on the queue
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps({"function": job.function, "arguments": job.arguments}) + "\n")
+            self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def obituary(self, code: int | None) -> str:

@@ -15,7 +15,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -25,10 +25,11 @@ from hgms_executors.jobs import Tell, called, described
 from hgms_run import stoppable
 
 
-def main(arguments: Sequence[str]) -> None:
-    """A worker: one job per line of standard input, until that closes. ``arguments`` is one text of JSON: ``threads``,
-    ``places`` to import from, ``forks``, and of a job whose like will come ``function``, ``prepare`` and ``arguments``."""
-    settings = json.loads(arguments[0])
+def main() -> None:
+    """A worker: one job per line of standard input, until that closes. The first line are its settings: ``threads``, ``places``
+    to import from, ``forks``, and of a job whose like will come ``function``, ``prepare`` and ``arguments``."""
+    with open(0, "rb", buffering=0, closefd=False) as first:  # a buffer would hold the next line, for every fork again
+        settings = json.loads(first.readline())
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a plugin prints must not come between
     sys.path += [place for place in settings["places"] if place not in sys.path]
@@ -111,4 +112,4 @@ def _serve(source: TextIO, tell: Tell, threads: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

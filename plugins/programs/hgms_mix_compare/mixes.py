@@ -77,8 +77,7 @@ class Contest:
         label, seed = mix
         config = self.mixes[mix]
         arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
-        ranks, gpus = config.run.ranks, int(config.run.device.startswith("cuda"))
-        needs = Needs(cpus=ranks * (config.run.threads or 1), gpus=ranks * gpus)
+        needs = Needs.of_run(config.run)
         code = code_of(self.options["plugins"])
         return Job(title=f"{label}, seed {seed}", function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
 

@@ -55,6 +55,8 @@ class Ranks:
         if self.rank == 0:
             payload.copy_(torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8))
         dist.broadcast(payload, src=0, group=_talk())
+        if self.rank == 0:
+            return message
         heard: Mapping[str, Any] | None = torch.load(
             io.BytesIO(payload.numpy().tobytes()), weights_only=True, map_location="cpu"
         )
