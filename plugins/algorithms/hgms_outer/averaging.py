@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import State, Tree
-from hgms_fields import frozen, not_negative, positive
+from hgms_fields import frozen, not_negative, positive, share
 
 
 @final
@@ -19,7 +19,7 @@ class DualAveraging:
     """Logits θ of weights ω = softmax(θ), at a fixed distance from where they began for a given mean of hypergradients::
 
         c_t = h_t/ω_t                                       (the derivative in ω, Σ_s ω_s c_s = 0, from the one in θ)
-        θ_{t+1} = θ_0 − τ · 1/(t + t₀) Σ_{k ≤ t} c_k
+        θ_{t+1} = θ_0 − τ · Σ_{k ≤ t} γ^{t−k} c_k / (Σ_{k ≤ t} γ^{t−k} + t₀)          (γ = 1: 1/(t + t₀) Σ c_k)
 
     With the mean c̄, ω is the minimiser of Σ_s ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior, and 1/τ its strength. So a
     longer budget makes the mean more certain, and the mixture no more extreme. Where c is noise alone, θ − θ_0 shrinks as
@@ -31,6 +31,8 @@ class DualAveraging:
     Arguments:
         strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) to their prior.
         prior_steps: t₀.
+        decay: γ in [0, 1]. Below 1 for hypergradients that are means of earlier ones themselves, or that change as x is trained:
+            the last 1/(1 − γ) steps count.
 
     Cost: none in oracle calls; one number for each of θ's is kept.
 
@@ -56,16 +58,17 @@ class DualAveraging:
     )
     strength: float = field(default=20.0, validator=positive)
     prior_steps: float = field(default=10.0, validator=not_negative)
+    decay: float = field(default=1.0, validator=share, metadata={"since": "0.8"})
 
     def init(self, theta: Tree) -> State:
-        return {"step": 0, "start": dict(theta), "sum": {name: torch.zeros_like(leaf) for name, leaf in theta.items()}}
+        return {"weight": 0.0, "start": dict(theta), "sum": {name: torch.zeros_like(leaf) for name, leaf in theta.items()}}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        count = state["step"] + 1
-        total = {name: state["sum"][name] + _of_weights(theta[name], gradient[name]) for name in theta}
-        scale = self.strength / (count + self.prior_steps)
+        weight = self.decay * state["weight"] + 1
+        total = {name: self.decay * state["sum"][name] + _of_weights(theta[name], gradient[name]) for name in theta}
+        scale = self.strength / (weight + self.prior_steps)
         moved = {name: state["start"][name] - scale * total[name] for name in theta}
-        return moved, {"step": count, "start": state["start"], "sum": total}
+        return moved, {"weight": weight, "start": state["start"], "sum": total}
 
 
 def _of_weights(logits: Tensor, h: Tensor) -> Tensor:

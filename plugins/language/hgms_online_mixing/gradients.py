@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import Data, Key, NumericalError, Problem, Sources, Tree, gradient, groups
+from hgms_core import Batch, Data, Key, NumericalError, Problem, Sources, Tree, gradient, groups
 
 
 def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
@@ -38,6 +38,24 @@ def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tup
     if not torch.isfinite(values).all():
         raise NumericalError(f"step {step}: the loss of a source is not finite; lower lr, or check the rows and the model")
     return [torch.cat(leaves) for leaves in zip(*parts, strict=True)], values
+
+
+def directions_of(sources: Sources, theta: Tree, x: Tree, batch: Batch) -> tuple[Tree, Tensor, Tensor]:
+    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how many these are, ``[S]``; the mean
+    loss of all rows.
+
+    Rows of a source go through together: a pass for each source, of the batch's rows in all."""
+    count = len(sources.names)
+    u = {name: leaf.new_zeros(count, *leaf.shape) for name, leaf in x.items()}
+    held, losses = next(iter(x.values())).new_zeros(count), list[Tensor]()
+    for source in batch["source"].unique().tolist():
+        where = (batch["source"] == source).nonzero()[:, 0]
+        own = {name: leaf.index_select(0, where) for name, leaf in batch.items() if leaf.dim()}
+        grads, loss = gradient(sources.pooled, theta, x, own)
+        held[source] = len(where)
+        losses.append(loss * len(where))
+        torch._foreach_add_([leaf[source] for leaf in u.values()], grads, alpha=len(where))
+    return u, held, torch.stack(losses).sum() / held.sum()
 
 
 def norms(grads: Sequence[Tensor]) -> Tensor:

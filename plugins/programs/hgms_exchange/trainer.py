@@ -103,7 +103,7 @@ def settings(sample: Sampled) -> dict[str, Any]:
     own = sample.config.finetune
     return {
         "learning_rate": own.lr,
-        "num_train_epochs": own.epochs,
+        "num_train_epochs": own.epochs or 1,
         "per_device_train_batch_size": own.micro_batch,
         "gradient_accumulation_steps": own.accumulation,
         "weight_decay": own.weight_decay,

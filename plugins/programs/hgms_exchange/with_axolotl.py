@@ -42,7 +42,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "sequence_len": sample.config.task.max_length,
         "micro_batch_size": own.micro_batch,
         "gradient_accumulation_steps": own.accumulation,
-        "num_epochs": own.epochs,
+        "num_epochs": own.epochs or 1,
         "optimizer": "adamw_torch",
         "learning_rate": own.lr,
         "lr_scheduler": schedule(sample),

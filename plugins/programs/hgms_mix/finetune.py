@@ -36,7 +36,8 @@ class Finetune:
 
     Arguments:
         lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
-        epochs: passes over the sample.
+        epochs: passes over the sample. 0, with ``start = "reweighted"``: none; the model is the one that learning ended with
+            (``hg-ms-online`` and other methods that train it on the mixture).
         micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser step.
         weight_decay: decoupled; biases and normalisation layers are left out, as transformers does it.
         schedule: of the learning rate, after ``warmup`` (a share of all steps below 1, a number of steps from 1 on).
@@ -56,7 +57,7 @@ class Finetune:
     """
 
     lr: float = field(default=8e-6, validator=positive)
-    epochs: int = field(default=1, validator=validators.ge(1))
+    epochs: int = field(default=1, validator=validators.ge(0))
     micro_batch: int = field(default=1, validator=validators.ge(1))
     accumulation: int = field(default=32, validator=validators.ge(1))
     weight_decay: float = field(default=0.01, validator=not_negative)
@@ -74,6 +75,8 @@ class Finetune:
     trainer: Transformers | Trl = field(default=Transformers(), metadata={"since": "0.7"})
 
     def __attrs_post_init__(self) -> None:
+        if self.epochs == 0 and self.start != "reweighted":
+            raise ValueError('epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1')
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
                 "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"
@@ -102,23 +105,24 @@ class Finetuning(Stage):
         return {"settings": settings, **({} if model is None else {"model": model.digest()}), "seed": mix.config.seed}
 
     def title(self, mix: Mix) -> str:
-        return f"{mix.done['sample'].facts['size']} rows"
+        return f"{mix.done['sample'].facts['size']} rows" if mix.config.finetune.epochs else "the model that learning ended with"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         config = mix.config
-        rows = chosen_rows(mix)
+        rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
         model = mix.base()
         adapter = None if mix.adapter is None else mix.adapter.peft_config(model)
         info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
         replace_file(folder / "env.json", json.dumps(environment(mix.device), indent=2, default=str).encode())
         facts = train(
-            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix), pad=rows.pad,
+            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix), pad=getattr(rows, "pad", 0),
             tokenizer=mix.tuned_tokenizer,
             watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
         tuned = folder / facts["kind"]
         mix.tuned_tokenizer.save_pretrained(tuned)
-        return [*(path for path in tuned.iterdir() if path.is_file()), folder / "losses.jsonl"], facts
+        losses = [folder / "losses.jsonl"] if config.finetune.epochs else []
+        return [*(path for path in tuned.iterdir() if path.is_file()), *losses], facts
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"finetune": dict(mix.done[self.name].facts)}

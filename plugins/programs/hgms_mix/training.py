@@ -43,7 +43,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from a checkpoint if
     ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names;
-    ``tokenizer`` is for trainers that ask for one.
+    ``tokenizer`` is for trainers that ask for one. With ``epochs = 0`` the start is written as it is.
 
     Raises:
         NumericalError: the loss of a step is not finite; checkpoints from before are kept.
@@ -57,6 +57,9 @@ def train(
     kind = "model" if adapter is None else "adapter"
     with borrowed(number), _failures(settings, folder), without_peft_warnings(), Interrupts() as interrupts:
         trained = _trainable(model, adapter, start)
+        if not settings.epochs:
+            _save(trained, folder / kind)
+            return {"kind": kind, "rows": 0, "optimizer_steps": 0, "parameters": _count(trained)}
         if settings.checkpointing:
             _checkpoint(model)
         log = LossLog(folder / "losses.jsonl", watch, interrupts)
@@ -84,9 +87,13 @@ def train(
         "optimizer_steps": steps,
         "first_loss": losses[0],
         "last_loss": losses[-1],
-        "parameters": sum(leaf.numel() for leaf in trained.parameters() if leaf.requires_grad),
+        "parameters": _count(trained),
         **settings.trainer.facts(trainer),
     }
+
+
+def _count(model: Any) -> int:
+    return sum(leaf.numel() for leaf in model.parameters() if leaf.requires_grad)
 
 
 def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor] | None) -> Any:

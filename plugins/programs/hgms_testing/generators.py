@@ -10,14 +10,15 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Problem, Ravel, State, Tree
+from hgms_run import needs
 from hgms_testing import kit, oracle, problems
-from hgms_testing.kit import Fault, demand, demand_equal, fail, has, normal, numbers, shapes, shown, with_fields
+from hgms_testing.kit import F64, Fault, demand, demand_equal, fail, has, normal, numbers, shapes, shown, with_fields
 
 KEY = Key(11)
 
 
 def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
-    problem = problems.ridge(dtype, variant).problem
+    problem = _usual(generator, dtype, variant)
     start, theta = generator.init(problem, KEY), problem.theta0
     data = [problem.lower_data.whole, problem.upper_data["differentiate"].whole]
 
@@ -28,6 +29,12 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
         return {**parts, "carried": proposal.carry(candidates.count - 1)}
 
     return {"theta": theta, "x0": problem.x0, "start": start, "data": data}, call
+
+
+def _usual(generator: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
+    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of them."""
+    make = problems.blend if "sources" in needs(generator) else problems.ridge
+    return make(dtype, variant).problem
 
 
 @frozen
@@ -75,7 +82,7 @@ def _with_graph(generator: Any) -> list[Any]:
 
 def check_candidates(generator: Any) -> None:
     """Every leaf of x, of `aux` and `losses` has the leading axis N (`count`, where there is such a field), and no graph."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     candidates = proposed(generator, problem).candidates
     count = int(getattr(generator, "count", candidates.count))
     wanted, came = {name: [count, *shape] for name, shape in shapes(problem.x0).items()}, shapes(candidates.x)
@@ -91,7 +98,7 @@ def check_candidates(generator: Any) -> None:
 
 def check_losses(generator: Any) -> None:
     """Where there are `losses`, they lie among the values that g had on the way to the candidates."""
-    problem, tally = oracle.watched(problems.ridge().problem)
+    problem, tally = oracle.watched(_usual(generator))
     for variant in _on_batches(generator):
         start = variant.init(problem, KEY)
         tally.clear()
@@ -108,7 +115,7 @@ def check_losses(generator: Any) -> None:
 def check_oracle_counts(generator: Any) -> None:
     """Its cost, and that of a replay, is what it did: the calls of f and of g and the rows are declared, within a factor of two
     (a product may be one backward pass or two calls), and nothing is that was not called."""
-    problem, tally = oracle.watched(problems.ridge().problem)
+    problem, tally = oracle.watched(_usual(generator))
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         start = variant.init(problem, KEY)
         tally.clear()
@@ -131,7 +138,7 @@ def check_oracle_counts(generator: Any) -> None:
 
 def check_key(generator: Any) -> None:
     """Every number that it draws comes from its key: with two keys it draws other numbers. One that draws none is fine."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     few = _few(generator, noise=0.5, batch_size=4)
     start = few.init(problem, KEY)
     first, second = (oracle.drawn(proposed, few, problem, start, key)[0] for key in (KEY, KEY.fold("another")))
@@ -140,7 +147,7 @@ def check_key(generator: Any) -> None:
 
 def check_descends(generator: Any) -> None:
     """After 20 outer steps at one θ, the lower loss of the best candidate is lower than at the start."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     proposal = proposed(generator, problem, key=KEY.fold(0))
     for step in range(1, 20):
         proposal = proposed(generator, problem, proposal.carry(0, step - 1), KEY.fold(step))
@@ -153,7 +160,7 @@ def check_descends(generator: Any) -> None:
 def check_parts(generator: Any) -> None:
     """`propose_some`, where there is one, gives the candidates that it is asked for as `propose` gives them: with what goes
     with them, a way back by their number among all, and a cost that adds up."""
-    problem, at = problems.ridge().problem, lambda number: numbers(number, torch.int64)
+    problem, at = _usual(generator), lambda number: numbers(number, torch.int64)
     for variant in _on_batches(generator):
         if not callable(getattr(variant, "propose_some", None)):
             return
@@ -177,7 +184,7 @@ def check_parts(generator: Any) -> None:
 def check_replay(generator: Any) -> None:
     """`Candidates.replay`, where it is not None, gives every candidate again, through however many steps it is differentiated;
     at another θ it gives what `propose` gives there."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         proposal = proposed(variant, problem)
         if proposal.candidates.replay is None:
@@ -198,7 +205,7 @@ def _elsewhere(problem: Problem) -> Tree:
 def check_replay_gradient(generator: Any) -> None:
     """The derivative of a replayed candidate in θ is what finite differences of the candidate give, at the θ it was proposed at
     and at another."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     for variant in (generator, *_with_graph(generator)):
         proposal = proposed(variant, problem)
         if proposal.candidates.replay is None:
@@ -229,7 +236,7 @@ def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
 
 def check_carry(generator: Any) -> None:
     """Where the next start holds one candidate, it is the selected one, unless a field `carry_rule` says which it is."""
-    proposal = proposed(with_fields(generator, noise=0.5, batch_size=4), problems.ridge().problem)
+    proposal = proposed(with_fields(generator, noise=0.5, batch_size=4), _usual(generator))
     name, leaf = next(iter(proposal.candidates.x.items()))
     candidates, last = leaf.reshape(len(leaf), -1), len(leaf) - 1
     if has(generator, "carry_rule") or len(torch.unique(candidates, dim=0)) <= last:
@@ -244,7 +251,7 @@ def check_carry_rule(generator: Any) -> None:
     """A field `carry_rule` does what it is called: `selected`, `per-branch`, `restart`."""
     if not has(generator, "carry_rule"):
         return
-    proposal = proposed(generator, problems.ridge().problem)
+    proposal = proposed(generator, _usual(generator))
     rule, last = str(generator.carry_rule), proposal.candidates.count - 1
     carried = [kit.snapshot(proposal.carry(i)) for i in (0, last)]
     name, candidates = next(iter(proposal.candidates.x.items()))
@@ -266,7 +273,7 @@ def _tables(state: Any, width: int) -> list[Tensor]:
 
 def check_state(generator: Any) -> None:
     """What it carries can be saved, and the next candidates are bit for bit the same as without."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
     for variant in _on_batches(generator):
 
         def following(state: State, variant: Any = variant) -> Any:
@@ -278,7 +285,7 @@ def check_state(generator: Any) -> None:
 
 def check_chunks(generator: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are computed, not what comes out."""
-    problem = problems.ridge().problem
+    problem = _usual(generator)
 
     def computed(variant: Any) -> Any:
         candidates = proposed(variant, problem).candidates
@@ -289,8 +296,9 @@ def check_chunks(generator: Any) -> None:
 
 
 def check_wells(generator: Any) -> None:
-    """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they are independent views."""
-    if not has(generator, "count"):
+    """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they are independent views.
+    These wells have no sources."""
+    if not has(generator, "count") or "sources" in needs(generator):
         return
     problem = problems.wells()
     many = with_fields(generator, count=8, noise=1.0, temperature=max(1e-2, float(getattr(generator, "temperature", 0.0))))
