@@ -285,28 +285,31 @@ def test_all_parameters_are_tuned_and_saved_where_there_is_no_adapter(here: Path
     assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
 
 
-def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path) -> None:
-    """With a learning rate too small to move anything, the saved adapter is the run's lower state."""
+@pytest.mark.parametrize("then", ["finetune.lr=1e-30", "finetune.epochs=0"], ids=["hardly-moved", "kept"])
+def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path, then: str) -> None:
+    """With a learning rate too small to move anything, or no pass over rows, the saved adapter is the run's lower state."""
     from safetensors.torch import load_file
 
-    sets = [
-        "--set",
-        "method=hg-ms",
-        "--set",
-        "method.generator.lr=0.5",
-        "--set",
-        "finetune.lr=1e-30",
-        "--set",
-        "finetune.start=reweighted",
-    ]
-    folder = Path(report_of("finetune", "mix.toml", *sets)["folder"])
+    settings = ["method=hg-ms-online", "method.generator.lr=0.5", "finetune.start=reweighted", then]
+    report = report_of("mix.toml", *(part for setting in settings for part in ("--set", setting)))
+    folder = Path(report["folder"])
     state = next(load_file(path) for path in folder.glob("checkpoint-*.safetensors"))
     saved = load_file(folder / "finetune" / "adapter" / "adapter_model.safetensors")
+    assert saved
     for name, leaf in saved.items():
         own = name.removeprefix("base_model.model.")
+        same = torch.equal if then == "finetune.epochs=0" else torch.allclose
         assert any(
-            key.endswith(own) and value.shape == leaf.shape and torch.allclose(value, leaf) for key, value in state.items()
+            key.endswith(own) and value.shape == leaf.shape and same(value, leaf) for key, value in state.items()
         ), name
+    assert report["finetune"]["rows"] == (0 if then == "finetune.epochs=0" else report["sample"]["size"])
+    assert report["test"]["sums"]["token_loss"]["value"] > 0
+
+
+def test_no_pass_over_rows_needs_a_model_that_learning_trained(here: Path) -> None:
+    done = call("mix.toml", "--set", "finetune.epochs=0")
+    assert done.exit_code == 2
+    assert 'epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1' in done.stderr
 
 
 def test_benchmarks_are_answered_and_shown(here: Path) -> None:
