@@ -111,6 +111,8 @@ EXPECTED = {
         "doge",
         "skill-it",
         "aioli",
+        "hg-ms-online",
+        "uniform-online",
         "small-loss",
         "agreement",
     },

@@ -52,6 +52,8 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
         "doge",
         "skill-it",
         "aioli",
+        "hg-ms-online",
+        "uniform-online",
     }
     assert set(refused) >= mixing
     reasons = {why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it needs", " and")) for why in refused.values()}
