@@ -299,9 +299,7 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(here: Path,
     for name, leaf in saved.items():
         own = name.removeprefix("base_model.model.")
         same = torch.equal if then == "finetune.epochs=0" else torch.allclose
-        assert any(
-            key.endswith(own) and value.shape == leaf.shape and same(value, leaf) for key, value in state.items()
-        ), name
+        assert any(key.endswith(own) and value.shape == leaf.shape and same(value, leaf) for key, value in state.items()), name
     assert report["finetune"]["rows"] == (0 if then == "finetune.epochs=0" else report["sample"]["size"])
     assert report["test"]["sums"]["token_loss"]["value"] > 0
 

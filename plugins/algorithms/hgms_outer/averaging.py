@@ -31,8 +31,8 @@ class DualAveraging:
     Arguments:
         strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) to their prior.
         prior_steps: t₀.
-        decay: γ in [0, 1]. Below 1 for hypergradients that are means of earlier ones themselves, or that change as x is trained:
-            the last 1/(1 − γ) steps count.
+        decay: γ in [0, 1]. Below 1 where hypergradients are means themselves, or change as x is trained: the last 1/(1 − γ)
+            steps count.
 
     Cost: none in oracle calls; one number for each of θ's is kept.
 

@@ -29,7 +29,7 @@ class AlignedMeans:
     fresh rows, equally many of each source, at the selected candidate; without Adam's moments D = 1.
 
     Gradients of a few rows are mostly noise. In the mean of n cosines the product of two noises has a standard deviation that
-    falls as 1/√n; in the product of two means all n² pairs of batches enter, and it falls as 1/n. A row's gradient has the length
+    falls as 1/√n; in the product of two means all n² pairs of batches enter, and it falls as 1/n. A row's gradient has length
     √(Q_s/N_s), so a_s is the cosine that one row would have on average, however many rows of the source there were: divided by
     ‖U_s‖ a source of which more rows were drawn would seem to help more, and get more weight again. All candidates enter, the
     selected one as much as the others, so that the luck by which it was selected has no say.
@@ -55,8 +55,8 @@ class AlignedMeans:
     >>> problem.sources.names, bool(next(iter(h.values()))[0] < 0)         # more of what is near
     (('near', 'far'), True)
 
-    Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv 2402.04333), products of mean gradients
-    as DoGE's (Fan et al. 2024) are of single ones.
+    Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv 2402.04333), products of means of
+    gradients where DoGE has those of single ones (Fan et al. 2024).
 
     .. versionadded:: 0.8"""
 

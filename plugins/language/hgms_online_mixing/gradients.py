@@ -41,8 +41,8 @@ def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tup
 
 
 def directions_of(sources: Sources, theta: Tree, x: Tree, batch: Batch) -> tuple[Tree, Tensor, Tensor]:
-    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how many these are, ``[S]``; the mean
-    loss of all rows.
+    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how many these are, ``[S]``; the
+    mean loss of all rows.
 
     Rows of a source go through together: a pass for each source, of the batch's rows in all."""
     count = len(sources.names)

@@ -20,7 +20,7 @@ HG_MS_ONLINE = Composition(
 
 UNIFORM_ONLINE = Composition(
     name="uniform-online",
-    summary="The training of hg-ms-online at the first mixture (equal weights), nothing learned: with a tilt, on validation rows too.",
+    summary="The training of hg-ms-online at the first mixture, nothing learned; with a tilt on validation rows, too.",
     source="no bilevel optimisation; the reference of hg-ms-online.",
     role="floor",
     parts={

@@ -9,7 +9,9 @@ from attrs import field
 from torch import Tensor
 
 import hgms_llm
-from hgms_core import Batch, Candidates, Cost, Data, Key, NumericalError, Problem, Sources, State, Tree, choice, gradient, repeat
+from hgms_core import (
+    Batch, Candidates, Cost, Data, Key, NumericalError, Problem, Sources, State, Tree, choice, gradient, repeat,
+)  # fmt: skip
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_online_mixing.gradients import directions_of
 from hgms_online_mixing.training import mixture_rows
@@ -18,15 +20,15 @@ from hgms_online_mixing.training import mixture_rows
 @final
 @frozen(kw_only=True)
 class MixtureBranches:
-    """N branches of K AdamW updates, carried from step to step: the training that the mixture is learned for, not a proxy of it::
+    """N branches of K AdamW updates, carried from step to step: the training that the mixture is for, and no proxy of it::
 
         B: ``batch_size`` rows, of source s with probability ω_s(θ);   V: ``upper_batch_size`` validation rows
         y ← AdamW(y, 1/|B| Σ_{i ∈ B} ∇ℓ_i(y) + ε ∇f(y; V)),      K times;      u_s = Σ_{i ∈ B of s} ∇ℓ_i(y), summed over the K
 
     The gradient is that of g(θ, ·) + εf in the mean over draws, as ``branches`` with ``tilted`` has it from even batches whose
-    rows are weighed by ω. Here no row goes through the model whose weight is small. Rows of a source go through together, so u_s
-    costs nothing beside the update; the candidates bring it along (``aux``: ``u.<leaf>`` and ``rows``; with ε > 0 ``f.<leaf>``, the
-    sum of the ∇f, and ``upper_loss``), for the hypergradient ``aligned-means``. Dropout is off.
+    rows are weighed by ω. Here no row goes through the model whose weight is small. Rows of a source go through together, so
+    u_s costs nothing beside the update; the candidates bring it along (``aux``: ``u.<leaf>`` and ``rows``; with ε > 0 also
+    ``f.<leaf>``, the sum of the ∇f, and ``upper_loss``), for the hypergradient ``aligned-means``. Dropout is off.
 
     Use to learn a mixture while the final model trains. Avoid where θ is looked at through a way back: there is none, since θ
     decides which rows are drawn.
@@ -118,7 +120,8 @@ class MixtureBranches:
                 loss, rows = loss + self.tilt * value, problem.upper_data["differentiate"].count(self.upper_batch_size)
                 spent += Cost(upper_gradients=1, rows=rows)
             if not torch.isfinite(loss):
-                raise NumericalError(f"step {step}: the training loss is {float(loss)}; lower lr, or check the rows and the model")
+                why = "lower lr, or check the rows and the model"
+                raise NumericalError(f"step {step}: the training loss is {float(loss)}; {why}")
             kept = {name: kept[name] + leaf if kept else leaf for name, leaf in terms.items()}
             train = hgms_llm.adamw_moved(total, train, self, lr=lr, count=done + update + 1)
         return {**train, **kept}, loss, spent
@@ -131,4 +134,3 @@ class MixtureBranches:
         data: Data = problem.upper_data["differentiate"]
         index = data.draw(key, self.upper_batch_size, self.steps)
         return [data.batch(None if index is None else index[update]) for update in range(self.steps)]
-

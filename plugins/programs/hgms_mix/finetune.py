@@ -105,7 +105,8 @@ class Finetuning(Stage):
         return {"settings": settings, **({} if model is None else {"model": model.digest()}), "seed": mix.config.seed}
 
     def title(self, mix: Mix) -> str:
-        return f"{mix.done['sample'].facts['size']} rows" if mix.config.finetune.epochs else "the model that learning ended with"
+        rows = f"{mix.done['sample'].facts['size']} rows"
+        return rows if mix.config.finetune.epochs else "the model that learning ended with"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         config = mix.config
@@ -115,8 +116,8 @@ class Finetuning(Stage):
         info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
         replace_file(folder / "env.json", json.dumps(environment(mix.device), indent=2, default=str).encode())
         facts = train(
-            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix), pad=getattr(rows, "pad", 0),
-            tokenizer=mix.tuned_tokenizer,
+            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix),
+            pad=getattr(rows, "pad", 0), tokenizer=mix.tuned_tokenizer,
             watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
         )  # fmt: skip
         tuned = folder / facts["kind"]
