@@ -228,6 +228,27 @@ def test_the_token_mean_has_no_bias(files: dict[str, Source]) -> None:
     assert abs(draws.mean() - by_hand) < 4 * draws.std() / 20
 
 
+def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(files: dict[str, Source]) -> None:
+    """Up to the scale of the mean row; so a source of long rows weighs more than its ω."""
+    problem = problem_of(files, adapter=Lora(rank=2), average="all-tokens")
+    data, x = problem.lower_data, problem.x0
+    batch = data.batch(None)
+    assert problem.sources is not None
+    summed = problem.sources.examples(x, batch) * (count := batch["mask"][:, 1:].sum(1))
+    of = [batch["source"] == number for number in range(len(problem.sources.names))]
+    means = torch.stack([count[own].double().mean() for own in of])
+    assert means.max() > 1.2 * means.min()  # else nothing is told apart
+    for index in (torch.tensor([0, 1, 5]), torch.tensor([data.size - 1, 2])):
+        torch.testing.assert_close(
+            problem.sources.pooled(problem.theta0, x, data.rows(index)),
+            (summed[index].sum() / len(index) / means.mean()).to(summed),
+        )
+    by_hand = sum(
+        w * summed[own].mean() / means.mean() for w, own in zip(problem.sources.weights(problem.theta0), of, strict=True)
+    )
+    torch.testing.assert_close(problem.g(problem.theta0, x, batch), torch.as_tensor(by_hand).to(summed))
+
+
 def test_batches_hold_every_source_equally() -> None:
     data = Data(60, strata=(("a", 40), ("b", 15), ("c", 5)))
     of = torch.tensor([0] * 40 + [1] * 15 + [2] * 5)

@@ -14,13 +14,14 @@ from hgms_core import Batch, ConfigError, Data, Key, Tree
 from hgms_llm.language import LanguageModel
 from hgms_llm.table import TokenTable
 
-Average = Literal["example", "token"]
+Average = Literal["example", "token", "all-tokens"]
 
 
 @frozen(eq=False)
 class Rows:
-    """The loss of each row of a batch: the mean over its completion tokens, or, on average over ``token``s, their sum over the
-    mean number of such tokens in a row of its source (``lengths``), which makes the mean over rows the mean over tokens."""
+    """The loss of each row of a batch: the mean over its completion tokens, or, on average over tokens, their sum over a mean
+    number of such tokens (``lengths``, by source): that of its source makes the mean over a source's rows the mean over its
+    tokens; that of all sources makes the mean over a batch the mean over all its tokens."""
 
     model: LanguageModel
     average: Average
@@ -192,10 +193,12 @@ def shuffled(count: int, key: Key) -> Tensor:
     return torch.randperm(count, generator=key.generator())
 
 
-def mean_lengths(batches: Batches, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The mean number of scored tokens in a row, for each table: all marked ones but a first token, which nothing predicts."""
+def mean_lengths(batches: Batches, device: torch.device, dtype: torch.dtype, average: Average = "token") -> Tensor:
+    """The mean number of scored tokens in a row, for each table: all marked ones but a first token, which nothing predicts. On
+    average over ``all-tokens`` the mean of these for every table."""
     counts = [(table.mask.sum() - table.mask[table.offsets[:-1]].sum()).double() / table.size for table in batches.tables]
-    return torch.stack(counts).to(device, dtype)
+    lengths = torch.stack(counts).to(device, dtype)
+    return lengths.mean().expand_as(lengths).clone() if average == "all-tokens" else lengths
 
 
 @torch.no_grad()

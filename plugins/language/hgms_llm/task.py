@@ -81,7 +81,9 @@ class SourceMixture:
         cache: rows of each source that are used for learning the mixture, chosen by the seed (None: all).
         halves: split every source into two random halves, drawn by this number, and weigh each for itself (None: no): what
             `hgms mix null` compares sources with. Shares of a mixture are those of whole sources.
-        average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``.
+        average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``. ``all-tokens``: over
+            completion tokens, which count alike in all sources, as in trainers: ω_s is then a share of rows, and a source of
+            long rows has more of the gradient (ℓ_s is its mean over tokens times its mean length over that of all sources).
         validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
         prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``; ``size``, in proportion to
             the rows of each source; or shares by name.
@@ -270,7 +272,7 @@ class SourceMixture:
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
         shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
 
-        training = Rows(model, self.average, mean_lengths(lower, device, dtype))
+        training = Rows(model, self.average, mean_lengths(lower, device, dtype, self.average))
         g = MixtureLoss(training, len(names))
         f = UpperLoss(Rows(model, self.average, mean_lengths(upper, device, dtype)))
 

@@ -66,7 +66,7 @@ class AlignedMeans:
         ("closed-form-bowl", "closed-form-ridge", "closed-form-sphere", "closed-form-sources", "central-difference"),
         "it is a direction in the weights of sources, from gradients that its generator keeps; ∇F's length is divided out",
     )
-    decay: float = field(default=0.9, validator=decay_rate)
+    decay: float = field(default=0.95, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
