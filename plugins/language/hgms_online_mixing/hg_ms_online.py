@@ -12,7 +12,7 @@ HG_MS_ONLINE = Composition(
         "generator": {"name": "mixture-branches", "count": 1, "steps": 2, "schedule": "linear"},
         "selector": {"name": "first"},
         "hypergradient": {"name": "aligned-means", "upper_batch_size": 16},
-        "outer": {"name": "dual-averaging", "strength": 40.0, "prior_steps": 1.0, "decay": 0.5},
+        "outer": {"name": "dual-averaging", "strength": 40.0, "prior_steps": 2.0, "decay": 0.5},
         "keep": "last",
     },
     testing={"generator": {"lr": 0.05}},
