@@ -766,6 +766,7 @@ def on_sphere(generator: Any, rate: float, seed: int, **parts: Any) -> dict[str,
     return dict(problem.evaluate(*pipeline.result(advance(pipeline, problem, 150, seed=seed)[0])))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ON_SPHERE)
 def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(name: str) -> None:
     """A penalty moves y along the manifold by f alone, γ times slower than g moves it onto it: one run that starts at the worst

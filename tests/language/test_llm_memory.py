@@ -18,7 +18,7 @@ from hgms_llm.memory import peak_bytes, step_memory
 
 CPU = torch.device("cpu")
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, **HEADS}
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, **HEADS}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 6, "n_head": 4, "n_embd": 128, "n_positions": 128},
     "qwen2": WIDE,

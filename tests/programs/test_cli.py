@@ -477,8 +477,8 @@ def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
     line = {
         "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
-        "closed": f"{command} list >&-",
-        "full pipe": f"{command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
+        "closed": f"HGMS_PLUGINS=solvers {command} list >&-",
+        "full pipe": f"HGMS_PLUGINS=solvers {command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
     }[how]
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr

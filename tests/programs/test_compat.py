@@ -321,6 +321,7 @@ def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_kno
     assert max(row["error"] for row in report["rows"]) < 1e-6
 
 
+@pytest.mark.extended
 def test_the_command_prints_rows_and_a_verdict_and_compares_a_methods_estimator() -> None:
     small = ["--set", "task.train_size=20", "--set", "task.hidden=0", "--set", "task.omega=0.05", "--points", "1"]
     result = CliRunner().invoke(main, ["check-gradient", "hyper-cleaning", *small, "--directions", "2"])

@@ -161,6 +161,7 @@ def test_two_halves_of_one_source_are_no_evidence_with_small_steps_on_fresh_batc
     assert all(max(run["weights"].values()) < 0.5 for run in result["weights"])
 
 
+@pytest.mark.extended
 def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) -> None:
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="12 steps")
     result = json_of("null", "mix.toml", "--seeds", "2", "--splits", "2")
@@ -218,6 +219,7 @@ def test_rows_say_which_source_helps_and_nothing_of_two_halves_of_one(here: Path
     assert "no evidence against the prior (uniform)" in report["certainty"]["sentences"][0]
 
 
+@pytest.mark.extended
 def test_seeds_of_one_mix_are_put_together_and_others_are_not(here: Path) -> None:
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="5 steps")
     alone = json_of("certainty", "mix.toml")
