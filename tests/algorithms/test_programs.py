@@ -511,8 +511,12 @@ def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
     )  # fmt: skip
 
 
-@pytest.mark.extended  # compiles twice
-def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
+@pytest.mark.parametrize(
+    "compiler", [pytest.param("interpreted", marks=pytest.mark.extended), pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers(compiler: str, request: pytest.FixtureRequest) -> None:
+    if compiler == "interpreted":  # the compiler takes a minute, twice
+        request.getfixturevalue("interpreted")
     method, problem = pipeline(steps=2, products=1), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)
     state, expected = method.init(problem, 0), method.init(plain, 0)

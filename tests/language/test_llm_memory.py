@@ -18,7 +18,7 @@ from hgms_llm.memory import peak_bytes, step_memory
 
 CPU = torch.device("cpu")
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, **HEADS}
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, **HEADS}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 6, "n_head": 4, "n_embd": 128, "n_positions": 128},
     "qwen2": WIDE,
@@ -29,8 +29,13 @@ CANDIDATES, BATCH, LENGTH = 4, 6, 96
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "how", [{}, {"chunk": 1}, {"rows": 2}, {"checkpointing": True}, {"chunk": 2, "rows": 3, "checkpointing": True}], ids=str
-)
+    "how",
+    [
+        {}, {"chunk": 2, "rows": 3, "checkpointing": True},
+        *(pytest.param(how, marks=pytest.mark.extended) for how in ({"chunk": 1}, {"rows": 2}, {"checkpointing": True})),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
     chunk = how.get("chunk")
     base = BaseModel(config={"model_type": kind, **KINDS[kind]}, tokenizer="bytes").load(CPU, torch.float32, 260)
