@@ -130,7 +130,22 @@ def test_everything_promised_is_registered() -> None:
         assert names <= {component.name for component in COMPONENTS if component.kind.name == kind}
 
 
-@parametrize_with_checks([instance_of(listed.target, registry=REGISTRY) for listed in CLASSES])
+DEAR = {
+    "op-mix-equal-sources", "doge-equal-sources", "regmix-equal-sources", "aioli-equal-sources", "flat-branches-wells",
+    "crossfit-failure", "crossfit-roles", "crossfit-resume", "crossfit-repeatable", "crossfit-records", "crossfit-precision",
+    "crossfit-budget", "crossfit-optimum",
+}  # fmt: skip
+"""Checks of classes that take seconds each: in ``extended``, too."""
+
+
+def asked_of_classes() -> Any:
+    names, rows = parametrize_with_checks([instance_of(listed.target, registry=REGISTRY) for listed in CLASSES]).args
+    dear = {row.id: pytest.param(*row.values, id=row.id, marks=[*row.marks, pytest.mark.extended]) for row in rows}
+    assert dear.keys() >= DEAR
+    return pytest.mark.parametrize(names, [dear[row.id] if row.id in DEAR else row for row in rows])
+
+
+@asked_of_classes()
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 

@@ -471,7 +471,7 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
 
 
 @pytest.mark.plugins
-@pytest.mark.parametrize("how", ["ascii", "closed", "full pipe"])
+@pytest.mark.parametrize("how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"])
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
     command = f"{sys.executable} -m hgms_cli"
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"

@@ -177,6 +177,7 @@ def test_keeping_the_best_needs_data_to_stop_by_and_a_reference_needs_the_refere
 # --- hgms compat -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_compat_prints_every_method_against_every_task() -> None:
     result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output

@@ -153,6 +153,7 @@ def test_a_fixed_uniform_mixture_is_no_evidence(here: Path) -> None:
     assert result["verdict"].startswith("no weight moved")
 
 
+@pytest.mark.extended
 def test_two_halves_of_one_source_are_no_evidence_with_small_steps_on_fresh_batches(here: Path) -> None:
     """A/A: `first` and `second` are random halves of one list."""
     result = json_of("--null", mix_of("like.jsonl", "alike.jsonl", method=SMALL_STEPS, budget="12 steps"))
@@ -205,6 +206,7 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkey
 # --- the stage ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_rows_say_which_source_helps_and_nothing_of_two_halves_of_one(here: Path) -> None:
     report = json_of("certainty", mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS))
     rows = report["certainty"]["rows"]
