@@ -238,8 +238,12 @@ def test_a_fixed_alpha_stays() -> None:
     assert_same(state["alpha"], weights.begin(2.0, 3.0, p.x0["w"]))
 
 
-@pytest.mark.extended  # compiles
-def test_compiled_steps_are_the_same() -> None:
+@pytest.mark.parametrize(
+    "compiler", [pytest.param("traced", marks=pytest.mark.extended), pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_compiled_steps_are_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiler == "traced":  # all but the compiler, which takes most of a minute
+        monkeypatch.setattr("hgms_graphs.programs._inductor", lambda graph, leaves: lambda inputs: graph(*inputs))
     p, m = problem(), method(batch_size=8, upper_batch_size=4)
     compiled = evolve(p, compiler=Programs())
     written, quick = m.init(p, 0), m.init(compiled, 0)

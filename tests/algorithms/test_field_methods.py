@@ -214,6 +214,7 @@ def selected_gap() -> float:
     return sphere_gap(pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ON_THE_SPHERE)
 def test_it_does_not_select_and_falls_short_on_the_sphere(name: str, selected_gap: float) -> None:
     assert selected_gap < 0.01

@@ -369,6 +369,7 @@ def equal_sources() -> Problem:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", ["fresh", "own"])
 def test_best_of_n_favours_the_heavier_of_two_equal_sources_only_through_its_own_batch(batch: Any) -> None:
     problem = equal_sources()

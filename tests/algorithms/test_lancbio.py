@@ -264,6 +264,7 @@ class TestImplicit:
             estimates.append(estimate)
         return estimates, state
 
+    @pytest.mark.extended
     def test_at_a_theta_that_stays_it_becomes_the_slope_of_the_value_function(self) -> None:
         estimates, _ = self.run(self.ESTIMATOR.init(self.PROBLEM), range(80))
         theta = {"t": self.PROBLEM.theta0["t"] + 0.02}

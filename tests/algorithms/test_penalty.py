@@ -682,6 +682,7 @@ def log_penalty(generator: Any, rate: float, steps: int) -> float:
     return float(state["theta"]["log_penalty"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("gamma", [4.0, 10.0])
 def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None:
     """Five times nearer to it than it is to the true optimum, so the two cannot be confused."""
@@ -745,6 +746,7 @@ def test_the_penalised_optimum_is_wrong_by_the_order_of_one_over_gamma() -> None
         assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)
 
 
+@pytest.mark.extended
 def test_a_growing_penalty_and_a_barrier_come_near_the_true_optimum() -> None:
     best, small = penalised_minimiser("gap", None), penalised_minimiser("gap", 4.0)
     grown = log_penalty(ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, gamma_start=4.0, gamma_steps=1000), 1.0, 1000)
@@ -766,6 +768,7 @@ def on_sphere(generator: Any, rate: float, seed: int, **parts: Any) -> dict[str,
     return dict(problem.evaluate(*pipeline.result(advance(pipeline, problem, 150, seed=seed)[0])))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ON_SPHERE)
 def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(name: str) -> None:
     """A penalty moves y along the manifold by f alone, γ times slower than g moves it onto it: one run that starts at the worst

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from hgms_branches import Branches
 from hgms_core import Branch, ConfigError, Data, Key, Linearization, Loss, Outcome, Pipeline, Problem, Ravel, State, Tree
 from hgms_gauss_newton import Composite
-from hgms_graphs import CompiledProduct, Programs, graphs, linearized, programs, programs_of
+from hgms_graphs import CompiledProduct, Programs, graphs, levels, linearized, programs, programs_of
 from hgms_graphs.trace import flatten, split, trace, unflatten, without_mutations
 from hgms_hypergradients import Implicit
 from hgms_methods import Tilted
@@ -31,7 +31,8 @@ AT: dict[str, Any] = {"strategy": "vjp", "precision": None, "operator": None}
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are the traced graphs themselves: all but the compiler, which takes seconds for each."""
+    """Programs are the traced graphs themselves: all but the compiler, which takes seconds for each. A solve takes several of
+    few iterations, which are traced sooner."""
 
     def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
         shapes = [leaf.shape for leaf in leaves]
@@ -43,6 +44,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         return run
 
     monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(levels, "ITERATIONS", 3)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -298,7 +300,7 @@ def test_what_cannot_be_recorded_is_launched_kernel_by_kernel(
 
 @pytest.mark.usefixtures("interpreted", "recording")
 def test_a_run_of_recorded_programs_is_the_run() -> None:
-    method, problem = pipeline(steps=4, products=12), network_problem(compiler=Programs())
+    method, problem = pipeline(steps=2, products=12), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)
     state, expected = method.init(problem, 0), method.init(plain, 0)
     for _ in range(3):
@@ -396,7 +398,7 @@ def test_a_product_is_the_matrix_products_that_one_would_write_by_hand() -> None
 @pytest.mark.usefixtures("interpreted")
 def test_gauss_newton_products_are_programs_too() -> None:
     problem = network_problem(compiler=Programs())
-    implicit = Implicit(solver=CG(ridge=0.1), operator="ggn", batch_size=5)
+    implicit = Implicit(solver=CG(ridge=0.1, max_steps=3), operator="ggn", batch_size=5)
     compiled, _ = implicit.estimate(problem, problem.theta0, *at(problem))
     plain, _ = implicit.estimate(evolve(problem, compiler=None), problem.theta0, *at(problem))
     torch.testing.assert_close(compiled.value["logits"], plain.value["logits"], rtol=1e-10, atol=1e-12)
@@ -470,7 +472,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fields", RULES.values(), ids=RULES)
 def test_compiled_branches_are_the_branches(fields: dict[str, Any], mode: Any) -> None:
     problem = network_problem(compiler=Programs())
-    generator = Branches(**{"count": 3, "steps": 10, "lr": 0.05, "batch_size": 5, "mode": mode, **fields})
+    generator = Branches(**{"count": 3, "steps": 4, "lr": 0.05, "batch_size": 5, "mode": mode, **fields})
     compiled_start = plain_start = generator.init(problem, Key(0))
     for step in range(2):
         key = Key(step)
@@ -509,8 +511,12 @@ def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
     )  # fmt: skip
 
 
-@pytest.mark.extended  # compiles twice
-def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
+@pytest.mark.parametrize(
+    "compiler", [pytest.param("interpreted", marks=pytest.mark.extended), pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers(compiler: str, request: pytest.FixtureRequest) -> None:
+    if compiler == "interpreted":  # the compiler takes a minute, twice
+        request.getfixturevalue("interpreted")
     method, problem = pipeline(steps=2, products=1), network_problem(compiler=Programs())
     plain = evolve(problem, compiler=None)
     state, expected = method.init(problem, 0), method.init(plain, 0)
@@ -535,7 +541,8 @@ def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers() -> None:
 @pytest.mark.parametrize("wrap", [lambda method: Tilted(method=method, tilt=0.5), None])
 def test_wrapped_problems_are_compiled_once(wrap: Any) -> None:
     problem = network_problem(compiler=Programs())
-    method = pipeline() if wrap is None else wrap(pipeline())
+    small = pipeline(steps=2, products=2)
+    method = small if wrap is None else wrap(small)
     state = method.init(problem, 0)
     state, _ = method.step(problem, state)
     kept = len(problem.compiler._kept)

@@ -194,6 +194,7 @@ class TestImplicit:
             estimates.append(estimate)
         return estimates, state
 
+    @pytest.mark.extended
     def test_it_remembers_and_is_the_slope_of_the_value_function(self) -> None:
         estimates, state = self.run(self.ESTIMATOR.init(self.PROBLEM), range(3))
         assert state["memory"]["basis"].shape == (30, 40)

@@ -208,6 +208,7 @@ def _gap(tilt: float) -> float:
     return float(exact.value(theta) - exact.value(exact.theta_star))
 
 
+@pytest.mark.extended
 def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
     """θ minimises F_ε = F + O(ε) with an error of O(ε) in θ, hence O(ε²) in F: halving the tilt quarters the gap."""
     gaps = [_gap(tilt) for tilt in (0.2, 0.1, 0.05)]

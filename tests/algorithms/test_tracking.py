@@ -114,6 +114,7 @@ def test_who_follows_a_run_is_no_part_of_it(tmp_path: Path) -> None:
     assert again.records == first.records
 
 
+@pytest.mark.extended
 def test_the_command_line_and_workers_hand_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     words = ["compare", "--task", "quadratic", "--methods", "uniform", "--budget", "2 steps", "--seeds", "1", "--jobs", "1"]

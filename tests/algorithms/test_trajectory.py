@@ -297,6 +297,7 @@ def test_hg_ms_along_a_trajectory_reaches_the_closed_form_optimum() -> None:
 COSINE = Schedule(kind="cosine")
 
 
+@pytest.mark.extended
 def test_pessimism_does_no_better_than_optimism_where_minimisers_are_many() -> None:
     selecting = sphere_gap(
         pipeline(Branches(count=12, steps=20, lr=0.1, noise=0.3), BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60

@@ -329,6 +329,7 @@ def test_best_of_n_falls_with_n_at_least_as_the_bound_says(k: int, capsys: Any) 
     assert all(later < earlier for earlier, later in itertools.pairwise(errors))
 
 
+@pytest.mark.extended
 def test_the_registered_method_selects_where_one_branch_does_not() -> None:
     """`hg-ms-ula` and `hg-implicit` as they are registered on `sphere`, at equal oracle calls: the gap F(θ) − F*."""
     gaps = {}

@@ -20,12 +20,20 @@ from hgms_testing.check import check as hgms_check
 
 pytestmark = pytest.mark.plugins
 
-COMPONENTS = Registry.load().components()
+REGISTRY = Registry.load()
+"""Loaded once: that takes some 30 ms, which hundreds of tests would spend on finding what is installed."""
+COMPONENTS = REGISTRY.components()
 CLASSES = [component for component in COMPONENTS if not isinstance(component.target, Composition)]
 # `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
 # `theta0` is `uniform` by another name, as test_theta0_is_uniform_by_another_name says.
 COMPOSITIONS = [item.name for item in COMPONENTS if isinstance(item.target, Composition) and item.name != "theta0"]
 METHODS = [name for name in COMPOSITIONS if name not in ("fixed", "hg-ms-mixture")]  # these two need data sources
+WRAPPERS = ("hg-ms-tilted", "iaptt-gm")
+"""Compositions that their classes are asked as."""
+HERE = ("hg-ms", "hg-implicit", "hg-baseline", "soba", "v-pbgd", "random-search", "uniform")
+"""Compositions that the README's command asks; the rest are in ``extended``, since what they are made of is asked anyway."""
+FEW = {"hg-ms-crossfit": {"steps": 2, "warmup": 4}}
+"""Lower steps of methods that have no generator to say them."""
 EXPECTED = {
     "generator": {
         "branches",
@@ -124,7 +132,22 @@ def test_everything_promised_is_registered() -> None:
         assert names <= {component.name for component in COMPONENTS if component.kind.name == kind}
 
 
-@parametrize_with_checks([instance_of(listed.target) for listed in CLASSES])
+DEAR = {
+    "op-mix-equal-sources", "doge-equal-sources", "regmix-equal-sources", "aioli-equal-sources", "flat-branches-wells",
+    "crossfit-failure", "crossfit-roles", "crossfit-resume", "crossfit-repeatable", "crossfit-records", "crossfit-precision",
+    "crossfit-budget", "crossfit-optimum",
+}  # fmt: skip
+"""Checks of classes that take seconds each: in ``extended``, too."""
+
+
+def asked_of_classes() -> Any:
+    names, rows = parametrize_with_checks([instance_of(listed.target, registry=REGISTRY) for listed in CLASSES]).args
+    dear = {row.id: pytest.param(*row.values, id=row.id, marks=[*row.marks, pytest.mark.extended]) for row in rows}
+    assert dear.keys() >= DEAR
+    return pytest.mark.parametrize(names, [dear[row.id] if row.id in DEAR else row for row in rows])
+
+
+@asked_of_classes()
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 
@@ -135,9 +158,9 @@ def test_hgms_check_asks_the_same(component: registry.Component, monkeypatch: py
     looked_at: dict[str, Any] = {}
     monkeypatch.setattr(Check, "fault", lambda check, item: looked_at.update({check.name: item}) or "")
     assert isinstance(component.target, type)
-    results = {result.check for result in hgms_check(component.target, component.kind)}
-    instance = instance_of(component.target)
-    assert results == {"construction"} | {check.name for check in checks_of(instance, component.kind)}
+    results = {result.check for result in hgms_check(component.target, component.kind, REGISTRY)}
+    instance = instance_of(component.target, registry=REGISTRY)
+    assert results == {"construction"} | {check.name for check in checks_of(instance, component.kind, REGISTRY)}
     assert all(item is component.target or item == instance for item in looked_at.values())
 
 
@@ -162,12 +185,23 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
     }
 
 
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_is_asked_as_its_composition(name: str) -> None:
+    """The class's own instance, which ``test_conformance`` asks, is the composition's in every check."""
+    composition = REGISTRY.get("method", name).target
+    assert isinstance(composition, Composition)
+    for check in checks_of_kind("method"):
+        assert instance_of(composition.of, registry=REGISTRY) == instance_of(composition, check, REGISTRY)
+
+
 @pytest.mark.parametrize("check", checks_of_kind("method"), ids=lambda check: check.name)
-@pytest.mark.parametrize("name", COMPOSITIONS)
+@pytest.mark.parametrize("name", [
+    name if name in HERE else pytest.param(name, marks=pytest.mark.extended) for name in COMPOSITIONS if name not in WRAPPERS
+])  # fmt: skip
 def test_composition_conforms(name: str, check: Check) -> None:
     """Made for means over thousands of rows, or for language models: some say with which rates to be asked (`testing`)."""
-    composition = Registry.load().get("method", name).target
-    fault = check.fault(instance_of(composition, check))
+    composition = REGISTRY.get("method", name).target
+    fault = check.fault(instance_of(composition, check, REGISTRY))
     if check.name in failures_of(composition, checks_of_kind("method")):
         assert check.name == "optimum"
         assert name in {"uniform", "random-theta", "uniform-tilted", "validation-only", "pbgd-free"}
@@ -181,7 +215,7 @@ def test_composition_conforms(name: str, check: Check) -> None:
 def test_composition_round_trips_and_steps(name: str) -> None:
     if name == "kfac":
         pytest.importorskip("curvlinops", reason="the solver kfac needs curvlinops")
-    composition = Registry.load().get("method", name).target
+    composition = REGISTRY.get("method", name).target
     assert isinstance(composition, Composition)
     generator = {"generator": {"steps": 2}} if "steps" in composition.parts.get("generator", ()) else {}
     table = {
@@ -193,12 +227,12 @@ def test_composition_round_trips_and_steps(name: str) -> None:
             "test_size": 50,
             "hidden": 5,
         },
-        "method": {"name": name, **generator},
+        "method": {"name": name, **generator, **FEW.get(name, {})},
         "budget": {"outer_steps": 3},
         "run": {"threads": 1},
     }
-    config = RunConfig.from_dict(table)
-    assert RunConfig.from_toml(config.to_toml()) == config
+    config = RunConfig.from_dict(table, registry=REGISTRY)
+    assert RunConfig.from_toml(config.to_toml(), registry=REGISTRY) == config
     assert config.method_name == name
     before = torch.random.get_rng_state()
     first, again = (

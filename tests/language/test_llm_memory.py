@@ -29,8 +29,13 @@ CANDIDATES, BATCH, LENGTH = 4, 6, 96
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "how", [{}, {"chunk": 1}, {"rows": 2}, {"checkpointing": True}, {"chunk": 2, "rows": 3, "checkpointing": True}], ids=str
-)
+    "how",
+    [
+        {}, {"chunk": 2, "rows": 3, "checkpointing": True},
+        *(pytest.param(how, marks=pytest.mark.extended) for how in ({"chunk": 1}, {"rows": 2}, {"checkpointing": True})),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
     chunk = how.get("chunk")
     base = BaseModel(config={"model_type": kind, **KINDS[kind]}, tokenizer="bytes").load(CPU, torch.float32, 260)

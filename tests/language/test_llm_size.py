@@ -203,6 +203,7 @@ def test_ctrl_c_does_not_wait_for_other_processes(work: Any, monkeypatch: pytest
     assert [process.poll() is not None for process in started] == [True]
 
 
+@pytest.mark.extended
 def test_other_processes_make_the_same_parts(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = index_of("s", source)
     # it is not imported, though it lies in the working directory

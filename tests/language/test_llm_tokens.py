@@ -394,6 +394,7 @@ print(table.size, table.tokens.sum().item())
 """
 
 
+@pytest.mark.extended
 def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
     requests = source(tmp_path, ROWS)
     arguments = [sys.executable, "-c", SCRIPT, str(requests.path), str(tmp_path / "cache"), str(tmp_path / "log")]

@@ -28,6 +28,7 @@ def regmix(**options: Any) -> RegMix:
     return RegMix(**(settings | options))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("regressor", "within"), [("quadratic", 0.05), ("boosting", 0.3)])
 def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
     # The lower solution at ω is ω itself and f = ½‖ω − best‖² up to a constant: a quadratic.

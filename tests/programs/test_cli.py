@@ -354,9 +354,11 @@ def test_check_passes_a_good_class(fake: Site) -> None:
     assert re.fullmatch(r"all \d+ checks passed", done.stdout.splitlines()[-1])
 
 
-CLASS = """
+HEAD = """
 from typing import ClassVar
 from attrs import define, frozen
+"""
+CLASS = """
 @{decorator}
 class Mine:
     {doc}
@@ -367,31 +369,33 @@ class Mine:
 DOC = '"""Mine.\n\n    >>> 1\n    1\n    """'
 
 
-@pytest.mark.parametrize(
-    ("decorator", "doc", "fields", "check", "fault"),
-    [
-        ("frozen(kw_only=True)", '"""Mine."""', "", "docstring", "its docstring has no example (a line with >>>)"),
-        ("frozen(kw_only=True)", "", "", "docstring", "it has no docstring"),
-        ("define(kw_only=True)", DOC, "rtol: float = 1.0", "frozen", "its attribute 'rtol' can be set"),
-        ("frozen(kw_only=True)", DOC, "rtol: float", "construction", "it cannot be built without arguments"),
-        ("frozen(kw_only=True)", DOC, "rtol: list[int] = [1]", "hashable", "it cannot be hashed (unhashable type: 'list')"),
-        ("frozen(kw_only=True)", DOC, "rtol: object = print", "toml", "can only be used from Python"),
-        ("frozen(kw_only=True)", DOC, "rtol: int = 1.5", "toml", "expected an integer, got 1.5 @ its own TOML.rtol"),
-        ("frozen(kw_only=True)", DOC, "rtol: 'Nowhere' = 1", "types", "name 'Nowhere' is not defined"),
-        ("(lambda cls: cls)", DOC, "", "registration", "it is not an attrs class"),
-        ("frozen(kw_only=True)", DOC, "eta = 0.5", "types", "Mine.eta is a plain class attribute; write `eta: float = 0.5`"),
-        (
-            "frozen(kw_only=True)",
-            DOC,
-            "needs = {'source'}",
-            "registration",
-            "it needs 'source', which no task has; did you mean",
-        ),
-    ],
-)
-def test_check_names_the_fault(site: Site, decorator: str, doc: str, fields: str, check: str, fault: str) -> None:
-    file = site.module("mine", CLASS.format(decorator=decorator, doc=doc, field=fields))
-    done = call("check", f"{file}:Mine", "--json")
+FAULTY = [
+    ("frozen(kw_only=True)", '"""Mine."""', "", "docstring", "its docstring has no example (a line with >>>)"),
+    ("frozen(kw_only=True)", "", "", "docstring", "it has no docstring"),
+    ("define(kw_only=True)", DOC, "rtol: float = 1.0", "frozen", "its attribute 'rtol' can be set"),
+    ("frozen(kw_only=True)", DOC, "rtol: float", "construction", "it cannot be built without arguments"),
+    ("frozen(kw_only=True)", DOC, "rtol: list[int] = [1]", "hashable", "it cannot be hashed (unhashable type: 'list')"),
+    ("frozen(kw_only=True)", DOC, "rtol: object = print", "toml", "can only be used from Python"),
+    ("frozen(kw_only=True)", DOC, "rtol: int = 1.5", "toml", "expected an integer, got 1.5 @ its own TOML.rtol"),
+    ("frozen(kw_only=True)", DOC, "rtol: 'Nowhere' = 1", "types", "name 'Nowhere' is not defined"),
+    ("(lambda cls: cls)", DOC, "", "registration", "it is not an attrs class"),
+    ("frozen(kw_only=True)", DOC, "eta = 0.5", "types", "Mine9.eta is a plain class attribute; write `eta: float = 0.5`"),
+    ("frozen(kw_only=True)", DOC, "needs = {'source'}", "registration", "it needs 'source', which no task has; did you mean"),
+]
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One module for all of them: what importing it does is seen from an interpreter of its own, which takes a second."""
+    file = tmp_path_factory.mktemp("faulty") / "mine.py"
+    classes = [CLASS.format(decorator=decorator, doc=doc, field=fields) for decorator, doc, fields, _, _ in FAULTY]
+    file.write_text(HEAD + "".join(text.replace("Mine:", f"Mine{number}:") for number, text in enumerate(classes)))
+    return file
+
+
+@pytest.mark.parametrize(("number", "check", "fault"), [(number, *row[3:]) for number, row in enumerate(FAULTY)])
+def test_check_names_the_fault(site: Site, faulty: Path, number: int, check: str, fault: str) -> None:
+    done = call("check", f"{faulty}:Mine{number}", "--json")
     assert done.exit_code == 1
     faults = {result["check"]: result["fault"] for result in json.loads(done.stdout)["results"] if result["fault"]}
     assert fault in faults[check]
@@ -403,8 +407,10 @@ def test_check_fills_required_parts_with_registered_ones(site: Site, monkeypatch
     assert "hashable" not in done.stdout, "there is no instance to ask about"
     site.solver("plug", "mine")
     site.install("hgms-mine", {"mine": "plug"})
-    source = CLASS.format(decorator="frozen(kw_only=True)", doc=DOC, field="inner: LinearSolver").replace(
-        "from typing", "from hgms_core import LinearSolver\nfrom typing"
+    source = (
+        (HEAD + CLASS)
+        .format(decorator="frozen(kw_only=True)", doc=DOC, field="inner: LinearSolver")
+        .replace("from typing", "from hgms_core import LinearSolver\nfrom typing")
     )
     file = site.module("outside", source)
     done = call("check", f"{file}:Mine")
@@ -465,14 +471,14 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
 
 
 @pytest.mark.plugins
-@pytest.mark.parametrize("how", ["ascii", "closed", "full pipe"])
+@pytest.mark.parametrize("how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"])
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
     command = f"{sys.executable} -m hgms_cli"
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
     line = {
         "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
-        "closed": f"{command} list >&-",
-        "full pipe": f"{command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
+        "closed": f"HGMS_PLUGINS=solvers {command} list >&-",
+        "full pipe": f"HGMS_PLUGINS=solvers {command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
     }[how]
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
@@ -636,7 +642,7 @@ def test_a_command_gets_the_host_of_its_invocation_and_its_registry(site: Site) 
 
 
 def test_an_error_that_many_checks_meet_is_told_once_with_its_line(site: Site) -> None:
-    source = CLASS.format(decorator="frozen(kw_only=True)", doc=DOC, field="")
+    source = (HEAD + CLASS).format(decorator="frozen(kw_only=True)", doc=DOC, field="")
     file = site.module("mine", source.replace("return b\n", "raise RuntimeError('no such luck')\n"))
     done = call("check", f"{file}:Mine")
     assert done.stdout.count("it raised RuntimeError: no such luck (mine.py:") == 1

@@ -177,6 +177,7 @@ def test_keeping_the_best_needs_data_to_stop_by_and_a_reference_needs_the_refere
 # --- hgms compat -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_compat_prints_every_method_against_every_task() -> None:
     result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output
@@ -321,6 +322,7 @@ def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_kno
     assert max(row["error"] for row in report["rows"]) < 1e-6
 
 
+@pytest.mark.extended
 def test_the_command_prints_rows_and_a_verdict_and_compares_a_methods_estimator() -> None:
     small = ["--set", "task.train_size=20", "--set", "task.hidden=0", "--set", "task.omega=0.05", "--points", "1"]
     result = CliRunner().invoke(main, ["check-gradient", "hyper-cleaning", *small, "--directions", "2"])

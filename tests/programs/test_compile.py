@@ -287,6 +287,7 @@ class TestRecords:
         assert "compile" not in RunFolder(tmp_path).read_environment()["execution"]
         assert compilation(run(Walker([2.0]), problem(), Budget(outer_steps=50), folder=tmp_path, resume=True)).wanted
 
+    @pytest.mark.extended
     def test_a_resumed_run_equals_an_uninterrupted_one(self, interpreted: None, tmp_path: Path) -> None:
         method = {"name": "hg-ms", "generator": {"name": "branches", "steps": 2}}
         config = RunConfig.from_dict({"task": "quadratic", "method": method, "budget": "4 steps", "run": {"compile": True}})
@@ -497,6 +498,7 @@ class TestComparison:
         compare("bowl", "walk", "50 steps", 1, tmp_path, sweep=sweep, jobs=0, registry=Registry.load([str(PLUGIN)]))
         assert self.reasons(tmp_path) == {(True, "as they are written, the steps take about 100 s")}
 
+    @pytest.mark.extended
     def test_workers_do_the_same_and_say_once_what_cannot_be_compiled(
         self, plugin: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -261,6 +261,7 @@ class TestComparison:
         assert routes == {"quadratic": "fast", "circle-kink": "exact"}
         assert "circle-kink: float32" not in str(done)
 
+    @pytest.mark.extended
     def test_workers_at_the_same_time_wait_for_the_first(self, tmp_path: Path) -> None:
         (tmp_path / "measures.py").write_text(MEASURES)
         registry = Registry.load([str(PLUGIN)])

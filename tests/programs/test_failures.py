@@ -168,8 +168,9 @@ def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> N
     assert lines[3].strip() == "`hgms compat` shows which methods fit which tasks"
 
 
+@pytest.mark.extended
 def test_demo_on_a_small_budget(folder: Path) -> None:
-    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "2.4", "--jobs", "0", "--json")
+    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "1.2", "--jobs", "0", "--json")
     assert done.exit_code == 0, done.stderr
     table = json.loads(done.stdout)
     methods = {row["method"]: row for row in table["methods"]}

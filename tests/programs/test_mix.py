@@ -264,6 +264,7 @@ def test_a_judge_without_a_key_is_said_before_anything_runs(here: Path, monkeypa
     assert not Path("runs").exists()
 
 
+@pytest.mark.extended
 def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
     report_of("mix.toml")
     report = report_of("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
@@ -633,6 +634,7 @@ def as_grid(text: str) -> str:
     return text.replace('method = "uniform"', f"method = ['uniform', 'rho-loss', {less}]").replace("3 steps", "60 steps")
 
 
+@pytest.mark.extended
 def test_a_ranking_that_compare_learned_is_sampled_from(here: Path) -> None:
     Path("grid.toml").write_text(as_grid(MIX))
     compared = CliRunner().invoke(main, ["compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0"])

@@ -153,6 +153,7 @@ def test_a_fixed_uniform_mixture_is_no_evidence(here: Path) -> None:
     assert result["verdict"].startswith("no weight moved")
 
 
+@pytest.mark.extended
 def test_two_halves_of_one_source_are_no_evidence_with_small_steps_on_fresh_batches(here: Path) -> None:
     """A/A: `first` and `second` are random halves of one list."""
     result = json_of("--null", mix_of("like.jsonl", "alike.jsonl", method=SMALL_STEPS, budget="12 steps"))
@@ -161,6 +162,7 @@ def test_two_halves_of_one_source_are_no_evidence_with_small_steps_on_fresh_batc
     assert all(max(run["weights"].values()) < 0.5 for run in result["weights"])
 
 
+@pytest.mark.extended
 def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) -> None:
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="12 steps")
     result = json_of("null", "mix.toml", "--seeds", "2", "--splits", "2")
@@ -204,6 +206,7 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkey
 # --- the stage ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_rows_say_which_source_helps_and_nothing_of_two_halves_of_one(here: Path) -> None:
     report = json_of("certainty", mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS))
     rows = report["certainty"]["rows"]
@@ -218,6 +221,7 @@ def test_rows_say_which_source_helps_and_nothing_of_two_halves_of_one(here: Path
     assert "no evidence against the prior (uniform)" in report["certainty"]["sentences"][0]
 
 
+@pytest.mark.extended
 def test_seeds_of_one_mix_are_put_together_and_others_are_not(here: Path) -> None:
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="5 steps")
     alone = json_of("certainty", "mix.toml")

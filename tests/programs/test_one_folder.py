@@ -168,6 +168,7 @@ def test_data_that_are_gone_are_said_and_reports_do_without(here: Path) -> None:
     assert reported.exit_code == 0, reported.output
 
 
+@pytest.mark.extended
 def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Path) -> None:
     command = [sys.executable, "-m", "hgms_cli", "mix", "reweight", "grid.toml", "--method", "hg-baseline"]
     sets = ["--set", "budget=40 steps", "--set", "run.checkpoint_seconds=0"]

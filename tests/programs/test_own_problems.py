@@ -183,6 +183,7 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(tmp
     assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
 
 
+@pytest.mark.extended
 def test_a_difference_of_zero_in_every_seed_is_explained_where_it_is_printed() -> None:
     methods = {"a": "uniform", "b": "uniform", "other": "hg-implicit"}
     first = compare("quadratic", methods, "2 steps", seeds=2, reference="a")

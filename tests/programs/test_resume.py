@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in kept}
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.extended)])
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, server: Server, kills: int) -> None:
     whole, killed = (prepared(tmp_path / name, "hg-ms", 3) for name in ("whole", "killed"))
     assert server.run(whole, "run", "config.toml").returncode == 0

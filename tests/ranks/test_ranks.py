@@ -90,7 +90,7 @@ def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> No
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_change_no_number(tmp_path: Path, ranks: int, method: dict[str, Any]) -> None:
     alone = run_config(config(tmp_path / "alone", method=method))
     assert len({record["selected"] for record in alone.records[1:]}) > 1 or method["name"] == "hg-baseline"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from stranger import PROJECTS, ROOT, Stranger, metadata, plugin_of
 
-pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
+pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_group("examples")]
 
 GRIDS = [project / "grid.toml" for project in PROJECTS if (project / "grid.toml").exists()]
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from hgms_cli import main
 from hgms_core.registry import KINDS
 
-pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty]
+pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_group("new-plugin")]
 
 ROOT = Path(__file__).resolve().parents[2]
 
