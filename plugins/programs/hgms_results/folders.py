@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from hgms_core import CheckpointError, ConfigError, HgmsError
 from hgms_results.stored import StoredRun, StoredSweep
-from hgms_run import ROWS, RunFolder, parse_json, parse_toml, read_file
+from hgms_run import ROWS, ensure_seal, parse_json, parse_toml, read_file
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
@@ -28,7 +28,9 @@ _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # characters of a label or metric; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
-_parsed = functools.lru_cache(maxsize=64)(parse_toml)
+_ALIKE = 2**15  # bytes; what many runs have word for word is short, and longer texts would fill memory
+_toml_alike = functools.lru_cache(maxsize=1024)(parse_toml)
+_json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 
 
 def shorten(text: str, most: int = 400) -> str:
@@ -117,15 +119,14 @@ def read_run(path: Path) -> StoredRun:
             steps = read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
             raise CheckpointError(f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far")
         summary = _object(path / "summary.json")
-        if "checksum" in summary:
-            summary = RunFolder(path).read_summary() or {}  # compares it
+        ensure_seal(summary, path / "summary.json")
+        summary.pop("checksum", None)
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(f"summary.json has no status 'done' or 'failed': {str(summary.get('status'))[:40]!r}")
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise CheckpointError("steps.jsonl is missing")
-        environment, resources, scores = (
-            _object(path / name) if name in names else {} for name in ("env.json", "resources.json", "scores.json")
-        )
+        environment = _object(path / "env.json", alike=True) if "env.json" in names else {}
+        resources, scores = (_object(path / name) if name in names else {} for name in ("resources.json", "scores.json"))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -182,11 +183,15 @@ def _config(text: str) -> dict[str, Any]:
     seed = _SEED.search(text.partition("\n[")[0] + "\n")
     if seed is None:
         return parse_toml(text, "config.toml")
-    return {**_parsed(text[: seed.start()] + text[seed.end() :], "config.toml"), "seed": int(seed[1])}
+    rest = text[: seed.start()] + text[seed.end() :]
+    parse = _toml_alike if len(rest) <= _ALIKE else parse_toml
+    return {**parse(rest, "config.toml"), "seed": int(seed[1])}
 
 
-def _object(path: Path) -> dict[str, Any]:
-    value = parse_json(read_file(path), path.name)
+def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
+    """The table in a file of JSON; ``alike``: many runs have the same, which is then parsed once, and nobody writes to it."""
+    data = read_file(path)
+    value = (_json_alike if alike and len(data) <= _ALIKE else parse_json)(data, path.name)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} does not hold an object")
     return value
