@@ -1,6 +1,6 @@
 """How long results of very many runs take to be read: 1,000, 10,000 and 100,000 finished runs, step by step.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--keep FOLDER] [--steps find,scan,…] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--steps find,scan,…] [--json FILE]
 
 The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is carried out (twelve steps); the other seeds are its
 folder once more, file by file as a run leaves them, with their seed, other metrics and a new seal in ``summary.json``. 100,000
@@ -105,10 +105,11 @@ def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
 
     runs = TASKS * METHODS * seeds
     if step == "find":
-        assert len(list(_run_folders(out))) == runs
+        assert len(dict(_run_folders(out))) == runs
     elif step in ("scan", "table"):
         found, skipped = scan(out)
-        assert len(found) == runs and not skipped
+        assert len(found) == runs
+        assert not skipped
         if step == "table":
             started, spent = time.perf_counter(), time.process_time()
             by_task: dict[str, dict[str, list[Any]]] = {}
@@ -162,11 +163,9 @@ def main() -> None:
                     figure = {"runs": runs, "step": step, "cold": cold, **json.loads(told.splitlines()[-1])}
                     figures.append(figure)
                     parts = ", ".join(f"{key} {figure[key]:.2f}" for key in ("load", "cells", "states", "run") if key in figure)
-                    print(
-                        f"  {step:8} {'cold' if cold else 'warm'} {figure['seconds']:8.2f} s, {figure['processor_seconds']:8.2f} s "
-                        f"of processor, {figure['peak_bytes'] / 1e6:6.0f} MB{'; ' * bool(parts)}{parts}",
-                        flush=True,
-                    )
+                    took = f"{figure['seconds']:8.2f} s, {figure['processor_seconds']:8.2f} s of processor"
+                    memory = f"{figure['peak_bytes'] / 1e6:6.0f} MB"
+                    print(f"  {step:8} {'cold' if cold else 'warm'} {took}, {memory}{'; ' * bool(parts)}{parts}", flush=True)
     finally:
         if options.keep is None:
             shutil.rmtree(place)

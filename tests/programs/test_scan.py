@@ -1,19 +1,22 @@
-"""Very many finished runs: what their cells share is what each would have by itself, and of each only what a table needs is read."""
+"""Very many finished runs: what their cells share is what each would have by itself, and only what a table needs is read."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hgms_compare.grid import Grid
+from hgms_compare.coordinator import Coordinator
+from hgms_compare.grid import Cell, Grid
 from hgms_compare.grid_file import load
 from hgms_compare.run_grid import run_grid
 from hgms_core.registry import Registry
 from hgms_results import StoredRun, folders, read_run, scan
-from hgms_run import RunFolder, parse_json, parse_toml
+from hgms_run import RunFolder, leased, parse_json, parse_toml
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -97,3 +100,24 @@ def test_a_summary_that_was_changed_is_left_out(finished: Path) -> None:
     assert [folder.path for folder in skipped] == [changed.parent]
     assert "do not match its checksum" in skipped[0].reason
     assert all("checksum" not in run.summary for run in runs)
+
+
+def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(finished: Path, tmp_path: Path) -> None:
+    """Of four runs another process has the first, and ends the third while the second is carried out."""
+    cells = grid(tmp_path / "here", 4).cells()[::2]
+    theirs = [cell for cell in grid(finished / "there", 4).cells() if cell.method == "near"]
+    assert run_grid(grid(finished / "there", 4), jobs=0, progress=False).complete
+    began = []
+    with contextlib.ExitStack() as other:
+        other.enter_context(leased(cells[0].path))
+
+        def begin(cell: Cell) -> None:
+            began.append(cell.config.seed)
+            if len(began) == 1:
+                shutil.copytree(theirs[2].path, cells[2].path)
+            if len(began) == 2:
+                other.close()
+
+        endings = {end.cell.config.seed: end.status for end in Coordinator().carry_out(cells, began=begin)}
+    assert began == [1, 3, 0]
+    assert endings == dict.fromkeys(range(4), "done")

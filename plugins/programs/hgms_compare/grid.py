@@ -109,8 +109,8 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Cell:
-    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep). ``around`` is the text
-    of its configuration before and after the line of the seed, where cells of one pair share it."""
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep). ``around`` is the
+    text of its configuration before and after the line of the seed, where cells of one pair share it."""
 
     config: RunConfig
     path: Path

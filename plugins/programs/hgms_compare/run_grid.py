@@ -21,6 +21,7 @@ from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
 from hgms_executors import Executor, Local, code_of, cores, unannounced
+from hgms_results import uncollected
 from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
 
 
@@ -91,7 +92,8 @@ def run_grid(
     except KeyboardInterrupt as error:  # wherever it came, also between two runs
         number = getattr(error, "number", signal.SIGINT)
         raise Interrupted("interrupted; run the same command again to go on", number) from None
-    return gather(grid, cells, planned, endings, finished)
+    with uncollected():
+        return gather(grid, cells, planned, endings, finished)
 
 
 def changed(grid: Grid) -> list[str]:
