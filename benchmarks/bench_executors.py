@@ -4,8 +4,9 @@
 
 The task and the method are those of tests/programs/grid_plugin.py: 12 outer steps, a checkpoint after each. The overhead of a
 run is what the whole took, times two workers, less what the runs themselves took (their own wall seconds; of a killed one those
-after the kill). Starting a worker in place of a killed one is overhead. All folders are compared with those of one process,
-without kills, bit for bit.
+after the kill). Starting a worker in place of a killed one is overhead. Processor time of this process, which hands the runs
+out and reads their results, stands beside it: it bounds how many workers can be kept busy. All folders are compared with those
+of one process, without kills, bit for bit.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def main() -> None:
             kills = {"breaks": "kill", "at": 5, "seed": arguments.every, "every": True, "once": str(marks)}
             kills = kills if arguments.every else {}
             executor = executor_of(name, {"jobs": WORKERS}, Host.load())
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             comparison = run_grid(grid(out, arguments.runs, **kills), executor=executor, progress=False)
-            took = time.perf_counter() - began
+            took, here = time.perf_counter() - began, time.process_time() - spent
             losses = len(list(marks.iterdir()))
             own = [json.loads(path.read_text())["wall_seconds"] for path in out.rglob("resources.json")]
             figures.append(
@@ -65,6 +66,7 @@ def main() -> None:
                     "executor": name, "runs": arguments.runs, "killed": losses, "complete": comparison.complete,
                     "equal": steps(out) == expected, "seconds": round(took, 1), "run_ms": round(1e3 * sum(own) / len(own), 1),
                     "overhead_ms": round(1e3 * (WORKERS * took - sum(own)) / arguments.runs, 1),
+                    "coordinator_ms": round(1e3 * here / arguments.runs, 2),
                 }
             )  # fmt: skip
             print(figures[-1], flush=True)

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from hgms_cli import main
 from hgms_compare.from_python import compare
-from hgms_compare.planning import Cost, makespan
+from hgms_compare.grid_file import load
+from hgms_compare.parted import Parted
+from hgms_compare.planning import Cost, makespan, plan
 from hgms_core import Budget
 from hgms_executors import Ending, Job, called, described
 
@@ -109,6 +111,7 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(here: Callable[.
     ("words", "message"),
     [
         (("--workers", "two"), "--workers two: write numbers of workers"), (("--workers", "0"), "--workers 0: write"),
+        (("--ranks", "1,x"), "--ranks 1,x: write numbers of ranks"),
         (("--methods", "wlak"), "did you mean 'walk'"), (("--scale", "big"), "big"),
     ],
 )  # fmt: skip
@@ -130,3 +133,59 @@ def test_costs_by_each_kind_of_budget() -> None:
 def test_the_first_free_worker_takes_the_next_run() -> None:
     assert makespan([2.0, 3.0, 2.0, 2.0], 2) == 5.0
     assert makespan([2.0, 3.0, 2.0, 2.0], 1) == 9.0
+
+
+def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
+    parted = Parted(one=4.0, two=2.5)  # 1 s is no rank's alone, 3 s are parted
+    assert parted.share == 0.75
+    assert [parted.step(ranks) for ranks in (1, 2, 3, 6)] == [4.0, 2.5, 2.0, 1.5]
+    assert Parted(one=1.0, two=0.4).step(4) == pytest.approx(0.15), "p is at most 1: faster by luck"
+    assert Parted(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
+    cost = Cost(step=9.0, around=2.0, calls=10.0, parted=parted)
+    assert cost.seconds_on(3, Budget(outer_steps=10)) == 22.0
+    assert cost.seconds_on(3, Budget(oracle_calls=100)) == 22.0
+    assert cost.seconds_on(3, Budget(seconds=5.0)) == 7.0
+    assert Cost(step=1.0, parted=Parted(error="it has no parts")).seconds_on(8, Budget(outer_steps=3)) == 3.0
+
+
+def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hgms_compare.parted.cores", lambda: 2)
+    shown = here("--ranks", "1,4", "--methods", "walk")
+    assert shown.exit_code == 0, shown.stderr
+    assert "not on ranks: bowl, walk: run.ranks = 2 places the parts of a pipeline" in shown.stdout
+    assert "each on 4 ranks, one run at a time:" in shown.stdout
+    told = json.loads(here("--ranks", "1,4", "--methods", "walk", "--json").stdout)
+    assert told["ranks"]["4"] == told["ranks"]["1"] == pytest.approx(told["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "setting", "message"),
+    [(1, "run.threads=1", "two ranks of 1 thread need 2 cores, and this process may use 1"),
+     (8, "run.ranks=4", "the grid's runs are on 4 ranks")],
+)  # fmt: skip
+def test_ranks_that_cannot_be_measured_here_are_one_message(
+    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cores: int, setting: str, message: str
+) -> None:
+    monkeypatch.setattr("hgms_compare.parted.cores", lambda: cores)
+    done = here("--ranks", "2", "--set", setting)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.plugins
+@pytest.mark.ranks
+def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hgms_compare.parted.cores", lambda: 2)
+    sizes = {"dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64}
+    table = {
+        "budget": "30 steps", "seeds": 2, "task": {"name": "hyper-cleaning", **sizes}, "method": ["hg-ms"],
+        "run": {"out": str(tmp_path), "threads": 1},
+    }  # fmt: skip
+    told = plan(load(table), Here(), on_ranks=True).as_dict(ranks=(1, 2))
+    [pair] = told["pairs"]
+    assert pair["parted"]["error"] == ""
+    assert pair["parted"]["one"] > 0
+    assert pair["parted"]["two"] > 0
+    assert told["ranks"]["2"] == pytest.approx(2 * (pair["around"] + 30 * pair["parted"]["two"]))
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -233,19 +233,24 @@ class Comparison:
         return lines
 
 
-def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending]) -> Comparison:
-    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just now, by their folders."""
+def gather(
+    grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending], finished: Container[Path] = ()
+) -> Comparison:
+    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just now, by their folders;
+    ``finished`` are the folders that have been seen to hold a cell's own result."""
     cells = list(cells)
     runs: dict[str, dict[str, list[StoredRun]]] = {}
-    gaps: dict[tuple[str, str], list[np.ndarray]] = {}
+    alike: dict[tuple[str, str], bool] = {}
     failures: list[Failure] = []
     for cell in cells:
         done = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
-        status, reason = cell.state()
+        status, reason = ("done", None) if cell.path in finished else cell.state()
         if status == "done":
             try:
                 run = read_run(cell.path)
-                gaps.setdefault((cell.task, cell.method), []).append(run.columns(["gap"])["gap"][1:])
+                pair = cell.task, cell.method
+                if alike.get(pair, True):  # one run whose candidates differed says it; the rows of the others may be long
+                    alike[pair] = _alike(run.columns(["gap"])["gap"][1:])
                 done.append(run)
                 continue
             except CheckpointError as error:
@@ -263,7 +268,7 @@ def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: 
     for task, by_method in runs.items():
         swept = {sweep.method for sweep in sweeps if sweep.task == task}
         notes = {
-            method: [ALIKE] * _alike(gaps.get((task, method), [])) + ["not swept"] * bool(sweeps and method not in swept)
+            method: [ALIKE] * alike.get((task, method), False) + ["not swept"] * bool(sweeps and method not in swept)
             for method in by_method
         }
         tables.append(
@@ -283,7 +288,7 @@ def gather(grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: 
     return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid, runs=done, cells=cells)
 
 
-def _alike(gaps: Sequence[np.ndarray]) -> bool:
-    """Whether there were several candidates and never a difference between them in any run: nothing was selected. With one
+def _alike(gaps: np.ndarray) -> bool:
+    """Whether there were several candidates and never a difference between them in a run: nothing was selected. With one
     candidate the gap is infinite, and other methods have none: both read as NaN."""
-    return bool(gaps) and all(gap.dtype != object and len(gap) and bool((gap == 0).all()) for gap in gaps)
+    return gaps.dtype != object and len(gaps) > 0 and bool((gaps == 0).all())

@@ -82,6 +82,9 @@ class Coordinator:
 
     def _here(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
         while waiting:
+            self._pass_over(waiting)
+            if not waiting:
+                return
             cell = waiting.popleft()
             began(cell)
             ending = carry_out(cell, report, self.known(cell))
@@ -123,7 +126,7 @@ class Coordinator:
         """The endings of runs that other processes carried out; those that nobody is at any more wait again."""
         if not self._elsewhere:
             return
-        if not waiting:
+        if not waiting and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
             count = len(self._elsewhere)
             say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
             time.sleep(POLL)
@@ -138,6 +141,7 @@ class Coordinator:
 
     def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
         """The first run that may begin: its task's execution is known, or it is the one to decide it."""
+        self._pass_over(waiting)
         undecided = {_kind(cell) for cell in [*self._running.values(), *self._elsewhere]} - self.executions.keys()
         cell = next((cell for cell in waiting if _kind(cell) not in undecided), None)
         if cell is None:
@@ -147,6 +151,19 @@ class Coordinator:
         self._running[job] = cell
         began(cell)
         return job
+
+    def _pass_over(self, waiting: deque[Cell]) -> None:
+        """Of the next runs, those that another process is at go behind the others; those that it has ended are looked after.
+        All begin with the same grid in the same order: without this each of many would wait for the lease of every run that
+        another has."""
+        for _ in range(len(waiting)):
+            folder = RunFolder(waiting[0].path)
+            if folder.in_use:
+                waiting.rotate(-1)
+            elif folder.summary.exists() and waiting[0].state()[0] == "done":
+                self._elsewhere.append(waiting.popleft())
+            else:
+                return
 
     def recall(self, cell: Cell) -> None:
         """Takes how a run is carried out, if its folder tells, for the other runs of its task."""

@@ -5,7 +5,8 @@ A cell is one run in its folder. What stands for a (task, method) pair may be va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,11 +109,13 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Cell:
-    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep)."""
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep). ``around`` is the
+    text of its configuration before and after the line of the seed, where cells of one pair share it."""
 
     config: RunConfig
     path: Path
     note: str = ""
+    around: tuple[str, str] | None = field(default=None, eq=False, repr=False)
 
     @property
     def task(self) -> str:
@@ -125,11 +128,18 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
 
+    @property
+    def text(self) -> str:
+        """Its configuration, as its folder holds it."""
+        if self.around is None:
+            return self.config.to_toml()
+        return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
+
     def state(self) -> tuple[str, str | None]:
         """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
         folder = RunFolder(self.path)
         try:
-            if folder.config.exists() and not folder.holds(self.config.to_toml()):
+            if folder.config.exists() and not folder.holds(self.text):
                 return "damaged", "it holds a run of another configuration"
             if other := self.other_problem(folder):
                 return "damaged", other
@@ -155,6 +165,18 @@ class Cell:
             f"it holds a run of another problem ({what}), and the function that makes the one of this seed has not changed\n"
             "  let all it draws come from the seed; if its data has changed, choose another folder"
         )
+
+
+def _seed_line(config: RunConfig) -> str:
+    return f"\nseed = {config.seed}\n"
+
+
+def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
+    """The runs of a pair. Its hash and its text take a thousand times as long as a seed: all seeds share them."""
+    folder, (before, line, after) = config.path.parent, config.to_toml().partition(_seed_line(config))
+    around = (before, after) if line else None
+    for seed in seeds:
+        yield Cell(config=attrs.evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around)
 
 
 @frozen(kw_only=True)
@@ -186,8 +208,8 @@ class Grid:
         """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
         configurations of pairs by those that a sweep found."""
         pairs = {**self.pairs, **(chosen or {})}
-        configs = [attrs.evolve(config, seed=seed) for seed in self.seeds for config in pairs.values()]
-        return [Cell(config=config, path=config.path) for config in configs]
+        by_seed = zip(*(cells_of(config, self.seeds) for config in pairs.values()), strict=True)
+        return list(itertools.chain.from_iterable(by_seed))
 
     def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
         """The configuration of a pair with dotted fields of the method set to ``values``."""

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from hgms_core.registry import Registry
 
 
-def _counts(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
+def _counts(_context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
+    if text is None:
+        return []
     try:
         counts = [int(word) for word in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1 or max(counts) > 100_000:
-        raise ConfigError(f"--workers {text}: write numbers of workers, 1 to 100,000, as in --workers 2,8,64")
+        what = option.name
+        raise ConfigError(f"--{what} {text}: write numbers of {what}, 1 to 100,000, as in --{what} 2,8,64")
     return counts
 
 
@@ -35,12 +38,14 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str) -> lis
 @click.option("--out", metavar="FOLDER", help="Where its run folders are, or will be: what is finished costs nothing.")
 @click.option("--workers", metavar="N[,N]", default="1,2,8,64,512", show_default=True, callback=_counts,
               help="Foretell its time for so many workers.")  # fmt: skip
+@click.option("--ranks", metavar="R[,R]", callback=_counts,
+              help="Foretell it for runs on so many ranks too, measured on one rank and on two.")  # fmt: skip
 @trust_option
 @plugin_option
 @json_option
 def plan(
     grid: Path, methods: str | None, seeds: int | list[int] | None, scale: str | None, sets: Sequence[str], out: str | None,
-    workers: list[int], registry: Registry, as_json: bool,
+    workers: list[int], ranks: list[int], registry: Registry, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure three outer steps of every cell of GRID, and say what all of it takes: seconds, memory, disk, and how long on so
     many workers.
@@ -48,7 +53,8 @@ def plan(
     \b
     hgms plan grid.toml --workers 2,8,64
 
-    Steps are measured as written, alone on this machine: compiled ones take less, and runs that share a machine more.
+    Steps are measured as written, alone on this machine: compiled ones take less, and runs that share a machine more. What is
+    said of more ranks than two is Amdahl's law, by the share of a step that two have parted.
     """
     from hgms_compare.grid_file import load
     from hgms_compare.planning import plan as planned
@@ -63,10 +69,10 @@ def plan(
     loaded = load(table, source=grid.name, sets=sets, methods=labels, registry=registry)
     executor = Local(jobs=1, fresh=True)  # memory is then each one's own
     try:
-        result = planned(loaded, executor, lambda line: click.echo(printable(line), err=True))
+        result = planned(loaded, executor, lambda line: click.echo(printable(line), err=True), on_ranks=bool(ranks))
     finally:
         executor.close()
-    numbers = result.as_dict(workers)
+    numbers = result.as_dict(workers, ranks)
     if as_json:
         print_json(numbers)
         return
@@ -75,6 +81,8 @@ def plan(
     for (task, method), cost in result.costs.items():
         if cost.error:
             click.echo(printable(f"  not measured: {task}, {method}: {cost.error.splitlines()[0]}"))
+        elif cost.parted is not None and cost.parted.error:
+            click.echo(printable(f"  not on ranks: {task}, {method}: {cost.parted.error.splitlines()[0]}"))
     click.echo(
         f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest {_span(numbers['longest'])}; "
         f"{numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
@@ -82,6 +90,10 @@ def plan(
     for count, seconds in numbers["workers"].items():
         if int(count) <= max(numbers["runs"], workers[0]):  # more have nothing to do
             click.echo(f"  on {int(count):,} worker{'s' * (int(count) > 1)}: {_span(seconds)}")
+    for count, seconds in numbers.get("ranks", {}).items():
+        click.echo(f"  each on {int(count):,} rank{'s' * (int(count) > 1)}, one run at a time: {_span(seconds)}")
+    if ranks and loaded.budget.seconds is not None:
+        click.echo("  the budget is in seconds: on ranks a run takes more steps, not less time")
 
 
 def _span(seconds: float) -> str:

@@ -21,6 +21,7 @@ from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
 from hgms_executors import Executor, Local, code_of, cores, unannounced
+from hgms_results import uncollected
 from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
 
 
@@ -67,6 +68,7 @@ def run_grid(
         say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}
+    finished: set[Path] = set()
     files = unannounced(host)
     code = code_of([*files, *(info.module for info in host.infos.values() if info.status in ("loaded", "incomplete"))])
     try:
@@ -76,7 +78,9 @@ def run_grid(
             def carry_out(cells: Sequence[Cell]) -> None:
                 for cell in cells:  # those that are finished, too: the others are carried out as they were
                     coordinator.recall(cell)
-                waiting = [cell for cell in cells if cell.state()[0] in wanted]
+                states = [(cell, cell.state()[0]) for cell in cells]
+                waiting = [cell for cell, state in states if state in wanted]
+                finished.update(cell.path for cell, state in states if state == "done")
                 with Board(len(waiting), enabled=progress) as board:
                     for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
                         board.ended(ending.cell, ending.status, ending.error)
@@ -88,7 +92,8 @@ def run_grid(
     except KeyboardInterrupt as error:  # wherever it came, also between two runs
         number = getattr(error, "number", signal.SIGINT)
         raise Interrupted("interrupted; run the same command again to go on", number) from None
-    return gather(grid, cells, planned, endings)
+    with uncollected():
+        return gather(grid, cells, planned, endings, finished)
 
 
 def changed(grid: Grid) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hgms_results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms_results.execution import execution_notes
-from hgms_results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps
+from hgms_results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, uncollected
 from hgms_results.forest import STYLE, Forest, notebook_html
 from hgms_results.ranks import Ranks
 from hgms_results.recovered import Ratio, recovered
@@ -46,4 +46,5 @@ __all__ = [
     "short_names",
     "spell",
     "table",
+    "uncollected",
 ]  # fmt: skip

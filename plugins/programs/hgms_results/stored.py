@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,10 @@ class StoredRun:
 
     def fields(self) -> list[str]:
         """The fields of the first rows (the start and two steps), in their order: what the run has columns of."""
+        return list(self._fields)
+
+    @functools.cached_property
+    def _fields(self) -> tuple[str, ...]:
         names: dict[str, None] = {}
         path = self.path / "steps.jsonl"
         if os.path.lexists(path):
@@ -171,7 +176,7 @@ class StoredRun:
                     except (ValueError, RecursionError):
                         break  # `columns` says which line
                     names |= dict.fromkeys(row if isinstance(row, dict) else ())
-        return list(names)
+        return tuple(map(sys.intern, names))
 
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.

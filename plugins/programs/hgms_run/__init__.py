@@ -14,7 +14,7 @@ from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_o
 from hgms_run.convert import converter_for, role_of, structured, traits_of
 from hgms_run.ended import RunResult
 from hgms_run.execution import Compilation, Execution
-from hgms_run.files import ROWS, DiskError, appending, opened, read_file, replace_file
+from hgms_run.files import ROWS, DiskError, appending, ensure_seal, opened, read_file, replace_file
 from hgms_run.fingerprint import fingerprint
 from hgms_run.folder import RunFolder
 from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, plain_attribute, spell, type_hints
@@ -49,7 +49,8 @@ __all__ = [
     "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
     "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder", "RunResult",
     "RunSettings", "StopRun", "Watcher", "appending", "built", "converter_for", "data_of", "described", "device_called",
-    "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore", "init_fields", "kinds_of",
+    "difference", "ensure_seal", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "ignore", "init_fields",
+    "kinds_of",
     "laid_over", "lay", "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit",
     "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned",
     "put", "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config",

@@ -27,6 +27,8 @@ WORTH = 60.0
 LEAST = {"outer_steps": 50, "oracle_calls": 5000}
 """Budgets from which on a step is made and discarded to see how long the run takes: one of three steps is not made a third
 longer."""
+_CONVERTER = cattrs.Converter()
+"""One for all: it writes a function for a class that it meets first, which takes as long as reading a hundred runs."""
 
 
 @frozen(kw_only=True)
@@ -117,7 +119,7 @@ class Execution:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Execution:
         """From :meth:`as_table`."""
-        return cattrs.Converter().structure(table, cls)
+        return _CONVERTER.structure(table, cls)
 
     @classmethod
     def recorded(cls, environment: Mapping[str, Any]) -> Execution | None:

@@ -40,7 +40,7 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
     # without O_NONBLOCK, opening a pipe waits for its other end
     flags = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
     try:
-        if path.is_symlink():
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
             raise OSError(errno.ELOOP, "")
         with os.fdopen(os.open(path, flags), "rb") as stream:
             about = os.fstat(stream.fileno())
@@ -153,9 +153,16 @@ def sealed(table: Mapping[str, Any], indent: int) -> bytes:
 def unsealed(path: Path) -> dict[str, Any]:
     """What :func:`sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no checksum."""
     table = json_object(path)
+    ensure_seal(table, path)
+    return table
+
+
+def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
+    """CheckpointError where what was read from ``path`` has a checksum, and is not what that was made of.
+
+    .. versionadded:: 0.8"""
     if "checksum" in table and table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
         raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
-    return table
 
 
 def _checksum(table: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from hgms_run import files
 from hgms_run.checkpoint import pack, unpack
 from hgms_run.config import UNCOMPARED
 from hgms_run.files import damaged
-from hgms_run.lease import Lease, leased
+from hgms_run.lease import LEASE, Lease, leased
 from hgms_run.tables import difference, flatten, parse_toml, show
 
 SHOWN = 3
@@ -111,6 +111,14 @@ class RunFolder:
         return any(map(os.path.lexists, (self.config, self.steps, self.timings, self.checkpoint, self.summary)))
 
     # --- whose it is
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a sign that a process has the folder claimed. One that was killed leaves it, too; who wants to know
+        asks for the folder (:meth:`claimed`).
+
+        .. versionadded:: 0.8"""
+        return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
     def claimed(self, config: str, *, resume: bool = False, patience: float = 0.0, word: str = "resume=True") -> Iterator[None]:

@@ -14,6 +14,8 @@ from filelock import SoftFileLease, Timeout
 from hgms_core import CheckpointError
 from hgms_run import files
 
+LEASE = ".lease"
+"""The file in a run's folder that says who has it."""
 SECONDS = 60.0
 """How long a holder may give no sign of life before another machine takes its folder over. It gives one three times as often.
 On the holder's own machine nobody waits: a process that is gone is seen to be gone. All who share a folder must agree on it."""
@@ -70,7 +72,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leased(folder: Path, name: str = ".lease", *, patience: float = 0.0) -> Iterator[Lease]:
+def leased(folder: Path, name: str = LEASE, *, patience: float = 0.0) -> Iterator[Lease]:
     """The folder, which is made if need be, for this process alone.
 
     Raises:

@@ -1,0 +1,179 @@
+"""How long results of very many runs take to be read: 1,000, 10,000 and 100,000 finished runs, step by step.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--steps find,scan,…] [--json FILE]
+
+The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is carried out (twelve steps); the other seeds are its
+folder once more, file by file as a run leaves them, with their seed, other metrics and a new seal in ``summary.json``. 100,000
+folders are 800,000 files and 4 GB. Steps, each in a process of its own:
+
+* ``find``: the run folders below a directory.
+* ``scan``: the same, and every result read: ``hgms_results.scan``, with which ``hgms report`` begins.
+* ``table``: after a scan, means, intervals and paired differences of each task.
+* ``report``: all that ``hgms report`` computes before it draws (rows of every run included).
+* ``compare``: `hgms compare` on a grid that is finished: load it, see what is left to do, gather, tables.
+* ``plan``: what is left of the grid, as `hgms plan` looks for it.
+
+Of ``scan`` and ``compare`` there is a cold figure as well: the kernel is told to drop what it has of the files' contents
+(``posix_fadvise``), though not of their names. Asked for: 100,000 results within 60 s on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "programs" / "grid_plugin.py"
+TASKS, METHODS = 4, 25
+LIMIT = 60.0
+STEPS = ("find", "scan", "table", "report", "compare", "plan")
+COLD = ("scan", "compare")
+
+
+def grid(out: Path, seeds: int) -> Any:
+    from hgms_compare.grid_file import load
+    from hgms_core.registry import Registry
+
+    table = {
+        "budget": "12 steps", "seeds": seeds, "run": {"out": str(out), "threads": 1},
+        "task": [{"name": "bowl", "label": f"bowl-{rows}", "rows": rows} for rows in range(5, 5 + TASKS)],
+        "method": [{"name": "walk", "label": f"walk-{k:02}", "noise": 0.01 * (1 + k)} for k in range(METHODS)],
+    }  # fmt: skip
+    return load(table, registry=Registry.load([PLUGIN]))
+
+
+def make(out: Path, runs: int) -> int:
+    """Folders of so many runs; returns the number of seeds. Those that are there already are left as they are."""
+    from hgms_compare.run_grid import run_grid
+    from hgms_run.files import sealed
+
+    seeds = max(1, runs // (TASKS * METHODS))
+    if not run_grid(grid(out, 1), jobs=0, progress=False).complete:
+        raise SystemExit("a run of the first seed has failed")
+    for first in sorted(out.glob("*/*/seed-0")):
+        files = {path.name: path.read_bytes() for path in first.iterdir() if not path.name.startswith(".")}
+        config, summary = files.pop("config.toml").decode(), json.loads(files.pop("summary.json"))
+        del summary["checksum"]
+        for seed in range(1, seeds):
+            folder = first.with_name(f"seed-{seed}")
+            if folder.exists():
+                continue
+            folder.mkdir()
+            noise = random.Random(seed)
+            metrics = {name: value + noise.gauss(0, 0.1) for name, value in summary["metrics"].items()}
+            own = {
+                "config.toml": config.replace("\nseed = 0\n", f"\nseed = {seed}\n", 1).encode(),
+                "summary.json": sealed({**summary, "seed": seed, "metrics": metrics}, indent=2),
+            }
+            for name, data in {**files, **own}.items():
+                with open(folder / name, "wb", buffering=0) as stream:
+                    stream.write(data)
+    return seeds
+
+
+def forget(out: Path) -> None:
+    """The kernel drops the contents of the files, as far as it follows advice."""
+    os.sync()
+    for folder, _, names in os.walk(out):
+        for name in names:
+            handle = os.open(os.path.join(folder, name), os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
+    """Seconds of one step, by the clock and on the processor, without imports; and the highest resident memory."""
+    import hgms_report.compute as report
+    from hgms_compare.run_grid import run_grid
+    from hgms_results import scan, table
+    from hgms_results.folders import _run_folders
+
+    parts: dict[str, float] = {}
+    started, spent = time.perf_counter(), time.process_time()
+
+    def lap(name: str) -> None:
+        parts[name] = time.perf_counter() - started - sum(parts.values())
+
+    runs = TASKS * METHODS * seeds
+    if step == "find":
+        assert len(dict(_run_folders(out))) == runs
+    elif step in ("scan", "table"):
+        found, skipped = scan(out)
+        assert len(found) == runs
+        assert not skipped
+        if step == "table":
+            started, spent = time.perf_counter(), time.process_time()
+            by_task: dict[str, dict[str, list[Any]]] = {}
+            for run in found:
+                by_task.setdefault(run.task_label, {}).setdefault(run.label, []).append(run)
+            for task, by_method in by_task.items():
+                table(by_method, "distance", "walk-00", task=task, higher_is_better=False)
+    elif step == "report":
+        assert len(report.build([out]).runs) == runs
+    else:
+        loaded = grid(out, seeds)
+        lap("load")
+        if step == "plan":
+            cells = loaded.cells()
+            lap("cells")
+            assert not [cell for cell in cells if cell.state()[0] in ("new", "begun")]
+            lap("states")
+        else:
+            assert len(run_grid(loaded, jobs=0, progress=False).runs) == runs
+            lap("run")
+    taken = {"seconds": time.perf_counter() - started, "processor_seconds": time.process_time() - spent}
+    return {**taken, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **parts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default="1000,10000,100000")
+    parser.add_argument("--steps", default=",".join(STEPS))
+    parser.add_argument("--warm", action="store_true", help="leave the cold figures out")
+    parser.add_argument("--keep", type=Path, help="make the folders here, and leave them")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=2, metavar=("STEP", "SEEDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one[0], options.keep, int(options.one[1]))))
+        return
+    figures = []
+    place = Path(options.keep or tempfile.mkdtemp(prefix="hgms-scan-"))
+    try:
+        for runs in map(int, options.runs.split(",")):
+            out = place / str(runs)
+            began = time.perf_counter()
+            seeds = make(out, runs)
+            print(f"{runs:,} runs, made in {time.perf_counter() - began:.0f} s", flush=True)
+            for step in options.steps.split(","):
+                for cold in (True, False) if step in COLD and not options.warm else (False,):
+                    if cold:
+                        forget(out)
+                    command = [sys.executable, __file__, "--keep", str(out), "--one", step, str(seeds)]
+                    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                    figure = {"runs": runs, "step": step, "cold": cold, **json.loads(told.splitlines()[-1])}
+                    figures.append(figure)
+                    parts = ", ".join(f"{key} {figure[key]:.2f}" for key in ("load", "cells", "states", "run") if key in figure)
+                    took = f"{figure['seconds']:8.2f} s, {figure['processor_seconds']:8.2f} s of processor"
+                    memory = f"{figure['peak_bytes'] / 1e6:6.0f} MB"
+                    print(f"  {step:8} {'cold' if cold else 'warm'} {took}, {memory}{'; ' * bool(parts)}{parts}", flush=True)
+    finally:
+        if options.keep is None:
+            shutil.rmtree(place)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+    slow = [figure for figure in figures if figure["step"] in ("scan", "compare") and figure["seconds"] > LIMIT]
+    raise SystemExit(bool(slow))
+
+
+if __name__ == "__main__":
+    main()
