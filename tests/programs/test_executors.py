@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from hgms_cli import main
 from hgms_core import CheckpointError, ConfigError, PluginError, UnknownComponent
 from hgms_core.host import Host
 from hgms_executors import Job, Local, Needs, called, code_of, ensure_same, executor_of, installation
-from hgms_run import FolderInUse, RunFolder, lease, leased
+from hgms_run import FolderInUse, RunFolder, Watch, lease, leased
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -51,7 +52,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(FolderInUse, match=r"another process is writing to .*run; wait for it"), leased(tmp_path / "run"):
+    whose = rf"another process is writing to .*run; wait for it.*\n  it is process {holder.pid}$"
+    with pytest.raises(FolderInUse, match=whose), leased(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()
@@ -79,6 +81,77 @@ def test_the_lease_of_another_machine_expires_by_our_own_clock(
     with pytest.raises(FolderInUse), leased(tmp_path / "run", patience=0.1):
         pass
     with leased(tmp_path / "run", patience=30.0) as held:
+        held.ensure()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A lease of three fifths of a second, here and in the marker of the other machine."""
+    monkeypatch.setattr(lease, "SECONDS", 0.6)
+    monkeypatch.setattr(lease, "GRACE", 0.3)
+    monkeypatch.setattr(lease, "LOOK", 0.05)
+    return 0.6
+
+
+def on_another_machine(folder: Path, pid: int, duration: float) -> Path:
+    """The marker of a process of another machine that is not there any more."""
+    folder.mkdir(exist_ok=True)
+    marker = folder / ".lease"
+    marker.write_text(f"filelock/2\npid={pid}\nhost=another-machine\nmode=lease\ntoken={'0' * 32}\nduration={duration}\n")
+    return marker
+
+
+JUMPS = [-6 * 3600.0, 6 * 3600.0]
+"""Seconds by which the clock of the other machine, or of the disk, is wrong."""
+
+
+@pytest.mark.parametrize("jump", JUMPS, ids=["into the past", "into the future"])
+def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(tmp_path: Path, short: float, jump: float) -> None:
+    """It gives signs of life by a clock that is wrong by hours, and by another wrong one each time."""
+    marker, stop = on_another_machine(tmp_path / "run", 1, short), threading.Event()
+
+    def live() -> None:
+        turn = 0
+        while not stop.wait(short / 3):
+            turn += 1
+            os.utime(marker, times=(now := time.time() + turn * jump, now))
+
+    thread, watch = threading.Thread(target=live), Watch()
+    thread.start()
+    try:
+        with pytest.raises(FolderInUse, match="it is process 1 on another-machine"), leased(tmp_path / "run"):
+            pass
+        until = time.monotonic() + 3 * short
+        while time.monotonic() < until:  # as a coordinator looks after it
+            assert not watch.free(tmp_path / "run")
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("jump", JUMPS, ids=["into the past", "into the future"])
+@pytest.mark.parametrize("swaps", [True, False], ids=["", "NFS swaps no names"])
+def test_a_clock_that_jumps_keeps_no_run_whose_holder_is_gone(
+    tmp_path: Path, short: float, jump: float, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who waits for it loses it, nor who looks after it now and then."""
+    if not swaps:
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda source, target: False)
+    for number in range(2):
+        marker = on_another_machine(tmp_path / f"run-{number}", 1, short)
+        os.utime(marker, times=(time.time() + jump, time.time() + jump))
+    began = time.monotonic()
+    with leased(tmp_path / "run-0") as held:
+        assert time.monotonic() - began >= short
+        held.ensure()
+    watch, looks = Watch(), 0
+    while not watch.free(tmp_path / "run-1"):
+        looks += 1
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    assert looks > 5
+    with leased(tmp_path / "run-1", patience=0.0) as held:
         held.ensure()
 
 

@@ -169,13 +169,13 @@ def run_config(
     view: Progress | None = None,
     watch: Watcher | None = None,
     path: Path | None = None,
-    patience: float = 0.0,
+    patience: float | None = None,
     ready: Callable[[Problem], None] = ignore,
     execution: Execution | None = None,
 ) -> RunResult:
     """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
     after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
-    seconds.
+    seconds (None: until it is seen to be alive).
 
     A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be carried out where the run
     itself has not recorded it (None: it decides): runs to be compared take that of the first, ``result.execution``.
