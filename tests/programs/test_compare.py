@@ -24,7 +24,7 @@ from scipy import stats
 
 from hgms_cli import main
 from hgms_compare import cell, coordinator
-from hgms_compare.board import Board
+from hgms_executors import Board
 from hgms_compare.comparison import Comparison
 from hgms_compare.from_python import compare
 from hgms_compare.grid_file import load
@@ -736,7 +736,7 @@ import os, pty
 process, handle = pty.fork()
 if process == 0:
     import termios
-    from hgms_compare.board import Board
+    from hgms_executors import Board
     from hgms_run import Progress
     flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
     flags = [flag()]
@@ -795,6 +795,6 @@ def test_a_comparison_shows_its_running_cells_and_its_failures_on_a_terminal(ter
         board.ended("t, a, seed 0", "failed", "out of memory\nand more")
         board.ended("t, b, seed 0", "done", None)
     shown = terminal.getvalue()
-    for part in ("all cells", "t, a, seed 0", "f 0.25", "50%", "t, a, seed 0: failed: out of memory", "2 of 2"):
+    for part in ("all", "t, a, seed 0", "f 0.25", "50%", "t, a, seed 0: failed: out of memory", "2 of 2"):
         assert part in shown
     assert "and more" not in shown

@@ -154,7 +154,7 @@ def module_job() -> Any:
 
 def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
-    from hgms_compare.board import Board
+    from hgms_executors import Board
 
     class Looked(Board):
         def step(self, cell: object, share: float, record: Any) -> None:

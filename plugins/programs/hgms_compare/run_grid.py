@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hgms_compare import sweep as sweeps
-from hgms_compare.board import Board
 from hgms_compare.cell import Ending
 from hgms_compare.comparison import Comparison, gather
 from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
-from hgms_executors import Executor, Local, code_of, cores, unannounced
-from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
+from hgms_executors import Board, Executor, Local, code_of, cores, to_stderr, unannounced
+from hgms_run import Interrupted, RunFolder, difference, ignore, parse_toml, plain, read_file, stoppable
 
 
 def run_grid(
@@ -77,7 +76,7 @@ def run_grid(
                 for cell in cells:  # those that are finished, too: the others are carried out as they were
                     coordinator.recall(cell)
                 waiting = [cell for cell in cells if cell.state()[0] in wanted]
-                with Board(len(waiting), enabled=progress) as board:
+                with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
                     for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
                         board.ended(ending.cell, ending.status, ending.error)
                         endings[ending.cell.path] = ending

@@ -32,7 +32,7 @@ from hgms_run.traits import ensure_fits
 from hgms_run.watching import Watcher
 
 if TYPE_CHECKING:
-    from hgms_run.progress import Progress
+    from hgms_run.progress import View
 
 
 @checked("method", "problem", "watch")
@@ -166,7 +166,7 @@ def run_config(
     config: RunConfig,
     *,
     resume: bool = False,
-    view: Progress | None = None,
+    view: View | None = None,
     watch: Watcher | None = None,
     path: Path | None = None,
     patience: float | None = None,
