@@ -24,7 +24,6 @@ from scipy import stats
 
 from hgms_cli import main
 from hgms_compare import cell, coordinator
-from hgms_executors import Board
 from hgms_compare.comparison import Comparison
 from hgms_compare.from_python import compare
 from hgms_compare.grid_file import load
@@ -32,7 +31,7 @@ from hgms_compare.run_grid import run_grid
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
-from hgms_executors import Ending, Local
+from hgms_executors import Board, Ending, Local
 from hgms_results.tables import Point, table
 from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 
