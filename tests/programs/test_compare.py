@@ -7,11 +7,13 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -782,6 +784,22 @@ def test_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
         "steps/s",
         "s left",
     ):
+        assert part in shown
+
+
+def test_a_board_shows_which_process_carries_out_what_and_what_was_lost(terminal: io.StringIO, tmp_path: Path) -> None:
+    job, marker = SimpleNamespace(path=tmp_path), tmp_path / ".lease"
+    with leased(tmp_path):
+        with Board(1) as board:
+            board.stage(job, "finetune: 24 rows")
+        with Board(1) as board:
+            board.say("one: its process was killed; it is taken up again")
+            board.step(job, 0.5, {"step": 3})
+        marker.write_text(re.sub("pid=.*\nhost=.*", "pid=77\nhost=node-2", marker.read_text()))
+        with Board(1) as board:
+            board.step(job, 0.75, {"step": 4})
+    here, shown = f"process {os.getpid()}", terminal.getvalue()
+    for part in (f"{here} · finetune: 24 rows", f"{here} · step 3", "it is taken up again", "process 77 on node-2 · step 4"):
         assert part in shown
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,43 @@ def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path, capfd: pytest.Ca
     assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
     assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
     assert steps(tmp_path / "ray") == steps(tmp_path / "alone")
+
+
+def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nodes of a cluster on this machine, of which one is killed while each carries out a run."""
+    from ray.cluster_utils import Cluster
+
+    walk = {**WALK, "pause": 0.05}
+    run_grid(grid(tmp_path / "alone", walk, budget="40 steps"), jobs=0, progress=False)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    failed: list[str] = []
+    try:
+        node = cluster.add_node(num_cpus=1)
+
+        def take_away() -> None:
+            until = time.monotonic() + 300
+            while sum(5 <= path.read_bytes().count(b"\n") < 40 for path in (tmp_path / "ray").rglob("steps.jsonl")) < 2:
+                if time.monotonic() > until:
+                    failed.append("no two runs were under way at once")
+                    break
+                time.sleep(0.02)
+            cluster.remove_node(node, allow_graceful=False)
+
+        thread = threading.Thread(target=take_away)
+        thread.start()
+        executor = Ray(address=cluster.address, jobs=2)
+        comparison = run_grid(grid(tmp_path / "ray", walk, budget="40 steps"), executor=executor)
+        thread.join()
+    finally:
+        cluster.shutdown()
+    assert not failed
+    assert comparison.complete, comparison
+    assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+    said = capsys.readouterr().err
+    assert said.count("its worker is gone") == 1, said
+    assert "it is taken up again" in said
+    counted = [json.loads(path.read_text())["processor_seconds"] for path in (tmp_path / "ray").rglob("resources.json")]
+    assert counted.count(None) <= 1, "what the node had begun was begun twice, nothing else"
 
 
 def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
