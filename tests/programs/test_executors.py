@@ -41,7 +41,7 @@ from hgms_executors import (
     installation,
     together,
 )
-from hgms_run import FolderInUse, RunFolder, Watch, lease, leased
+from hgms_run import FolderInUse, HeldFolders, RunFolder, lease, leased
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -133,7 +133,7 @@ def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(tmp_path: Path, sho
             turn += 1
             os.utime(marker, times=(now := time.time() + turn * jump, now))
 
-    thread, watch = threading.Thread(target=live), Watch()
+    thread, watch = threading.Thread(target=live), HeldFolders()
     thread.start()
     try:
         with pytest.raises(FolderInUse, match="it is process 1 on another-machine"), leased(tmp_path / "run"):
@@ -162,7 +162,7 @@ def test_a_clock_that_jumps_keeps_no_run_whose_holder_is_gone(
     with leased(tmp_path / "run-0") as held:
         assert time.monotonic() - began >= short
         held.ensure()
-    watch, looks = Watch(), 0
+    watch, looks = HeldFolders(), 0
     while not watch.free(tmp_path / "run-1"):
         looks += 1
         assert time.monotonic() - began < 60

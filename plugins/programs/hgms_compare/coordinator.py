@@ -18,7 +18,7 @@ from hgms_compare.grid import Cell
 from hgms_compare.usage import frozen_heap
 from hgms_core import Budget
 from hgms_executors import Executor, Job, tried_again
-from hgms_run import Execution, RunFolder, Watch, ignore
+from hgms_run import Execution, HeldFolders, RunFolder, ignore
 
 POLL = 1.0
 """Seconds between two looks at runs that other processes carry out."""
@@ -50,7 +50,7 @@ class Coordinator:
     _warnings: set[str] = field(factory=set, init=False)
     _running: dict[Job, Cell] = field(factory=dict, init=False)
     _elsewhere: list[Cell] = field(factory=list, init=False)
-    _watch: Watch = field(factory=Watch, init=False)
+    _held: HeldFolders = field(factory=HeldFolders, init=False)
     _awaited: int = field(default=0, init=False)
 
     def __enter__(self) -> Coordinator:
@@ -134,7 +134,7 @@ class Coordinator:
         others, self._elsewhere = self._elsewhere, []
         for cell in others:
             self.recall(cell)
-            free = self._watch.free(cell.path)  # asked first: who is done lets go of it afterwards
+            free = self._held.free(cell.path)  # asked first: who is done lets go of it afterwards
             status, error = cell.state()
             if status not in ("new", "begun"):
                 yield Ending(cell=cell, status=status, error=error)

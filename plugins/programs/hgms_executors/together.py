@@ -14,7 +14,7 @@ from attrs import Factory, define, frozen
 from hgms_executors.again import tried_again
 from hgms_executors.board import Board
 from hgms_executors.jobs import Executor, Job
-from hgms_run import Interrupted, Watch, stoppable
+from hgms_run import HeldFolders, Interrupted, stoppable
 
 BUSY: Mapping[str, Any] = {"busy": True}
 """What a piece's job returns where another process is at it."""
@@ -75,7 +75,7 @@ class _Together:
     failures: dict[Piece, str] = Factory(dict)
     elsewhere: list[Piece] = Factory(list)
     asked: dict[Job, Piece] = Factory(dict)
-    watch: Watch = Factory(Watch)
+    held: HeldFolders = Factory(HeldFolders)
     awaited: int = 0
 
     def left(self) -> list[Piece]:
@@ -108,7 +108,7 @@ class _Together:
         self.awaited = count
         time.sleep(POLL)
         for piece in list(self.elsewhere):
-            free = self.watch.free(piece.path, *piece.leases)  # asked first: who is done lets go of it afterwards
+            free = self.held.free(piece.path, *piece.leases)  # asked first: who is done lets go of it afterwards
             if (result := piece.finished()) is not None:
                 self.elsewhere.remove(piece)
                 self.end(piece, result)

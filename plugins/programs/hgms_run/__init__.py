@@ -19,7 +19,7 @@ from hgms_run.fingerprint import fingerprint
 from hgms_run.folder import RunFolder
 from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, plain_attribute, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config, show_object
-from hgms_run.lease import FolderInUse, Watch, holder, leased
+from hgms_run.lease import FolderInUse, HeldFolders, holder, leased
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress, View
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
-    "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder", "RunResult",
-    "RunSettings", "StopRun", "View", "Watch", "Watcher", "appending", "built", "converter_for", "data_of", "described",
+    "HeldFolders", "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder",
+    "RunResult", "RunSettings", "StopRun", "View", "Watcher", "appending", "built", "converter_for", "data_of", "described",
     "device_called", "difference", "environment", "fingerprint", "flatten", "frame", "higher_is_better", "holder", "ignore",
     "init_fields", "kinds_of", "laid_over", "lay", "lay_options", "leased", "leave", "leaving", "line_of", "load",
     "load_state", "meant", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attrs import Factory, define, field
+from attrs import define, field
 from filelock import SoftFileLease, Timeout
 
 from hgms_core import CheckpointError
@@ -154,13 +154,13 @@ def holder(folder: Path, name: str = ".lease") -> str:
 
 
 @define(eq=False)
-class Watch:
-    """Looks after folders that other processes hold, as often as it is asked: only who goes on looking sees that a holder on
-    another machine gives no sign of life any more.
+class HeldFolders:
+    """Folders that other processes hold: only who goes on looking at them sees that a holder on another machine gives no
+    sign of life any more.
 
     .. versionadded:: 0.8"""
 
-    _leases: dict[Path, Lease] = Factory(dict)
+    _leases: dict[Path, Lease] = field(factory=dict, init=False)
 
     def free(self, folder: Path, *names: str) -> bool:
         """Whether nobody holds ``names`` in the folder any more: then it may be claimed at once."""
