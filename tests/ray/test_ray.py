@@ -78,6 +78,7 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
 
     run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_agent_register_timeout_ms", "300000")  # on a busy machine a node gives up after 30 s
     holds = [tmp_path / f"hold-{seed}-6" for seed in (1, 2, 3)]
     for hold in holds:
         hold.touch()
