@@ -7,11 +7,13 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -24,7 +26,6 @@ from scipy import stats
 
 from hgms_cli import main
 from hgms_compare import cell, coordinator
-from hgms_compare.board import Board
 from hgms_compare.comparison import Comparison
 from hgms_compare.from_python import compare
 from hgms_compare.grid_file import load
@@ -32,7 +33,7 @@ from hgms_compare.run_grid import run_grid
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
 from hgms_demo.pictures import draw_weights
-from hgms_executors import Ending, Local
+from hgms_executors import Board, Ending, Local
 from hgms_results.tables import Point, table
 from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 
@@ -736,7 +737,7 @@ import os, pty
 process, handle = pty.fork()
 if process == 0:
     import termios
-    from hgms_compare.board import Board
+    from hgms_executors import Board
     from hgms_run import Progress
     flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
     flags = [flag()]
@@ -786,6 +787,22 @@ def test_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
         assert part in shown
 
 
+def test_a_board_shows_which_process_carries_out_what_and_what_was_lost(terminal: io.StringIO, tmp_path: Path) -> None:
+    job, marker = SimpleNamespace(path=tmp_path), tmp_path / ".lease"
+    with leased(tmp_path):
+        with Board(1) as board:
+            board.stage(job, "finetune: 24 rows")
+        with Board(1) as board:
+            board.say("one: its process was killed; it is taken up again")
+            board.step(job, 0.5, {"step": 3})
+        marker.write_text(re.sub("pid=.*\nhost=.*", "pid=77\nhost=node-2", marker.read_text()))
+        with Board(1) as board:
+            board.step(job, 0.75, {"step": 4})
+    here, shown = f"process {os.getpid()}", terminal.getvalue()
+    for part in (f"{here} · finetune: 24 rows", f"{here} · step 3", "it is taken up again", "process 77 on node-2 · step 4"):
+        assert part in shown
+
+
 def test_a_comparison_shows_its_running_cells_and_its_failures_on_a_terminal(terminal: io.StringIO) -> None:
     with Board(2) as board:
         for title in ("t, a, seed 0", "t, b, seed 0"):
@@ -795,6 +812,6 @@ def test_a_comparison_shows_its_running_cells_and_its_failures_on_a_terminal(ter
         board.ended("t, a, seed 0", "failed", "out of memory\nand more")
         board.ended("t, b, seed 0", "done", None)
     shown = terminal.getvalue()
-    for part in ("all cells", "t, a, seed 0", "f 0.25", "50%", "t, a, seed 0: failed: out of memory", "2 of 2"):
+    for part in ("all", "t, a, seed 0", "f 0.25", "50%", "t, a, seed 0: failed: out of memory", "2 of 2"):
         assert part in shown
     assert "and more" not in shown

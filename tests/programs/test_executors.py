@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +22,26 @@ from click.testing import CliRunner
 from processes import Server, rows_written
 
 from hgms_cli import main
+from hgms_compare import coordinator
 from hgms_core import CheckpointError, ConfigError, PluginError, UnknownComponent
 from hgms_core.host import Host
-from hgms_executors import Job, Local, Needs, called, code_of, ensure_same, executor_of, installation
-from hgms_run import FolderInUse, RunFolder, lease, leased
+from hgms_executors import (
+    BUSY,
+    Board,
+    Here,
+    Job,
+    Local,
+    Needs,
+    Piece,
+    called,
+    carried_out_together,
+    code_of,
+    ensure_same,
+    executor_of,
+    installation,
+    together,
+)
+from hgms_run import FolderInUse, HeldFolders, RunFolder, lease, leased
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -51,7 +69,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(FolderInUse, match=r"another process is writing to .*run; wait for it"), leased(tmp_path / "run"):
+    whose = rf"another process is writing to .*run; wait for it.*\n  it is process {holder.pid}$"
+    with pytest.raises(FolderInUse, match=whose), leased(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()
@@ -79,6 +98,77 @@ def test_the_lease_of_another_machine_expires_by_our_own_clock(
     with pytest.raises(FolderInUse), leased(tmp_path / "run", patience=0.1):
         pass
     with leased(tmp_path / "run", patience=30.0) as held:
+        held.ensure()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A lease of three fifths of a second, here and in the marker of the other machine."""
+    monkeypatch.setattr(lease, "SECONDS", 0.6)
+    monkeypatch.setattr(lease, "GRACE", 0.3)
+    monkeypatch.setattr(lease, "LOOK", 0.05)
+    return 0.6
+
+
+def on_another_machine(folder: Path, pid: int, duration: float) -> Path:
+    """The marker of a process of another machine that is not there any more."""
+    folder.mkdir(exist_ok=True)
+    marker = folder / ".lease"
+    marker.write_text(f"filelock/2\npid={pid}\nhost=another-machine\nmode=lease\ntoken={'0' * 32}\nduration={duration}\n")
+    return marker
+
+
+JUMPS = [-6 * 3600.0, 6 * 3600.0]
+"""Seconds by which the clock of the other machine, or of the disk, is wrong."""
+
+
+@pytest.mark.parametrize("jump", JUMPS, ids=["into the past", "into the future"])
+def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(tmp_path: Path, short: float, jump: float) -> None:
+    """It gives signs of life by a clock that is wrong by hours, and by another wrong one each time."""
+    marker, stop = on_another_machine(tmp_path / "run", 1, short), threading.Event()
+
+    def live() -> None:
+        turn = 0
+        while not stop.wait(short / 3):
+            turn += 1
+            os.utime(marker, times=(now := time.time() + turn * jump, now))
+
+    thread, watch = threading.Thread(target=live), HeldFolders()
+    thread.start()
+    try:
+        with pytest.raises(FolderInUse, match="it is process 1 on another-machine"), leased(tmp_path / "run"):
+            pass
+        until = time.monotonic() + 3 * short
+        while time.monotonic() < until:  # as a coordinator looks after it
+            assert not watch.free(tmp_path / "run")
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("jump", JUMPS, ids=["into the past", "into the future"])
+@pytest.mark.parametrize("swaps", [True, False], ids=["", "NFS swaps no names"])
+def test_a_clock_that_jumps_keeps_no_run_whose_holder_is_gone(
+    tmp_path: Path, short: float, jump: float, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who waits for it loses it, nor who looks after it now and then."""
+    if not swaps:
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda source, target: False)
+    for number in range(2):
+        marker = on_another_machine(tmp_path / f"run-{number}", 1, short)
+        os.utime(marker, times=(time.time() + jump, time.time() + jump))
+    began = time.monotonic()
+    with leased(tmp_path / "run-0") as held:
+        assert time.monotonic() - began >= short
+        held.ensure()
+    watch, looks = HeldFolders(), 0
+    while not watch.free(tmp_path / "run-1"):
+        looks += 1
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    assert looks > 5
+    with leased(tmp_path / "run-1", patience=0.0) as held:
         held.ensure()
 
 
@@ -204,6 +294,85 @@ def test_runs_of_a_coordinator_that_dies_are_taken_up_by_the_other(tmp_path: Pat
     assert contents(folder) == alone[0]
 
 
+@pytest.mark.usefixtures("short")
+def test_a_run_of_another_machine_that_is_gone_is_taken_up_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[dict[str, bytes], Any]
+) -> None:
+    """Nobody but who looks after it can tell that it gives no sign of life any more."""
+    monkeypatch.setattr(coordinator, "POLL", 0.05)
+    monkeypatch.chdir(prepared(tmp_path))
+    assert CliRunner().invoke(main, [*COMPARE, "--jobs", "0"]).exit_code == 0
+    [folder] = tmp_path.glob("runs/bowl/*/seed-3")
+    (folder / "summary.json").unlink()  # it had come to its last step
+    before = (folder / "checkpoint.json").read_bytes()
+    on_another_machine(folder, 1, lease.SECONDS)
+    done = CliRunner().invoke(main, [*COMPARE[:-1], "--jobs", "0"])
+    assert done.exit_code == 0, done.output
+    said = done.stderr.splitlines()
+    assert said[0] == "waiting for 1 run that another process carries out"
+    assert said[1] == "bowl, walk, seed 3: nobody carries it out any more; it is taken up again"
+    assert [line.partition(" after")[0] for line in said[2:]] == ["[1/1] bowl, walk, seed 3: done"]
+    assert contents(tmp_path) == alone[0]
+    assert (folder / "checkpoint.json").read_bytes() == before, "none of its steps is done twice"
+
+
+def piece_of(folder: Path, number: int, **arguments: Any) -> Piece:
+    """A piece that leaves its number in a file."""
+    path = folder / str(number)
+    values = {"path": str(path), "number": number, **arguments}
+
+    def finished() -> int | None:
+        return int((path / "number").read_text()) if (path / "number").exists() else None
+
+    job = Job(title=f"piece {number}", function="test_executors:leave", arguments=values)
+    return Piece(title=job.title, path=path, job=lambda: job, finished=finished, result=lambda outcome: outcome["number"])
+
+
+def leave(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
+    path = Path(arguments["path"])
+    try:
+        with leased(path, patience=0.0):
+            if arguments.get("fails"):
+                raise ConfigError("no such data")
+            with (path / "times").open("a") as stream:
+                stream.write("once\n")
+            (path / "number").write_text(str(arguments["number"]))
+    except FolderInUse:
+        return BUSY
+    return {"number": arguments["number"]}
+
+
+@pytest.mark.usefixtures("short")
+def test_pieces_are_done_once_whoever_does_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 is done, 1 and 2 are to do, 3 fails, 4 is made by a process that ends with it, 5 by a machine that is gone."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(together, "POLL", 0.05)
+    pieces = [piece_of(tmp_path, number, fails=number == 3) for number in range(6)]
+    leave(pieces[0].job().arguments, None)
+    on_another_machine(tmp_path / "5", 1, lease.SECONDS)
+    said: list[str] = []
+
+    def hear(line: str) -> None:
+        said.append(line)
+        if line.startswith("waiting for 2"):
+            (tmp_path / "4" / "number").write_text("4")
+            held.close()
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(leased(tmp_path / "4"))
+        results, failures = carried_out_together(pieces, Here(), Board(len(pieces), bars=False, echo=hear))
+    assert {str(piece): result for piece, result in results.items()} == {f"piece {n}": n for n in (0, 1, 2, 4, 5)}
+    assert {str(piece): why for piece, why in failures.items()} == {"piece 3": "no such data"}
+    assert said[0] == "1 of 6 runs done before"
+    assert [path.parent.name for path in sorted(tmp_path.rglob("times")) if path.read_text() == "once\n"] == [
+        "0",
+        "1",
+        "2",
+        "5",
+    ]
+    assert not list(tmp_path.rglob(".lease"))
+
+
 def test_a_run_whose_worker_is_killed_is_taken_up_again(
     tmp_path: Path, server: Server, alone: tuple[dict[str, bytes], Any]
 ) -> None:
@@ -292,6 +461,55 @@ def test_what_is_wrong_with_an_executor_is_said(
     assert done.exit_code == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+@pytest.mark.parametrize(("name", "module"), [("ray", "ray"), ("slurm", "submitit")])
+def test_without_its_extra_an_executor_says_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(prepared(tmp_path))
+    done = CliRunner().invoke(main, [*COMPARE, "--executor", name])
+    assert done.exit_code == 2, done.output
+    message = f"error: the executor {name!r} needs {module}, which is not installed\n  pip install 'hgms[{name}]'\n"
+    assert done.stderr == message
+    assert not list(tmp_path.rglob("steps.jsonl"))
+
+
+ELSEWHERE = '''
+from hgms_core import hookimpl
+from hgms_executors import carried_out, ending_of, packed
+
+class Elsewhere:
+    """A machine with another version of the core."""
+    name = "elsewhere"
+    jobs = None
+
+    def carry_out(self, jobs, report):
+        for job in jobs:
+            message = packed(job)
+            message["installation"]["hgms_core"] = "0123456789ab"
+            yield ending_of(job, carried_out(message), report)
+
+    def close(self):
+        pass
+
+@hookimpl
+def hgms_register_executors():
+    return [Elsewhere]
+'''
+
+
+def test_a_worker_of_another_version_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared(tmp_path))
+    Path("elsewhere.py").write_text(ELSEWHERE)
+    done = CliRunner().invoke(main, [*COMPARE, "--plugin", "elsewhere.py", "--executor", "elsewhere"])
+    assert done.exit_code == 2, done.output
+    first, second, third = done.stderr.splitlines()
+    assert re.fullmatch(r"error: the worker on \S+ has another installation than this machine", first)
+    assert re.fullmatch(r"  hgms_core: \w{12} there, 0123456789ab here", second)
+    assert third == "  install the same there"
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 

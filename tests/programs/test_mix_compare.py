@@ -19,9 +19,8 @@ from hgms_cli import main
 from hgms_core import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_executors import Ending, Job, Local
+from hgms_executors import BUSY, Ending, Job, Local, together
 from hgms_mix.config import load
-from hgms_mix_compare import mixes
 from hgms_mix_compare.mixes import Contest, carry_out
 from hgms_mix_compare.outcome import Outcome
 from hgms_run import Interrupted
@@ -300,12 +299,12 @@ def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(grid: Path)
 
 @pytest.mark.usefixtures("files")
 def test_a_mix_that_another_process_makes_is_waited_for(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixes, "POLL", 0.0)
+    monkeypatch.setattr(together, "POLL", 0.0)
     asked = Counter[tuple[str, int]]()
 
     def answer(label: str, seed: int) -> Any:
         asked[label, seed] += 1
-        return {"outcome": {"report": None}} if (label, asked[label, seed]) == ("other", 1) else loss_of(label, seed)
+        return {"outcome": BUSY} if (label, asked[label, seed]) == ("other", 1) else loss_of(label, seed)
 
     lines: list[str] = []
     result = carry_out(Contest.of(grid), Fake(answer), lines.append)
@@ -369,7 +368,7 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     nobody = Fake(begin)
     result = carry_out(contest, nobody, lines.append)
     assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
-    assert lines == ["[1/1] uniform, seed 5: done before"]
+    assert lines == ["1 of 1 mix done before"]
     for more in (["finetune.epochs=3"], ["budget=3 steps"]):  # begun from other settings: a process does the rest
         with pytest.raises(Begun):
             carry_out(Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append)

@@ -172,7 +172,7 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
     assert {(row["seed"], row["split"]) for row in result["weights"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
     again = call("null", "mix.toml", "--seeds", "2", "--splits", "2")
-    assert again.stderr.count("done before") == 4
+    assert "4 of 4 runs done before" in again.stderr
     assert "evidence for more of first, less of second" in again.stdout
     # its runs are no results of the sources, and the mix knows of it
     assert scan("runs") == ([], [])
@@ -183,7 +183,7 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
 
 
 def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_run import Progress
+    from hgms_executors import Told
 
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="4 steps")
     whole = json_of("null", "mix.toml", "--seeds", "2", "--out", "whole")
@@ -193,14 +193,47 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkey
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "watch", press)
+        patched.setattr(Told, "watch", press)
         broken = call("null", "mix.toml", "--seeds", "2", "--out", "broken")
     assert broken.exit_code == 130
-    assert "in seed-1-split-0\n  run the same command again to go on from there" in broken.stderr
+    assert "interrupted after 1 of 2 runs\n  run the same command again to go on from there" in broken.stderr
     again = call("null", "mix.toml", "--seeds", "2", "--out", "broken", "--json")
-    assert "seed-0-split-0: done before" in again.stderr
+    assert "1 of 2 runs done before" in again.stderr
     assert "seed-1-split-0: going on" in again.stderr
     assert json.loads(again.stdout)["weights"] == whole["weights"]
+
+
+@pytest.mark.extended
+def test_processes_learn_the_weights_of_one(here: Path) -> None:
+    mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="4 steps")
+    one = json_of("null", "mix.toml", "--seeds", "2", "--out", "one")
+    both = json_of("null", "mix.toml", "--seeds", "2", "--out", "both", "--executor", "local", "--jobs", "2")
+    assert both["weights"] == one["weights"]
+    assert both["sources"] == one["sources"]
+
+
+def test_runs_of_a_null_test_that_fail_are_named_with_their_reasons(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgms_mix import null
+
+    keep = null.run_config
+
+    def broken(config: Any, **how: Any) -> Any:
+        if config.seed == 0:
+            raise DataError("the disk was pulled out")
+        return keep(config, **how)
+
+    mix_of("like.jsonl", "noise.jsonl", budget="1 step")
+    with monkeypatch.context() as patched:
+        patched.setattr(null, "run_config", broken)
+        failed = call("null", "mix.toml", "--seeds", "2")
+    assert failed.exit_code == 2
+    assert (
+        "1 of 2 runs of the null test failed\n  seed-0-split-0: the disk was pulled out\n  run the same command"
+        in failed.stderr
+    )
+    assert "Traceback" not in failed.stderr
+    again = call("null", "mix.toml", "--seeds", "2")
+    assert "1 of 2 runs done before" in again.stderr
 
 
 # --- the stage ------------------------------------------------------------------------------------------------------------

@@ -376,7 +376,7 @@ def test_the_command_fits_tables_and_writes_what_it_says(tmp_path: Path, monkeyp
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "rows"], "does not say how many rows sources have"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=1,d=1"], "there is no 'd'"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=inf,b=1"], "'prior' must have finite weights"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--points", "30"], "--points and --repeats are of no use without CONFIG"),
+        (["--ratios", "r.csv", "--metrics", "m.csv", "--points", "30"], "are of no use without CONFIG: nothing is trained"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "surface.point=3"], "unknown key 'point'; did you mean"),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "sample.size=3"], "there is no table 'sample'"),
     ],
@@ -459,7 +459,7 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
     assert "11 runs, 2 of them finished; the others take" in dry.stdout
     done = call("mix.toml")
     assert done.exit_code == 0, done.output
-    assert "2 of 11 runs were done before" in done.stderr
+    assert "2 of 11 runs done before" in done.stderr
     assert "[11/11]" in done.stderr
     every = losses(here)
     assert len(every) == 11
@@ -475,7 +475,7 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
     every_too = losses(here)
     assert len(every_too) == 15
     assert {key: every_too[key] for key in every} == every
-    assert "11 of 11 runs were done before" in again.stderr
+    assert "11 of 11 runs done before" in again.stderr
     assert report["targets"] == {"validation_sums": 1.0}
     assert set(report["differences_by_metric"]) == {"validation_sums", "test_sums"}
     assert not list(here.glob("runs/mix/surface/runs/*/finetune/adapter"))
@@ -516,6 +516,49 @@ def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, m
     assert again.metrics == whole.metrics
     assert again.seconds is None  # nobody knows what went before
     assert broken.finished(point) == again
+
+
+def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
+    """As another machine carries it out, which has read nothing yet; what another process is at is left to that."""
+    from hgms_executors import BUSY
+    from hgms_mix import claimed
+    from hgms_surface import jobs
+    from hgms_surface.runs import DesignRuns
+    from hgms_surface.train import load, points_of
+
+    plan = load(Path("mix.toml"), ["task.validation.more.path=test.jsonl"])
+    alone, runs = (DesignRuns(config=plan.config, folder=Path(name)) for name in ("alone", "runs"))
+    point = points_of(plan, alone)[-1]
+    piece = jobs.piece(runs, point)
+    job = piece.job()
+    arguments = json.loads(json.dumps(job.arguments))
+    jobs._KNOWN.clear()
+    with claimed(piece.path):
+        assert jobs.work(arguments, lambda **event: None) == BUSY
+    assert piece.finished() is None
+    heard: list[dict[str, Any]] = []
+    assert jobs.work(arguments, lambda **event: heard.append(event)) == {}
+    assert {event["event"] for event in heard} == {"stage", "step"}
+    other, own = piece.finished(), alone.run(point)
+    assert attrs.evolve(other, seconds=own.seconds) == own
+    before = [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")]
+    assert jobs.work(arguments, heard.append) == {}  # another process asked at the same time
+    assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
+
+
+@pytest.mark.extended
+def test_processes_make_the_surface_of_one(here: Path) -> None:
+    one = call("mix.toml", "--json", "--out", "one")
+    both = call("mix.toml", "--json", "--out", "both", "--jobs", "2")
+    assert [done.exit_code for done in (one, both)] == [0, 0], both.output
+    assert both.stderr.count(" after ") == 11
+    ours, theirs = json.loads(one.stdout), json.loads(both.stdout)
+    for report in (ours, theirs):
+        for key in ("folder", "next", "files"):
+            report.pop(key, None)
+    assert ours == theirs
+    for name in ("ratios.csv", "metrics.csv"):
+        assert Path("one/mix/surface", name).read_bytes() == Path("both/mix/surface", name).read_bytes()
 
 
 def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from hgms_compare import Comparison, compare
+from hgms_compare.grid_file import load
 from hgms_compare.sweep import plan
 from hgms_core import ConfigError, MissingExtra
 from hgms_results import scan, scan_sweeps
@@ -161,3 +165,30 @@ def test_a_sweep_that_does_not_say_what_its_data_were_is_named_as_an_old_one(tmp
         assert "holds a sweep of before 0.7" in str(sweep.fault())
         path.write_text(json.dumps({**json.loads(path.read_text()), "made_of": "4567"}))
         assert "holds a sweep with another content of its data" in str(sweep.fault())
+
+
+def test_two_coordinators_write_the_record_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the same last trial, and go on at the same moment."""
+    table = {"budget": "1 step", "seeds": 1, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}
+    space = {"walk": {"noise": [0.0, 0.05]}}
+    loaded = load({**table, "sweep": {"trials": 2, "sampler": "grid", "space": space}})
+    together, seen = threading.Barrier(2), []
+
+    def slowly(path: Path, data: bytes) -> None:
+        assert not path.with_suffix(".open").exists(), "the other one is at it"
+        path.with_suffix(".open").touch()
+        time.sleep(0.2)
+        path.with_suffix(".open").unlink()
+        seen.append(path)
+
+    def write() -> None:
+        [sweep] = plan(loaded)
+        sweep.add_trial()
+        together.wait()
+        sweep.write()
+
+    monkeypatch.setattr("hgms_compare.sweep.replace_file", slowly)
+    with ThreadPoolExecutor(2) as both:
+        for written in [both.submit(write) for _ in range(2)]:
+            written.result(60)
+    assert len(seen) == 2

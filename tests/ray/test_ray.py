@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 import pytest
 from click.testing import CliRunner
 from executor_grids import PLUGIN, WALK, contents, grid, steps
@@ -64,6 +68,55 @@ def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path, capfd: pytest.Ca
     assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
     assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
     assert steps(tmp_path / "ray") == steps(tmp_path / "alone")
+
+
+def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes of a cluster on this machine, of which one is killed while each carries out a run."""
+    from ray.cluster_utils import Cluster
+
+    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_agent_register_timeout_ms", "300000")  # on a busy machine a node gives up after 30 s
+    holds = [tmp_path / f"hold-{seed}-6" for seed in (1, 2, 3)]
+    for hold in holds:
+        hold.touch()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    over = threading.Event()
+    thread = None
+    try:
+        node = cluster.add_node(num_cpus=1)
+
+        def take_away() -> None:
+            while [path.read_bytes().count(b"\n") for path in (tmp_path / "ray").rglob("steps.jsonl")].count(7) < 2:
+                if over.wait(0.05):
+                    return
+            raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+            of_node = raylet.children(recursive=True)  # a machine that is gone takes all of them with it
+            cluster.remove_node(node, allow_graceful=False)
+            for process in of_node:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            for hold in holds:
+                hold.unlink()
+
+        thread = threading.Thread(target=take_away)
+        thread.start()
+        comparison = run_grid(grid(tmp_path / "ray"), executor=Ray(address=cluster.address, jobs=2))
+    finally:
+        over.set()
+        if thread is not None:
+            thread.join()
+        cluster.shutdown()
+    assert not any(hold.exists() for hold in holds), "no two runs were under way at once"
+    assert comparison.complete, comparison
+    assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+    said = capsys.readouterr().err
+    assert said.count("its worker is gone") == 1, said
+    assert "it is taken up again" in said
+    counted = [json.loads(path.read_text())["processor_seconds"] for path in (tmp_path / "ray").rglob("resources.json")]
+    assert (len(counted), counted.count(None)) == (4, 1), "what the node had begun was begun twice, nothing else"
 
 
 def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
@@ -154,7 +207,7 @@ def module_job() -> Any:
 
 def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
-    from hgms_compare.board import Board
+    from hgms_executors import Board
 
     class Looked(Board):
         def step(self, cell: object, share: float, record: Any) -> None:

@@ -18,7 +18,7 @@ from hgms_compare.grid import Cell
 from hgms_compare.usage import frozen_heap
 from hgms_core import Budget
 from hgms_executors import Executor, Job, tried_again
-from hgms_run import Execution, RunFolder, ignore
+from hgms_run import Execution, HeldFolders, RunFolder, ignore
 
 POLL = 1.0
 """Seconds between two looks at runs that other processes carry out."""
@@ -40,7 +40,7 @@ class Coordinator:
     until it has; ``executions`` holds what was decided, by task and budget (a longer one may pay for more).
 
     Several coordinators may be at the same cells, on any machines that share the folders: a run is whose worker has its lease,
-    the others look after it now and then, and take it up where that one is lost.
+    the others look after it now and then, and take it up where nobody holds it any more.
     """
 
     executor: Executor | None = None
@@ -50,6 +50,8 @@ class Coordinator:
     _warnings: set[str] = field(factory=set, init=False)
     _running: dict[Job, Cell] = field(factory=dict, init=False)
     _elsewhere: list[Cell] = field(factory=list, init=False)
+    _held: HeldFolders = field(factory=HeldFolders, init=False)
+    _awaited: int = field(default=0, init=False)
 
     def __enter__(self) -> Coordinator:
         return self
@@ -70,13 +72,13 @@ class Coordinator:
         PROGRAMS.addFilter(self._is_new)
         try:
             with frozen_heap() if waiting and self.executor is None else contextlib.nullcontext():
-                while waiting:
+                while waiting or self._elsewhere:
                     yield from (
                         self._here(waiting, began, report)
                         if self.executor is None
                         else self._there(self.executor, waiting, began, report, say)
                     )
-                    yield from self._look_after(waiting, say)
+                    yield from self._look_after(waiting, report, say)
         finally:
             PROGRAMS.removeFilter(self._is_new)
 
@@ -122,22 +124,30 @@ class Coordinator:
             else:
                 yield ending
 
-    def _look_after(self, waiting: deque[Cell], say: Callable[[str], None]) -> Iterator[Ending]:
+    def _look_after(self, waiting: deque[Cell], report: Report, say: Callable[[str], None]) -> Iterator[Ending]:
         """The endings of runs that other processes carried out; those that nobody is at any more wait again."""
         if not self._elsewhere:
+            self._awaited = 0
             return
         if not waiting and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
-            count = len(self._elsewhere)
-            say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
+            if (count := len(self._elsewhere)) != self._awaited:
+                say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
+            self._awaited = count
             time.sleep(POLL)
         others, self._elsewhere = self._elsewhere, []
         for cell in others:
             self.recall(cell)
+            free = self._held.free(cell.path)  # asked first: who is done lets go of it afterwards
             status, error = cell.state()
-            if status in ("new", "begun"):
+            if status not in ("new", "begun"):
+                yield Ending(cell=cell, status=status, error=error)
+            elif free:
+                say(f"{cell}: nobody carries it out any more; it is taken up again")
                 waiting.append(cell)
             else:
-                yield Ending(cell=cell, status=status, error=error)
+                if (row := newest(cell)) is not None:
+                    report(cell, *row)
+                self._elsewhere.append(cell)
 
     def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
         """The first run that may begin: its task's execution is known, or it is the one to decide it."""

@@ -6,23 +6,27 @@ Carrying out is resuming: a cell is run only where its folder holds no result ye
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms_compare import sweep as sweeps
-from hgms_compare.board import Board
 from hgms_compare.cell import Ending
 from hgms_compare.comparison import Comparison, gather
 from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
-from hgms_executors import Executor, Local, code_of, cores, unannounced
+from hgms_executors import Board, Executor, Local, code_of, cores, to_stderr, unannounced
 from hgms_results import uncollected
-from hgms_run import Interrupted, RunFolder, difference, parse_toml, plain, read_file, stoppable
+from hgms_run import DiskError, Interrupted, RunFolder, difference, ignore, parse_toml, plain, read_file, stoppable
+
+ROOM = 1 << 18
+"""Bytes that a disk has to take for a run to go on."""
 
 
 def run_grid(
@@ -76,15 +80,8 @@ def run_grid(
         with stoppable(), Coordinator(executor, files, code) as coordinator:
 
             def carry_out(cells: Sequence[Cell]) -> None:
-                for cell in cells:  # those that are finished, too: the others are carried out as they were
-                    coordinator.recall(cell)
-                states = [(cell, cell.state()[0]) for cell in cells]
-                waiting = [cell for cell, state in states if state in wanted]
-                finished.update(cell.path for cell, state in states if state == "done")
-                with Board(len(waiting), enabled=progress) as board:
-                    for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
-                        board.ended(ending.cell, ending.status, ending.error)
-                        endings[ending.cell.path] = ending
+                for ending in _carried_out(coordinator, cells, wanted, progress, finished):
+                    endings[ending.cell.path] = ending
 
             chosen = sweeps.carry_out(planned, carry_out)
             cells = grid.cells(chosen)
@@ -94,6 +91,24 @@ def run_grid(
         raise Interrupted("interrupted; run the same command again to go on", number) from None
     with uncollected():
         return gather(grid, cells, planned, endings, finished)
+
+
+def _carried_out(
+    coordinator: Coordinator, cells: Sequence[Cell], wanted: set[str], progress: bool, finished: set[Path]
+) -> Iterator[Ending]:
+    """The endings of the cells that are in a state that is ``wanted``, shown as they come; those that are done are added to
+    ``finished``."""
+    for cell in cells:  # those that are finished, too: the others are carried out as they were
+        coordinator.recall(cell)
+    states = [(cell, cell.state()[0]) for cell in cells]
+    waiting = [cell for cell, state in states if state in wanted]
+    finished.update(cell.path for cell, state in states if state == "done")
+    with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
+        for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
+            board.ended(ending.cell, ending.status, ending.error)
+            yield ending
+            if ending.status == "stopped":  # every other run would be, too
+                ensure_room(Path(ending.cell.config.run.out))
 
 
 def changed(grid: Grid) -> list[str]:
@@ -115,8 +130,22 @@ def changed(grid: Grid) -> list[str]:
     return lines
 
 
+def ensure_room(folder: Path) -> None:
+    """Better once than for every run. Errors: DiskError where the folder can take nothing more."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(ROOM))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise DiskError(
+            f"cannot write into {folder}: {what}\n"
+            "  what is done is kept; free some space, then run the same command again: it goes on from there"
+        ) from None
+
+
 def _ensure_writable(folder: Path) -> None:
-    """Better now than once for every run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

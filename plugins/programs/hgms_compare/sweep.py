@@ -22,7 +22,7 @@ from hgms_compare.grid import Cell, Grid, SweepSettings
 from hgms_compare.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms_compare.space import Choices, Space, parse
 from hgms_core import Budget, CheckpointError, ConfigError, Key
-from hgms_run import ROWS, RunConfig, RunFolder, data_of, parse_json, read_file, replace_file
+from hgms_run import ROWS, RunConfig, RunFolder, data_of, leased, parse_json, read_file, replace_file
 
 
 @define
@@ -116,8 +116,8 @@ class Sweep:
         return {"task": self.task, "method": self.method, **self.identity(), "trials": trials, **chosen}
 
     def write(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / "sweep.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode())
+        with leased(self.folder, patience=60.0):  # coordinators that wait for the same last trial go on at the same moment
+            replace_file(self.folder / "sweep.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode())
 
     def fault(self) -> str | None:
         """Why the sweep that is on disk already is not this one; None if it is, or if there is none."""

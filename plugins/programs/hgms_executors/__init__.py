@@ -6,18 +6,23 @@ from typing import Any
 
 from hgms_core import hookimpl
 from hgms_executors.again import TRIES, tried_again
+from hgms_executors.board import Board, to_stderr
 from hgms_executors.chosen import executor_of
 from hgms_executors.digests import code_of, ensure_same, installation
 from hgms_executors.elsewhere import carried_out, carried_out_beside, ending_of, packed
+from hgms_executors.here import Here
 from hgms_executors.jobs import Ending, Executor, Job, Needs, Report, Tell, called, described
 from hgms_executors.local import Local, cores
 from hgms_executors.options import executor_options, stated_executor
+from hgms_executors.together import BUSY, Piece, carried_out_together
+from hgms_executors.told import Told
 from hgms_run import unannounced
 
 __all__ = [
-    "TRIES", "Ending", "Executor", "Job", "Local", "Needs", "Report", "Tell", "called", "carried_out", "carried_out_beside",
-    "code_of", "cores", "described", "ending_of", "ensure_same", "executor_of", "executor_options", "installation", "packed",
-    "stated_executor", "tried_again", "unannounced",
+    "BUSY", "TRIES", "Board", "Ending", "Executor", "Here", "Job", "Local", "Needs", "Piece", "Report", "Tell", "Told",
+    "called", "carried_out", "carried_out_beside", "carried_out_together", "code_of", "cores", "described", "ending_of",
+    "ensure_same", "executor_of", "executor_options", "installation", "packed", "stated_executor", "to_stderr",
+    "tried_again", "unannounced",
 ]  # fmt: skip
 
 

@@ -31,13 +31,14 @@ def packed(job: Job) -> dict[str, Any]:
 
 def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
     """The job of a message, carried out in this process: ``outcome`` or ``error``, with the ``events`` that it told but for its
-    steps, which stand in the run's folder; ``refused``, with nothing done, where this machine has other code or no such folder.
+    steps and stages, which are nothing to a person afterwards; ``refused``, with nothing done, where this machine has other
+    code or no such folder.
 
     .. versionadded:: 0.8"""
     events: list[dict[str, Any]] = []
 
     def tell(**event: Any) -> None:
-        if event["event"] != "step":
+        if event["event"] not in ("step", "stage"):
             events.append(event)
 
     try:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from hgms_mix.sample import read_rows as read_rows
     from hgms_mix.stages import Done as Done
     from hgms_mix.stages import digest as digest
+    from hgms_mix.summary import LEASES as LEASES
     from hgms_mix.summary import carry_out as carry_out
     from hgms_mix.summary import claimed as claimed
     from hgms_mix.summary import finished as finished
     from hgms_mix.summary import mix_path as mix_path
+    from hgms_mix.summary import resolved as resolved
 
 
 @hookimpl
@@ -34,9 +36,9 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stages", "Mix": "mix", "MixConfig": "config", "OF_GRIDS": "config", "STAGES": "mix", "Sampling": "sample",
-    "carry_out": "summary", "claimed": "summary", "digest": "stages", "finished": "summary", "load": "config",
-    "mix_path": "summary", "read": "config", "read_rows": "sample",
+    "Done": "stages", "LEASES": "summary", "Mix": "mix", "MixConfig": "config", "OF_GRIDS": "config", "STAGES": "mix",
+    "Sampling": "sample", "carry_out": "summary", "claimed": "summary", "digest": "stages", "finished": "summary",
+    "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample", "resolved": "summary",
 }  # fmt: skip
 """What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
 

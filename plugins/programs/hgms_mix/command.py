@@ -14,6 +14,8 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms_core import PluginError, closest
+from hgms_core.registry import Registry
+from hgms_executors import Local, executor_options, stated_executor
 
 FILE = click.Path(path_type=Path)
 STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")
@@ -149,21 +151,26 @@ _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
 @mix.command("null", short_help="Do sources part further than halves of one source?")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Seeds, from the file's on.")
 @click.option("--splits", type=click.IntRange(1, 1000), default=1, show_default=True, help="Splits of the sources a seed.")
+@executor_options
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, in processes.  [default: one by one, in this one]")
 @_options
 def null(
-    config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, seeds: int, splits: int, **choices: Any
-) -> None:
+    config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, seeds: int, splits: int, executor: str | None,
+    address: str | None, jobs: int | None, registry: Registry, **choices: Any,
+) -> None:  # fmt: skip
     """Split every source in two, learn the mixture of all halves several times, and compare: as `hgms mix --null CONFIG`.
 
     Where halves of one source part as far as different sources do, the weights say nothing. Each run takes the file's budget.
+    Several processes may be at the same test: each run is made by one of them.
     """
     from hgms_mix.config import load
     from hgms_mix.null import null_test, show
-    from hgms_run import Progress
 
-    settings = load(config, [*sets, *track], **choices)
-    with Progress(enabled=not as_json) as view:
-        result = null_test(settings, seeds=seeds, splits=splits, say=_to_stderr, view=view)
+    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
+    settings = load(config, [*sets, *track], registry=registry, **choices)
+    if where is None and jobs is not None:
+        where = Local(jobs=jobs)
+    result = null_test(settings, seeds=seeds, splits=splits, executor=where, bars=not as_json)
     if as_json:
         print_json(result)
     else:

@@ -21,7 +21,7 @@ from hgms_mix.finetune import Finetuning
 from hgms_mix.reweight import is_finished, reweight
 from hgms_mix.sample import Sampling, read_rows
 from hgms_mix.stages import Done, Stage, StageFolder
-from hgms_run import Progress, RunFolder, device_called
+from hgms_run import Progress, RunFolder, View, device_called
 
 STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
 """What follows reweighting, which is no stage with a folder of its own: it is the run that the mix's folder holds."""
@@ -37,7 +37,7 @@ class Mix:
     config: MixConfig
     folder: Path
     say: Callable[[str], None] = lambda line: None
-    view: Progress = field(factory=lambda: Progress(enabled=False))
+    view: View = field(factory=lambda: Progress(enabled=False))
     done: dict[str, Done] = field(init=False, factory=dict)
 
     def check(self, last: str) -> None:

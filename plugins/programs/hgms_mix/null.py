@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,43 @@ import click
 import numpy as np
 
 from hgms_cli import print_table
+from hgms_core import HgmsError
+from hgms_core.registry import Registry
+from hgms_executors import (
+    BUSY,
+    Board,
+    Executor,
+    Here,
+    Job,
+    Needs,
+    Piece,
+    Tell,
+    Told,
+    carried_out_together,
+    code_of,
+    to_stderr,
+    unannounced,
+)
 from hgms_mix.certainty import spelled
 from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
 from hgms_mix.reweight import is_finished, weights_of
-from hgms_mix.summary import claimed, mix_path, name_of
+from hgms_mix.summary import mix_path, name_of
 from hgms_results import NULL_TEST
-from hgms_run import Interrupted, Progress, RunConfig, RunFolder, replace_file, run_config
+from hgms_run import FolderInUse, RunConfig, RunFolder, leased, replace_file, run_config
 from hgms_uncertainty import halves_test
 
 MOST_SPLITS = 1000
+PATIENCE = 0.5
+"""Seconds to wait for a run that another process makes."""
 
 
 def null_test(
-    config: MixConfig,
-    *,
-    seeds: int = 3,
-    splits: int = 1,
-    say: Callable[[str], None] = lambda line: None,
-    view: Progress | None = None,
+    config: MixConfig, *, seeds: int = 3, splits: int = 1, executor: Executor | None = None, bars: bool = False
 ) -> dict[str, Any]:
     """Learns the mixture of all halves with ``seeds`` seeds, from the file's on, and ``splits`` splits of them for each;
-    no two runs split alike. What is finished is not made again, what was interrupted goes on.
+    no two runs split alike. What is finished is not made again, what was interrupted goes on. ``executor`` carries the runs out
+    (None: this process, one by one), and several processes may be at the same test.
 
     The result of :func:`hgms_uncertainty.halves_test`, with every run's weights; also in ``null-test/null.json`` beside
     the mixes.
@@ -44,33 +58,60 @@ def null_test(
 
     Raises:
         Interrupted: Ctrl-C; the message says how to go on.
-        CheckpointError: another process works on it, or something in its folder is damaged.
+        HgmsError: runs failed, and why; the others are kept.
     """
     folder, names = mix_path(config).parent / NULL_TEST, tuple(config.task.sources)  # type: ignore[attr-defined]
-    runs = [
-        (seed, split, halved(config, seed, split))
-        for seed in range(config.seed, config.seed + seeds)
-        for split in range(splits)
-    ]
-    say(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
-    Mix(config, folder, say).check("reweight")
-    learned: list[dict[str, Any]] = []
-    with claimed(folder):
-        for seed, split, run in runs:
-            path = folder / f"seed-{seed}-split-{split}"
-            try:
-                learned.append({"seed": seed, "split": split, "weights": learn(run, path, say, view)})
-            except KeyboardInterrupt as error:
-                why = f"interrupted in {path.name}\n  run the same command again to go on from there"
-                raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-        table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
-        result = {
-            "name": name_of(config), "method": config.method_name, "budget": str(config.budget), "folder": str(folder),
-            **halves_test(table, names).as_dict(),
-            "weights": learned,
-        }  # fmt: skip
+    runs = [(seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)]
+    to_stderr(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
+    Mix(config, folder).check("reweight")
+    board = Board(len(runs), bars=bars)
+    pieces = {run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run), board) for run in runs}
+    weights, failures = carried_out_together(list(pieces.values()), executor or Here(), board)
+    if failures:
+        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        raise HgmsError(
+            f"{len(failures)} of {len(runs)} runs of the null test failed{why}\n  run the same command to try again"
+        )
+    learned = [{"seed": seed, "split": split, "weights": weights[pieces[seed, split]]} for seed, split in runs]
+    table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
+    result = {
+        "name": name_of(config), "method": config.method_name, "budget": str(config.budget), "folder": str(folder),
+        **halves_test(table, names).as_dict(),
+        "weights": learned,
+    }  # fmt: skip
+    with leased(folder, patience=60.0):  # who else was at it writes the same
         replace_file(folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
     return result
+
+
+def piece(run: RunConfig, path: Path, board: Board) -> Piece:
+    """One run of the test, in its folder, as a job."""
+    plugins = [] if run.host is None else unannounced(run.host)
+    arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
+
+    def job() -> Job:
+        if RunFolder(path).begun:
+            board.say(f"{path.name}: going on")
+        needs = Needs.of_run(run.run)
+        return Job(title=path.name, function=f"{__name__}:learn", arguments=arguments, needs=needs, code=code_of(plugins))
+
+    def finished() -> dict[str, float] | None:
+        folder = RunFolder(path)
+        return weights_of(folder.records()[-1]) if is_finished(folder) else None
+
+    return Piece(title=path.name, path=path, job=job, finished=finished, result=lambda outcome: outcome["weights"])
+
+
+def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights`` that it ends with."""
+    config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
+    gc.collect()  # the last run's model goes before this one's comes
+    path = Path(arguments["path"])
+    try:
+        result = run_config(config, resume=True, view=Told(tell), path=path, patience=PATIENCE)
+    except FolderInUse:
+        return BUSY
+    return {"weights": weights_of(result.records[-1])}
 
 
 def halves(source: str) -> tuple[str, str]:
@@ -84,14 +125,6 @@ def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
     own: Any = config.task
     task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
     return attrs.evolve(config.reweight, seed=seed, task=task)
-
-
-def learn(run: RunConfig, path: Path, say: Callable[[str], None], view: Progress | None) -> dict[str, float]:
-    """The weights that the run ends with, from its folder or from now."""
-    folder = RunFolder(path)
-    say(f"  {path.name}: {'done before' if is_finished(folder) else 'going on' if folder.begun else run.budget}")
-    gc.collect()  # the last run's model goes before this one's comes
-    return weights_of(run_config(run, resume=True, view=view, path=path).records[-1])
 
 
 def show(result: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from hgms_mix import pictures, reweight
 from hgms_mix.certainty import rows_of, spelled
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, leased, replace_file
+from hgms_run import DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -42,10 +42,20 @@ def show(report: Mapping[str, Any]) -> None:
         click.echo(f"  {line}")
 
 
+LEASES = (".mix.lease", ".lease")
+"""What whoever makes a mix holds in its folder: of the mix, and of the run that learns its mixture."""
+
+
 def carry_out(
-    config: MixConfig, *, upto: str = "evaluate", say: Callable[[str], None] = lambda line: None, view: Progress | None = None
+    config: MixConfig,
+    *,
+    upto: str = "evaluate",
+    say: Callable[[str], None] = lambda line: None,
+    view: View | None = None,
+    patience: float | None = None,
 ) -> dict[str, Any]:
-    """The stages up to ``upto``, then the report of all that is there.
+    """The stages up to ``upto``, then the report of all that is there. Another process that makes the same mix is waited for
+    ``patience`` seconds (None: until it is seen to be alive).
 
     Raises:
         Interrupted: Ctrl-C; the message says how to go on.
@@ -55,7 +65,7 @@ def carry_out(
     folder = mix_path(config)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
-    with claimed(folder):
+    with claimed(folder, patience=patience):
         replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
         try:
             mix.run(upto)
@@ -70,9 +80,9 @@ def carry_out(
         return report(mix)
 
 
-def claimed(folder: Path) -> AbstractContextManager[object]:
+def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
     """A mix's folder for this process alone; the run in it has a lease of its own. Errors: those of ``leased``."""
-    return leased(folder, ".mix.lease")
+    return leased(folder, LEASES[0], patience=patience)
 
 
 def finished(config: MixConfig) -> dict[str, Any] | None:
@@ -82,7 +92,7 @@ def finished(config: MixConfig) -> dict[str, Any] | None:
     if not (folder / "report.json").is_file():
         return None
     mix = Mix(config, folder)
-    with contextlib.suppress(CheckpointError), claimed(folder):
+    with contextlib.suppress(CheckpointError), claimed(folder, patience=0.0):
         if mix.finished():
             return report(mix)
     return None

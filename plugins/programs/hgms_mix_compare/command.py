@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hgms_cli import json_option, plugin_option, print_json, print_table, printable, trust_option
+from hgms_cli import json_option, plugin_option, print_json, print_table, trust_option
 from hgms_compare import seeds_option
 from hgms_executors import Local, executor_options, stated_executor
 
@@ -53,7 +53,7 @@ def compare(
         else:
             print_table(("method", "seed"), rows)
         return
-    outcome = carry_out(contest, where or Local(jobs=jobs, fresh=True), lambda line: click.echo(printable(line), err=True))
+    outcome = carry_out(contest, where or Local(jobs=jobs, fresh=True), bars=not as_json)
     if as_json:
         print_json(outcome.as_dict())
     else:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import Factory, define, frozen
+from attrs import frozen
 
 import hgms_compare
 import hgms_mix
@@ -18,13 +15,26 @@ from hgms_cli import finite
 from hgms_compare import scaled
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
-from hgms_executors import Executor, Job, Needs, Tell, code_of, tried_again, unannounced
+from hgms_executors import (
+    BUSY,
+    Board,
+    Executor,
+    Job,
+    Needs,
+    Piece,
+    Tell,
+    Told,
+    carried_out_together,
+    code_of,
+    to_stderr,
+    unannounced,
+)
 from hgms_mix import MixConfig
 from hgms_mix_compare.outcome import Outcome
-from hgms_run import FolderInUse, Interrupted, stoppable, tables_of
+from hgms_run import FolderInUse, tables_of
 
-POLL = 2.0
-"""Seconds between two looks at mixes that other processes make."""
+PATIENCE = 0.5
+"""Seconds to wait for a mix that another process makes: the orphan of a killed comparison ends by itself."""
 
 Seeded = tuple[str, int]
 """The label of a method, and a seed."""
@@ -72,14 +82,22 @@ class Contest:
         mixes = {(label, seed): attrs.evolve(config, seed=seed) for seed in runs.seeds for label, config in of_method.items()}
         return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
 
-    def job(self, mix: Seeded) -> Job:
+    def piece(self, mix: Seeded) -> Piece:
         """A mix as a job, which does what `hgms mix GRID --method LABEL --seed N` does."""
         label, seed = mix
         config = self.mixes[mix]
+        title, path = f"{label}, seed {seed}", hgms_mix.mix_path(config)
         arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
         needs = Needs.of_run(config.run)
-        code = code_of(self.options["plugins"])
-        return Job(title=f"{label}, seed {seed}", function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
+
+        def job() -> Job:
+            code = code_of(self.options["plugins"])
+            return Job(title=title, function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
+
+        return Piece(
+            title=title, path=path, job=job, finished=lambda: hgms_mix.finished(config), leases=hgms_mix.LEASES,
+            result=lambda outcome: outcome["report"],
+        )  # fmt: skip
 
     @property
     def roles(self) -> dict[str, str]:
@@ -87,82 +105,30 @@ class Contest:
         return {label: config.role for (label, _), config in self.mixes.items()}
 
 
-def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None]) -> Outcome:
+def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] = to_stderr, *, bars: bool = False) -> Outcome:
     """All mixes, where ``executor`` carries them out; one that fails stops no other. What is finished needs none.
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one kills them.
     """
-    making = _Making(contest, say)
-    try:
-        with stoppable(), contextlib.closing(executor):
-            making.look()
-            while making.left():
-                making.carry_out(executor)
-    except KeyboardInterrupt as error:
-        why = f"interrupted after {len(making.reports)} of {len(contest.mixes)} mixes"
-        why += "\n  run the same command again to go on from there"
-        raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-    in_order = {mix: making.reports[mix] for mix in contest.mixes if mix in making.reports}
-    return Outcome(reports=in_order, failures=making.failures, roles=contest.roles, reference=contest.reference)
+    pieces = {mix: contest.piece(mix) for mix in contest.mixes}
+    board = Board(len(pieces), bars=bars, echo=say)
+    reports, failures = carried_out_together(list(pieces.values()), executor, board, kind="mix")
+    return Outcome(
+        reports={mix: reports[piece] for mix, piece in pieces.items() if piece in reports},
+        failures={mix: failures[piece] for mix, piece in pieces.items() if piece in failures},
+        roles=contest.roles,
+        reference=contest.reference,
+    )
 
 
-@define
-class _Making:
-    """What came of the mixes so far."""
-
-    contest: Contest
-    say: Callable[[str], None]
-    reports: dict[Seeded, dict[str, Any]] = Factory(dict)
-    failures: dict[Seeded, str] = Factory(dict)
-    began: dict[Job, float] = Factory(dict)
-
-    def left(self) -> list[Seeded]:
-        return [mix for mix in self.contest.mixes if mix not in self.reports and mix not in self.failures]
-
-    def look(self) -> None:
-        """Takes the reports of mixes that are finished, whoever made them."""
-        for mix in self.left():
-            if (report := hgms_mix.finished(self.contest.mixes[mix])) is not None:
-                self.reports[mix] = report
-                self.tell(mix, "done before")
-
-    def carry_out(self, executor: Executor) -> None:
-        """The mixes that are left, but for those that another process makes: these are left still."""
-        elsewhere = 0
-        for ending in tried_again(executor, self.jobs(), say=self.say):
-            mix = ending.job.arguments["method"], ending.job.arguments["seed"]
-            if ending.outcome is None:
-                self.failures[mix] = ending.error or ending.lost
-                self.tell(mix, f"failed: {self.failures[mix]}")
-            elif ending.outcome["report"] is None:
-                elsewhere += 1
-            else:
-                self.reports[mix] = ending.outcome["report"]
-                self.tell(mix, f"done after {time.monotonic() - self.began[ending.job]:.1f} s")
-        if elsewhere:
-            self.say(f"waiting for {elsewhere} mix{'es' * (elsewhere > 1)} that another process makes")
-            time.sleep(POLL)
-            self.look()
-
-    def jobs(self) -> Iterator[Job]:
-        for mix in self.left():
-            job = self.contest.job(mix)
-            self.began[job] = time.monotonic()
-            yield job
-
-    def tell(self, mix: Seeded, how: str) -> None:
-        count = len(self.reports) + len(self.failures)
-        self.say(f"[{count}/{len(self.contest.mixes)}] {mix[0]}, seed {mix[1]}: {how}")
-
-
-def make(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
-    """The mix of ``arguments`` (see :meth:`Contest.job`) as the job of an executor: its ``report``, as `hgms mix --json` prints
-    it; None where another process makes it."""
-    registry = Registry.load(arguments["plugins"])
+def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its ``report``, as `hgms mix --json`
+    prints it."""
+    registry, told = Registry.load(arguments["plugins"]), Told(tell)
     settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
     config = hgms_mix.load(Path(arguments["grid"]), arguments["sets"], registry=registry, **settings)
     try:
-        return {"report": finite(hgms_mix.carry_out(config))}
+        return {"report": finite(hgms_mix.carry_out(config, say=told.say, view=told, patience=PATIENCE))}
     except FolderInUse:
-        return {"report": None}
+        return BUSY

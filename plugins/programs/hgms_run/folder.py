@@ -121,9 +121,12 @@ class RunFolder:
         return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
-    def claimed(self, config: str, *, resume: bool = False, patience: float = 0.0, word: str = "resume=True") -> Iterator[None]:
+    def claimed(
+        self, config: str, *, resume: bool = False, patience: float | None = None, word: str = "resume=True"
+    ) -> Iterator[None]:
         """The folder for this process alone, for the run of this configuration; another process is waited for ``patience``
-        seconds. It may be new, or hold this very run and be resumed; ``word`` is what asks for that.
+        seconds (None: until it is seen to be alive). It may be new, or hold this very run and be resumed; ``word`` is what asks
+        for that.
 
         Raises:
             CheckpointError: it holds a run of another configuration, or one that is not to be resumed, or lost its

@@ -32,7 +32,7 @@ from hgms_run.traits import ensure_fits
 from hgms_run.watching import Watcher
 
 if TYPE_CHECKING:
-    from hgms_run.progress import Progress
+    from hgms_run.progress import View
 
 
 @checked("method", "problem", "watch")
@@ -166,16 +166,16 @@ def run_config(
     config: RunConfig,
     *,
     resume: bool = False,
-    view: Progress | None = None,
+    view: View | None = None,
     watch: Watcher | None = None,
     path: Path | None = None,
-    patience: float = 0.0,
+    patience: float | None = None,
     ready: Callable[[Problem], None] = ignore,
     execution: Execution | None = None,
 ) -> RunResult:
     """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
     after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
-    seconds.
+    seconds (None: until it is seen to be alive).
 
     A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be carried out where the run
     itself has not recorded it (None: it decides): runs to be compared take that of the first, ``result.execution``.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field
 from filelock import SoftFileLease, Timeout
@@ -19,6 +23,12 @@ LEASE = ".lease"
 SECONDS = 60.0
 """How long a holder may give no sign of life before another machine takes its folder over. It gives one three times as often.
 On the holder's own machine nobody waits: a process that is gone is seen to be gone. All who share a folder must agree on it."""
+GRACE = 5.0
+"""Seconds more after which the marker is removed where it could not be swapped for another (NFS refuses that)."""
+
+
+LOOK = 1.0
+"""Seconds between two looks for a sign of life."""
 
 
 class FolderInUse(CheckpointError):
@@ -38,19 +48,64 @@ class Lease:
     path: Path
     _lease: SoftFileLease = field(init=False)
     _marker: tuple[int, int] = field(default=(0, 0), init=False)
+    _seen: tuple[Any, float] = field(default=(None, 0.0), init=False)
+    """The marker of another process, and since when it has been as it is, by our own clock that never jumps."""
 
-    def acquire(self, patience: float) -> None:
-        """FolderInUse where another process holds it and goes on holding it for ``patience`` seconds."""
-        self._lease = SoftFileLease(self.path, lease_duration=SECONDS, timeout=patience)
+    def __attrs_post_init__(self) -> None:
+        self._lease = SoftFileLease(self.path, lease_duration=SECONDS)  # it, too, remembers what it saw
+
+    def acquire(self, patience: float | None) -> None:
+        """FolderInUse where another process holds it and goes on holding it for ``patience`` seconds; None: until it is seen to
+        be alive, which takes no time on this machine and up to a third of ``SECONDS`` of another."""
         if self.path.is_symlink():
             self.path.unlink()
-        try:
-            self._lease.acquire()
-        except Timeout:
-            where = self.path.parent
-            raise FolderInUse(f"another process is writing to {where}; wait for it, or choose another folder") from None
+        self._look()
+        pause = 0.0 if patience is None else patience
+        while not self._taken(pause):
+            alive = self._look() or self._is_here()
+            if not alive and time.monotonic() - self._seen[1] > SECONDS + GRACE:
+                self._lease.force_break()
+            elif alive or patience is not None:
+                raise FolderInUse(
+                    f"another process is writing to {self.path.parent}; wait for it, or choose another folder"
+                    + (f"\n  it is {who}" if (who := holder(self.path.parent, self.path.name)) else "")
+                )
+            pause = LOOK
         about = self.path.stat()
         self._marker = about.st_dev, about.st_ino
+
+    def _taken(self, patience: float) -> bool:
+        try:
+            self._lease.acquire(timeout=patience)
+        except Timeout:
+            return False
+        return True
+
+    def _look(self) -> bool:
+        """Whether the marker of whoever holds the folder has changed since the last look."""
+        marker = None
+        with contextlib.suppress(OSError), self.path.open("rb") as stream:  # opened: NFS then asks the server
+            about = os.fstat(stream.fileno())
+            marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns
+        before = self._seen[0]
+        if marker != before:
+            self._seen = marker, time.monotonic()
+        return marker != before
+
+    def _is_here(self) -> bool:
+        """Whether the holder is a process of this machine that is there still."""
+        owner = self._lease.owner
+        if owner is None or owner.hostname != _host():
+            return False
+        if sys.platform == "win32":  # where signal 0 is none
+            return True
+        try:
+            os.kill(owner.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
 
     def ensure(self) -> None:
         """FolderInUse where another process has taken the folder over."""
@@ -72,11 +127,11 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leased(folder: Path, name: str = LEASE, *, patience: float = 0.0) -> Iterator[Lease]:
+def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) -> Iterator[Lease]:
     """The folder, which is made if need be, for this process alone.
 
     Raises:
-        FolderInUse: another process holds it, still after ``patience`` seconds.
+        FolderInUse: another process holds it, still after ``patience`` seconds (None: as soon as that is seen to be alive).
         DiskError: it cannot be written to.
     """
     lease = Lease(folder / name)
@@ -87,3 +142,47 @@ def leased(folder: Path, name: str = LEASE, *, patience: float = 0.0) -> Iterato
         yield lease
     finally:
         lease.release()
+
+
+def holder(folder: Path, name: str = ".lease") -> str:
+    """Who holds the folder, in words; empty where nobody does.
+
+    .. versionadded:: 0.8"""
+    owner = SoftFileLease(folder / name).owner
+    if owner is None:
+        return ""
+    machine = owner.hostname.partition("?")[0]  # what follows is the kernel's number of a container
+    return f"process {owner.pid}" + ("" if owner.hostname == _host() else f" on {machine}")
+
+
+@define(eq=False)
+class HeldFolders:
+    """Folders that other processes hold: only who goes on looking at them sees that a holder on another machine gives no
+    sign of life any more.
+
+    .. versionadded:: 0.8"""
+
+    _leases: dict[Path, Lease] = field(factory=dict, init=False)
+
+    def free(self, folder: Path, *names: str) -> bool:
+        """Whether nobody holds ``names`` in the folder any more: then it may be claimed at once."""
+        for name in names or (".lease",):
+            lease = self._leases.setdefault(folder / name, Lease(folder / name))
+            try:
+                if lease.path.exists():
+                    lease.acquire(0.0)
+                    lease.release()
+            except FolderInUse:
+                return False
+            except OSError:  # a full disk, a folder that is gone: whoever claims it says so
+                pass
+            del self._leases[lease.path]
+        return True
+
+
+@functools.cache
+def _host() -> str:
+    """What leases call this machine."""
+    with tempfile.TemporaryDirectory(prefix="hgms-") as place, SoftFileLease(Path(place, "lease")) as lease:
+        assert lease.owner is not None
+        return lease.owner.hostname

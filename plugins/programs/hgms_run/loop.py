@@ -121,7 +121,7 @@ class Run:
     settings: RunSettings
     folder: RunFolder | None = None
     resume: bool = False
-    patience: float = 0.0
+    patience: float | None = None
     word: str = "resume=True"
     task: Task | OwnProblem | None = None
     watch: list[Watcher] = field(default=ignore, converter=watchers)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hgms_cli import Bars
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo
+
+
+class View(Protocol):
+    """What a run shows its steps to.
+
+    .. versionadded:: 0.8"""
+
+    def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
+        """The newest record, and the share of the budget that is spent; called after every step."""
 
 
 class Progress:
@@ -31,15 +40,16 @@ class Progress:
         """Shows the newest record; called after every step."""
         self.step(f"{info.method} seed {info.seed}", record, share)
 
-    def step(self, title: str, record: Mapping[str, Any], share: float) -> None:
-        """Shows the newest record of the run called ``title``, which has spent this share of its budget."""
+    def step(self, title: str, record: Mapping[str, Any], share: float, who: str = "") -> None:
+        """Shows the newest record of the run called ``title``, which has spent this share of its budget, and ``who`` carries it
+        out."""
         if not self.bars.visible:
             return
         now = time.monotonic()
         began, first = self._began.setdefault(title, (now, int(record["step"])))
         rate = (record["step"] - first) / max(now - began, 1e-9)
         left = (now - began) * (1 - share) / share if share > 0 and now > began else None
-        self.bars.show(title, share, _numbers(record, rate, left))
+        self.bars.show(title, share, " · ".join([*([who] if who else []), _numbers(record, rate, left)]))
 
 
 def _numbers(record: Mapping[str, Any], rate: float, left: float | None) -> str:

@@ -11,6 +11,7 @@ import click
 
 from hgms_cli import json_option, plugin_option, print_json, trust_option
 from hgms_core.registry import Registry
+from hgms_executors import Executor, Local, executor_options, stated_executor, to_stderr
 
 FILE = click.Path(path_type=Path)
 
@@ -28,6 +29,8 @@ FILE = click.Path(path_type=Path)
 @click.option("--out", metavar="FOLDER", help="Where results go.")
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME.")
 @click.option("--dry-run", is_flag=True, help="Only say what it will cost: runs, seconds, tokens.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, in processes.  [default: one by one, in this one]")
+@executor_options
 @click.option("--check", type=int, default=0, metavar="K", help="Run K mixtures with [finetune.model], and compare ranks.")
 @trust_option
 @plugin_option
@@ -45,6 +48,9 @@ def surface(
     registry: Registry,
     dry_run: bool,
     check: int,
+    executor: str | None,
+    address: str | None,
+    jobs: int | None,
     **choices: Any,
 ) -> None:
     """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and recommend a mixture: with an
@@ -54,14 +60,20 @@ def surface(
     hgms mix surface mix.toml                                  train and fit; go on where it was broken off
     hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody else made
     """
+    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
+    if where is None and jobs is not None:
+        where = Local(jobs=jobs)
     laid = [*sets, *_laid(targets, prior, points=points, repeats=repeats)]
     if (config is None) == (ratios is None and metrics is None):
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
-        report = _of_runs(config, laid, dry_run=dry_run, as_json=as_json, check=check, registry=registry, **choices)
-    elif dry_run or check or choices["device"] is not None or points is not None or repeats is not None:
+        report = _of_runs(
+            config, laid, dry_run=dry_run, as_json=as_json, check=check, executor=where, registry=registry, **choices
+        )
+    elif dry_run or check or where is not None or any(each is not None for each in (choices["device"], points, repeats)):
         raise click.UsageError(
-            "--dry-run, --check, --device, --points and --repeats are of no use without CONFIG: nothing is trained"
+            "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no use without CONFIG: "
+            "nothing is trained"
         )
     else:
         report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _shown)
@@ -69,20 +81,16 @@ def surface(
         print_json(report)
 
 
-def _of_runs(config: Path, sets: Sequence[str], *, dry_run: bool, as_json: bool, **choices: Any) -> dict[str, Any]:
+def _of_runs(
+    config: Path, sets: Sequence[str], *, dry_run: bool, as_json: bool, executor: Executor | None, **choices: Any
+) -> dict[str, Any]:
     """The report of a design that is run, or what it will cost."""
-    from hgms_run import Progress
     from hgms_surface.train import carry_out, load, predict
 
     plan = load(config, sets, **choices)
     if dry_run:
-        return predict(plan, say=_to_stderr if as_json else click.echo)
-    with Progress(enabled=not as_json) as view:
-        return carry_out(plan, say=_to_stderr, show=None if as_json else _shown, view=view)
-
-
-def _to_stderr(line: str) -> None:
-    click.echo(line, err=True)
+        return predict(plan, say=to_stderr if as_json else click.echo)
+    return carry_out(plan, say=to_stderr, show=None if as_json else _shown, executor=executor, bars=not as_json)
 
 
 def _of_files(
@@ -96,7 +104,7 @@ def _of_files(
     if ratios is None or metrics is None:
         raise click.UsageError("--ratios and --metrics go together")
     settings = settings_laid(sets, registry)
-    findings = learn(read_runs(ratios, metrics, _to_stderr), settings, seed=choices["seed"] or 0)
+    findings = learn(read_runs(ratios, metrics, to_stderr), settings, seed=choices["seed"] or 0)
     return write(findings, Path(choices["out"] or "surface"), say=say)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from hgms_cli import finite
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_mix import STAGES, Done, Mix, MixConfig, digest
-from hgms_run import Progress, replace_file
+from hgms_run import View, replace_file
 from hgms_surface.design import Point
 from hgms_surface.process import sklearn
 from hgms_surface.tables import REPORTED, Runs
@@ -56,12 +56,13 @@ class DesignRuns:
 
     config: MixConfig
     folder: Path
-    view: Progress = field(factory=lambda: Progress(enabled=False))
+    given: MixConfig = field(init=False)
+    """As it was before its test sets became those of the surface."""
     _mix: Mix = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.config = evaluated(self.config)
-        self._mix = Mix(self.config, self.folder, view=self.view)  # one for all: test sets become tokens once
+        self.given, self.config = self.config, evaluated(self.config)
+        self._mix = Mix(self.config, self.folder)  # one for all: test sets become tokens once
 
     def check(self) -> None:
         """Raises ConfigError or MissingExtra for what can be known to fail before the first run begins."""
@@ -126,8 +127,8 @@ class DesignRuns:
         """
         key, mix = self._ready(point), self._mix
         mix.folder = self._folder(key)
-        fresh, began = not mix.folder.exists(), time.perf_counter()
         mix.folder.mkdir(parents=True, exist_ok=True)
+        fresh, began = not any(path.is_dir() for path in mix.folder.iterdir()), time.perf_counter()
         try:
             metrics = {name: row["token_loss"]["value"] for name, row in mix.run("evaluate").facts["test"].items()}
         except NumericalError:
@@ -147,6 +148,14 @@ class DesignRuns:
         for tuned in ("adapter", "model", "checkpoints"):
             shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
         return outcome
+
+    def place(self, point: Point) -> Path:
+        """The folder of a point."""
+        return self._folder(self._ready(point))
+
+    def show(self, view: View, say: Callable[[str], None]) -> None:
+        """From here on stages and steps are shown there."""
+        self._mix.view, self._mix.say = view, say
 
     def _folder(self, key: str) -> Path:
         return self.folder / "runs" / key[:12]

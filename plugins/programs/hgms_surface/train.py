@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,15 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms_core import ConfigError, Key, NumericalError
+from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.registry import Registry
+from hgms_executors import Board, Executor, Here, Piece, carried_out_together
 from hgms_mix import OF_GRIDS, MixConfig, claimed, read
-from hgms_run import Interrupted, Progress, lay_options, tables_of
+from hgms_run import lay_options, tables_of
 from hgms_surface import proxy
 from hgms_surface.cost import cost, spell
 from hgms_surface.design import Point, design
+from hgms_surface.jobs import piece
 from hgms_surface.learn import Findings, learn, weighted
 from hgms_surface.outliers import MOST
 from hgms_surface.report import settings_of, write
@@ -117,31 +117,36 @@ def carry_out(
     *,
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Findings, dict[str, Any]], None] | None = None,
-    view: Progress | None = None,
+    executor: Executor | None = None,
+    bars: bool = False,
 ) -> dict[str, Any]:
-    """Runs what is missing of the design, fits, writes; the report.
+    """Runs what is missing of the design, fits, writes; the report. ``executor`` carries the runs out (None: this process, one
+    by one), and several processes may be at the same design.
 
     Raises:
         Interrupted: Ctrl-C; the same command goes on.
-        CheckpointError: another process works in the same folder.
+        HgmsError: runs failed, and why; the others are kept.
     """
-    view = view or Progress(enabled=False)
-    runs = DesignRuns(config=plan.config, folder=plan.folder, view=view)
+    executor = executor or Here()
+    runs = DesignRuns(config=plan.config, folder=plan.folder)
     runs.check()
     if plan.target is not None:
         say("the surface is learned with the task's model; finetune.model is for --check K")
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
-    with claimed(plan.folder), _stoppable():
-        outcomes = carried(runs, points, say, diverging=int(MOST * len(points)))
-        findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
-        more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
-        if plan.check and plan.target is not None:
-            larger = DesignRuns(config=plan.target, folder=plan.folder, view=view)
-            larger.check()
-            more["check"] = checked(findings, larger, proxy.chosen(findings, points, plan.check), say, plan.config.seed)
-    return write(findings, plan.folder, say=show, more=more)
+    outcomes = carried(runs, points, say, diverging=int(MOST * len(points)), executor=executor, bars=bars)
+    findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
+    more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
+    if plan.check and plan.target is not None:
+        larger = DesignRuns(config=plan.target, folder=plan.folder)
+        larger.check()
+        some = proxy.chosen(findings, points, plan.check)
+        say(f"check: {len(some)} mixtures with finetune.model")
+        theirs = carried(larger, some, say, diverging=len(some), executor=executor, bars=bars)
+        more["check"] = checked(findings, larger, some, theirs, plan.config.seed)
+    with claimed(plan.folder, patience=60.0):  # who else was at it writes the same
+        return write(findings, plan.folder, say=show, more=more)
 
 
 def following(plan: Plan, findings: Findings) -> str:
@@ -160,34 +165,43 @@ def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
     return design(prior, points=settings.points, repeats=settings.repeats, shrink=settings.shrink, seed=plan.config.seed)
 
 
-def carried(runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None], *, diverging: int) -> list[Outcome]:
+def carried(
+    runs: DesignRuns,
+    points: Sequence[Point],
+    say: Callable[[str], None],
+    *,
+    diverging: int,
+    executor: Executor | None = None,
+    bars: bool = False,
+) -> list[Outcome]:
     """The outcomes of all points, those that are finished taken over.
 
     Raises:
         NumericalError: the losses of more than ``diverging`` runs are not finite.
+        HgmsError: runs failed, and why.
     """
-    outcomes = [runs.finished(point) for point in points]
-    before = sum(outcome is not None for outcome in outcomes)
-    if before:
-        say(f"{before} of {len(points)} runs were done before ({runs.folder})")
-    took: list[float] = []
-    _check_diverged(outcomes, diverging)
-    for number, point in enumerate(points):
-        if outcomes[number] is not None:
-            continue
-        outcome = outcomes[number] = runs.run(point)
-        _check_diverged(outcomes, diverging)
-        took += [] if outcome.seconds is None else [outcome.seconds]
-        left = outcomes.count(None)
-        shares = ", ".join(f"{share:.2f} {name}" for name, share in zip(runs.sources, outcome.mixture, strict=True))
-        ahead = f"; {spell(left * float(np.median(took)))} left" if took and left else ""
-        loss = next(iter(outcome.metrics.values()))
-        say(f"[{len(points) - left}/{len(points)}] {shares}: {next(iter(outcome.metrics))} {loss:.4f}{ahead}")
-    return [outcome for outcome in outcomes if outcome is not None]
+    done = [outcome for outcome in map(runs.finished, points) if outcome is not None]
+    _check_diverged(done, diverging)
+
+    def watched(own: Piece) -> Piece:
+        def words(outcome: Outcome) -> str:
+            done.append(outcome)
+            _check_diverged(done, diverging)
+            return own.words(outcome)
+
+        return attrs.evolve(own, words=words)
+
+    pieces = [watched(piece(runs, point)) for point in points]
+    board = Board(len(pieces), bars=bars, echo=say)
+    outcomes, failures = carried_out_together(pieces, executor or Here(), board)
+    if failures:
+        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        raise HgmsError(f"{len(failures)} of {len(points)} runs failed{why}\n  run the same command again for these")
+    return list(outcomes.values())
 
 
-def _check_diverged(outcomes: Sequence[Outcome | None], most: int) -> None:
-    diverged = sum(outcome is not None and not outcome.is_finite for outcome in outcomes)
+def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
+    diverged = sum(not outcome.is_finite for outcome in outcomes)
     if diverged > most:
         raise NumericalError(
             f"the losses of {diverged} runs are not finite, too many to do without\n"
@@ -196,24 +210,12 @@ def _check_diverged(outcomes: Sequence[Outcome | None], most: int) -> None:
 
 
 def checked(
-    findings: Findings, runs: DesignRuns, points: Sequence[Point], say: Callable[[str], None], seed: int
+    findings: Findings, runs: DesignRuns, points: Sequence[Point], outcomes: list[Outcome], seed: int
 ) -> dict[str, Any]:
     """How the larger model ranks some mixtures, beside the surface."""
-    say(f"check: {len(points)} mixtures with finetune.model")
-    outcomes = carried(runs, points, say, diverging=len(points))
     theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
     theirs[np.isnan(theirs)] = np.inf  # diverged: behind all others
     mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
     at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
     return proxy.words(correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name)
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        reason = str(error).splitlines()[0] if str(error) else "interrupted"
-        number = getattr(error, "number", signal.SIGINT)
-        raise Interrupted(f"{reason}\n  run the same command again to go on from there", number) from None
