@@ -10,7 +10,19 @@ from torch import Tensor
 
 import hgms_llm
 from hgms_core import (
-    Batch, Candidates, Cost, Data, Key, NumericalError, Problem, Sources, State, Tree, choice, gradient, repeat,
+    Batch,
+    Candidates,
+    Cost,
+    Data,
+    Key,
+    NumericalError,
+    Problem,
+    Sources,
+    State,
+    Tree,
+    choice,
+    gradient,
+    repeat,
 )  # fmt: skip
 from hgms_fields import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_online_mixing.gradients import directions_of
