@@ -74,6 +74,8 @@ class Finetune:
     trainer: Transformers | Trl = field(default=Transformers(), metadata={"since": "0.7"})
 
     def __attrs_post_init__(self) -> None:
+        if self.model is not None and self.model.shard:
+            raise ValueError("fine-tuning is in one process, which holds its model whole: leave out model.shard")
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
                 "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"
