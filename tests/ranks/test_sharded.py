@@ -33,6 +33,9 @@ TEXTS = {
 }
 
 
+VJP = {"name": "implicit", "solver": {"name": "cg", "ridge": 1.0, "max_steps": 3}}
+
+
 def task(folder: Path, shard: bool, **model: Any) -> dict[str, Any]:
     for name, rows in TEXTS.items():
         text = "".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows)
@@ -86,7 +89,12 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
     processes = [
         subprocess.Popen([*command, str(rank), "2", address, tmp_path], stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
-    ends = [process.communicate(timeout=240)[1] for process in processes]
+    try:
+        ends = [process.communicate(timeout=600)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     assert [process.returncode for process in processes] == [0, 0], ends
 
 
@@ -96,7 +104,7 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
         (4, {"derivative": "difference"}),
         (2, {"derivative": "per-source"}),
         (1, {"derivative": "difference", "batch": "own"}),
-        (3, {"name": "implicit", "strategy": "difference", "solver": {"name": "cg", "ridge": 1.0, "max_steps": 3}}),
+        (3, {**VJP, "strategy": "difference"}),
     ],
     ids=["difference", "per-source", "own", "implicit"],
 )
@@ -112,11 +120,11 @@ def test_a_run_on_a_base_in_parts_resumes_on_another_number_of_ranks(tmp_path: P
     alone = run_config(config(tmp_path / "alone", 1, how, shard=False, steps=4))
     broken_off(config(tmp_path / "parts", 2, how, shard=True, steps=4, checkpoint_seconds=0.0), 2)
     resumed = run_config(config(tmp_path / "parts", 3, how, shard=True, steps=4, checkpoint_seconds=0.0), resume=True)
-    assert resumed.info.resumed_from == 2
+    assert resumed.info.resumed_from == 1
     assert_alike(resumed, alone)
 
 
-@pytest.mark.parametrize("hypergradient", [{"derivative": "exact"}, {"name": "implicit"}], ids=["exact", "vjp"])
+@pytest.mark.parametrize("hypergradient", [{"derivative": "exact"}, VJP], ids=["exact", "vjp"])
 def test_a_second_derivative_of_a_base_in_parts_is_refused(tmp_path: Path, hypergradient: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"a loss has first derivatives alone here.*@ task\.model\.shard"):
         run_config(config(tmp_path / "parts", 2, method(2, **hypergradient), shard=True))

@@ -72,7 +72,7 @@ def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], dev
             unit.register_forward_hook(_given_back)
     root: Any = fully_shard(Sharded(model), mesh=mesh)
     root.eval().requires_grad_(False)
-    return root  # type: ignore[no-any-return]
+    return root
 
 
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:

@@ -45,7 +45,7 @@ class OnRanks:
             problem = self._problem = make()
         if not self.sharded:
             return problem
-        told = {name: _Told(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
+        told: dict[str, Any] = {name: _Told(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
         return attrs.evolve(problem, **told)
 
     def init(self, problem: Problem, seed: int) -> State:
