@@ -105,8 +105,9 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
         (2, {"derivative": "per-source"}),
         (1, {"derivative": "difference", "batch": "own"}),
         (3, {**VJP, "strategy": "difference"}),
+        (2, {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6}),
     ],
-    ids=["difference", "per-source", "own", "implicit"],
+    ids=["difference", "per-source", "own", "implicit", "gauss-newton"],
 )
 def test_a_run_on_a_base_in_parts_is_that_on_a_whole_one(tmp_path: Path, count: int, hypergradient: dict[str, Any]) -> None:
     """θ, x, choices, costs and evaluations of all steps."""

@@ -112,7 +112,17 @@ class LanguageModel:
             return losses
         return self._rows(x, tokens, mask, seeds, attention)
 
+    def logits(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None) -> Tensor:
+        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row: ``[n, V]``, in one pass."""
+        return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
+
     def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+        return self._called(self._forward, x, seeds, tokens, mask, attention)
+
+    def _called(
+        self, function: Callable[..., Tensor], x: Tree, seeds: tuple[int, ...] | None, tokens: Tensor, *rest: Any
+    ) -> Tensor:
+        """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
         if self.parts is not None and _transformed():
             raise ConfigError(FIRST_ORDER)
         if self.quantised and _transformed():
@@ -127,10 +137,11 @@ class LanguageModel:
         with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
-                    return self._gathered(self._forward, tokens, mask, attention)
+                    result: Tensor = self._gathered(function, tokens, *rest)
+                    return result
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
-            losses: Tensor = torch.func.functional_call(_Call(self), parameters, (tokens, mask, attention))
-            return losses
+            result = torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
+            return result
 
     def _gathered(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, in which the model's modules may be called."""
@@ -169,6 +180,11 @@ class LanguageModel:
         picked, goal = hidden[row, place], target[row, place]
         losses = self.head_losses(picked, goal)
         return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+
+    def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        if not self.plain_head:
+            return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
+        return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
@@ -269,10 +285,9 @@ class _Call(nn.Module):
     def __init__(self, owner: LanguageModel) -> None:
         super().__init__()
         self.model = owner.model
-        self.owner = [owner]
 
-    def forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
-        return self.owner[0]._forward(tokens, mask, attention)
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        return function(*args)
 
 
 def _float(logits: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from hgms_core import ConfigError
 FIRST_ORDER = (
     "a loss has first derivatives alone here, by backward passes: the base is parted among ranks @ task.model.shard\n"
     "  take through-step with derivative = 'difference' or 'per-source', carried, one-step with derivative = 'difference', or\n"
-    "  implicit with strategy = 'difference'; with a tilt the generator's mode = 'loop'; or leave out task.model.shard"
+    "  implicit with strategy = 'difference' (operator = 'ggn' too); with a tilt the generator's mode = 'loop';\n"
+    "  or leave out task.model.shard"
 )
 
 
