@@ -241,16 +241,9 @@ class Linearization:
 
 
 def implicit(
-    f: Bound,
-    g: Bound,
-    theta: Tree,
-    x: Tree,
-    solver: Any,
-    strategy: Strategy = "vjp",
-    v0: Tensor | None = None,
-    rows: tuple[int, int] = (1, 1),
-    precision: torch.dtype | None = None,
-) -> Estimate:
+    f: Bound, g: Bound, theta: Tree, x: Tree, solver: Any, strategy: Strategy = "vjp", v0: Tensor | None = None,
+    rows: tuple[int, int] = (1, 1), precision: torch.dtype | None = None,
+) -> Estimate:  # fmt: skip
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost; ``precision`` as in :func:`curvature`."""
     return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)
