@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from hgms_core import ConfigError, Key, curvature, stack
 from hgms_llm import BaseModel, LanguageModel, Lora, step_memory
+from hgms_llm.gathered import gathered_bytes, share_bytes
 from hgms_llm.memory import probe
-from hgms_llm.sharding import gathered_bytes, share_bytes
 from hgms_ranks import join
 
 CPU, F64, VOCABULARY = torch.device("cpu"), torch.float64, 64

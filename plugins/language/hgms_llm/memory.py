@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hgms_core import Problem, Tree
+from hgms_llm.gathered import gathered_bytes, messages, places, share_bytes
 from hgms_llm.language import LOGITS, LanguageModel
 from hgms_llm.losses import UpperLoss
-from hgms_llm.sharding import gathered_bytes, messages, places, share_bytes
 
 
 @frozen

@@ -3,6 +3,8 @@
 Each decoder layer is gathered when a pass comes to it and given back after it, forward and again backward; what is outside the
 layers (embeddings, last norm, head) is gathered for all of a pass. The base has no gradients: adapters are leaves of their
 own, on every rank, and only slopes of activations go through it.
+
+What this takes of torch is loaded when it is needed: it takes half as long as all of torch.
 """
 
 from __future__ import annotations
@@ -15,9 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from hgms_core import ConfigError
 
@@ -57,6 +56,9 @@ def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], dev
     are handed over one after the other, a layer at a time, so that beside its own share a rank holds one whole layer (at the
     end embeddings and head), and rank 0 what is not handed over yet, on the CPU.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     first = dist.get_rank() == 0
     model = make() if first else outline()
@@ -79,33 +81,15 @@ def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], dev
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:
     """A layer of a pass that is computed again for the backward pass is given back as in the first one (torch keeps it, so that
     all layers would be whole at once), unless its own backward pass has begun."""
+    from torch.distributed.fsdp import fully_shard
+
     backward = torch._C._current_graph_task_id() != -1
     if backward and fully_shard.state(layer)._fsdp_param_group._training_state.name != "PRE_BACKWARD":  # type: ignore[attr-defined]
         layer.reshard()
 
 
-def places(model: nn.Module) -> list[Tensor]:
-    """The tensors that parts are gathered in, which keep their storages from pass to pass. All ranks ask for them together."""
-    found: list[Tensor] = []
-    for unit in _units(model):
-        unit.unshard()
-        found += [leaf for leaf in unit.parameters() if not isinstance(leaf, DTensor)]
-        unit.reshard()
-    return found
-
-
-def messages(model: nn.Module) -> set[int]:
-    """Bytes of what comes in one piece when a layer, or what is outside the layers, is gathered: its parameters, padded."""
-    ranks, sizes, known = dist.get_world_size(), set(), set[int]()
-    for unit in reversed(_units(model)):  # layers before what is around them
-        leaves = [leaf for leaf in unit.parameters() if id(leaf) not in known]
-        known |= {id(leaf) for leaf in leaves}
-        sizes.add(sum(-(-leaf.shape[0] // ranks) * ranks * (leaf.nbytes // leaf.shape[0]) for leaf in leaves))
-    return sizes
-
-
-def _units(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+def in_parts(leaf: Tensor) -> bool:
+    return hasattr(leaf, "to_local")  # a DTensor
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -116,29 +100,12 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def share_bytes(model: nn.Module) -> int:
-    """Bytes of the base that this rank keeps."""
-    parts = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in (*model.parameters(), *model.buffers())]
-    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}.values())
-
-
-def gathered_bytes(model: nn.Module) -> int:
-    """Bytes of what is whole at the peak of a pass: what is outside the layers, and of layers the one that is computed and the
-    one that is fetched meanwhile, which comes in one piece and is then parted into parameters."""
-    layers = [_bytes(layer) for layer in layers_of(model)]
-    return _bytes(model) - sum(layers) + 3 * max(layers, default=0)
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in module.parameters())
-
-
 def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Parameters and buffers that are not in parts yet, with the tables of modules that they stand in."""
     for module in unit.modules():
         for table in (module._parameters, module._buffers):
             for name, leaf in table.items():
-                if leaf is not None and not isinstance(leaf, DTensor):
+                if leaf is not None and not in_parts(leaf):
                     yield table, name, leaf
 
 
