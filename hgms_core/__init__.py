@@ -20,7 +20,7 @@ from hgms_core.errors import (
 )  # fmt: skip
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
-    Linearization, Strategy, cross_product, curvature, differences_named, hypergradient, implicit,
+    Linearization, Strategy, cross_product, curvature, difference_step, differences_named, hypergradient, implicit,
     twice_differentiable_attention, upper_gradients,
 )  # fmt: skip
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
@@ -43,8 +43,8 @@ __all__ = [
     "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem", "Ravel", "Record",
     "Rows", "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
     "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "check_function", "check_losses", "check_part",
-    "choice", "clone", "closest", "cross_product", "curvature", "detach", "differences_named", "fresh_parameters", "gradient",
-    "groups", "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of", "out_of_memory", "overlay",
-    "pure", "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable", "twice_differentiable_attention",
-    "unknown", "upper_gradients", "values",
+    "choice", "clone", "closest", "cross_product", "curvature", "detach", "difference_step", "differences_named",
+    "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of",
+    "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable",
+    "twice_differentiable_attention", "unknown", "upper_gradients", "values",
 ]  # fmt: skip

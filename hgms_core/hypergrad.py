@@ -120,7 +120,7 @@ def curvature(
     flat = spec.ravel(detach(x))
 
     def central(v: Tensor) -> Tensor:
-        step = _step(flat, v, precision)
+        step = difference_step(flat, v, precision)
         plus, _ = gradient_at(spec.unravel(flat + step * v))
         minus, _ = gradient_at(spec.unravel(flat - step * v))
         return (spec.ravel_leaves(plus) - spec.ravel_leaves(minus)) / (2 * step)
@@ -128,10 +128,15 @@ def curvature(
     return Curvature(central, slope, spec)
 
 
-def _step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """The central-difference step along v: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding; at a coarser
-    ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in
-    bfloat16, measured: of norm 13, pretrained, 0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)"""
+def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
+    """The step of a central difference at x along v, both flat: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding;
+    at a coarser ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in
+    bfloat16, measured: of norm 13, pretrained, 0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)
+
+    >>> difference_step(torch.zeros(2), torch.tensor([0.0, 10.0]))
+    tensor([0.0005])
+
+    .. versionadded:: 0.8"""
     size: Tensor = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
@@ -167,7 +172,7 @@ def cross_product(
     if strategy == "difference":
         spec = Ravel.of(x)
         flat, direction = spec.ravel(detach(x)), spec.ravel(v)
-        step = _step(flat, direction, precision)
+        step = difference_step(flat, direction, precision)
         if displacement is not None:
             length = torch.linalg.vector_norm(direction)
             step = (displacement / torch.where(length > 0, length, torch.ones_like(length))).reshape(1)
@@ -236,16 +241,9 @@ class Linearization:
 
 
 def implicit(
-    f: Bound,
-    g: Bound,
-    theta: Tree,
-    x: Tree,
-    solver: Any,
-    strategy: Strategy = "vjp",
-    v0: Tensor | None = None,
-    rows: tuple[int, int] = (1, 1),
-    precision: torch.dtype | None = None,
-) -> Estimate:
+    f: Bound, g: Bound, theta: Tree, x: Tree, solver: Any, strategy: Strategy = "vjp", v0: Tensor | None = None,
+    rows: tuple[int, int] = (1, 1), precision: torch.dtype | None = None,
+) -> Estimate:  # fmt: skip
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
     (f, g), for the cost; ``precision`` as in :func:`curvature`."""
     return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)

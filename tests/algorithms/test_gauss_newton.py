@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hgms_core import Branch, ConfigError, Data, Outcome, Problem, Ravel, Tree, roles
 from hgms_core.registry import Registry
-from hgms_gauss_newton import Composite, gauss_newton, says_outputs
+from hgms_gauss_newton import Composite, by_difference, gauss_newton, says_outputs
 from hgms_hypergradients import Implicit
 from hgms_methods.tilted import tilted
 from hgms_solvers import CG
@@ -157,6 +157,27 @@ def test_a_task_is_the_criterion_of_its_outputs(name: str) -> None:
                 torch.testing.assert_close(image[key], leaf, rtol=1e-11, atol=1e-13)
 
 
+def test_a_difference_of_the_outputs_is_all_that_it_asks_of_a_network() -> None:
+    """Of one without a derivative in forward mode, and without a second one: those are refused."""
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, slope: Tensor) -> Tensor:
+            return slope
+
+    loss = Composite(outputs=lambda x, batch: Once.apply(logits(x, batch)), criterion=weighted)
+    v = SPEC.unravel(normal(SPEC.size, seed=6))
+    ours, exact = by_difference(loss)(THETA, X, BATCH, v), gauss_newton(LOSS)(THETA, X, BATCH, v)
+    torch.testing.assert_close(ours, exact, rtol=1e-7, atol=1e-9)
+    with pytest.raises(RuntimeError, match="setup_context"):
+        gauss_newton(loss)(THETA, X, BATCH, v)
+
+
 class TestImplicit:
     PROBLEM = Problem(
         theta0=THETA, x0=X, g=LOSS, f=lambda theta, x, batch: logits(x, batch)[:, 0].square().mean(),
@@ -164,7 +185,7 @@ class TestImplicit:
     )  # fmt: skip
 
     def estimate(self, problem: Problem | None = None, **settings: Any) -> Any:
-        estimator = Implicit(solver=CG(ridge=1e-2, rtol=1e-12, max_steps=500), **settings)
+        estimator = Implicit(**{"solver": CG(ridge=1e-2, rtol=1e-12, max_steps=500), **settings})
         problem = problem or self.PROBLEM
         return estimator.estimate(problem, THETA, Branch(x=X), KEY, estimator.init(problem))[0]
 
@@ -180,6 +201,11 @@ class TestImplicit:
         assert estimate.outcome is Outcome.CONVERGED
         torch.testing.assert_close(estimate.value["t"], -mixed, rtol=1e-8, atol=1e-11)
         assert estimate.curvature >= 1e-2
+
+    def test_differences_of_the_outputs_give_it_as_well(self) -> None:
+        ours = self.estimate(operator="ggn", strategy="difference", solver=CG(ridge=1e-2, rtol=1e-8, max_steps=500))
+        assert ours.outcome is Outcome.CONVERGED
+        torch.testing.assert_close(ours.value["t"], self.estimate(operator="ggn").value["t"], rtol=1e-6, atol=1e-9)
 
     def test_the_hessian_ends_in_negative_curvature_here(self) -> None:
         assert self.estimate().outcome is Outcome.NEGATIVE_CURVATURE
@@ -199,7 +225,7 @@ class TestImplicit:
         with pytest.raises(ConfigError, match=r'operator = "ggn" needs a lower loss that says its outputs(.|\n)*Composite'):
             self.estimate(plain, operator="ggn")
 
-    @pytest.mark.parametrize("other", [{"strategy": "difference"}, {"batches": "fresh"}, {"cuda_graphs": True}])
+    @pytest.mark.parametrize("other", [{"batches": "fresh"}, {"cuda_graphs": True}])
     def test_what_it_does_not_go_with(self, other: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="'ggn' has products of its own"):
             partial(Implicit, solver=CG(), operator="ggn")(**other)

@@ -31,6 +31,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from hgms_branches import Branches
+from hgms_gauss_newton import by_difference, gauss_newton
 from hgms_hypergradients import Implicit, ThroughStep, Unrolled
 from hgms_llm import BaseModel, Lora, Source, SourceMixture
 from hgms_llm.store import warn
@@ -124,6 +125,23 @@ def value_after_the_step(problem: Problem, generator: Branches, theta: Tree) -> 
     chosen = BestOfN().select(problem, problem.theta0, first, key.fold("select")).index
     end = generator.propose(problem, theta, start, key.fold("propose")).at(chosen)
     return problem.f(theta, end, problem.upper_data["differentiate"].batch(None))
+
+
+@pytest.mark.parametrize("average", ["example", "token"])
+def test_the_lower_loss_says_its_logits(files: dict[str, Source], average: str) -> None:
+    """Of all scored tokens, and what is made of them; with dropout, and of a whole model's parameters. Products with the
+    Gauss–Newton matrix by forward mode and by differences of the logits agree."""
+    for fields in ({}, {"adapter": None}):
+        problem = problem_of(files, average=average, **fields)
+        batch, _ = problem.lower_data.sample(Key(1), 6)
+        z = problem.g.outputs(problem.x0, batch)
+        assert len(z) == int(batch["mask"][:, 1:].sum())
+        value = problem.g.criterion(problem.theta0, problem.x0, z, batch)
+        torch.testing.assert_close(value, problem.g(problem.theta0, problem.x0, batch))
+        at = problem.theta0, problem.x0, batch, moved({name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()})
+        exact, ours = gauss_newton(problem.g)(*at), by_difference(problem.g)(*at)
+        assert sum(float((exact[name] * leaf).sum()) for name, leaf in at[3].items()) > 0
+        torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -25,7 +25,7 @@ from hgms_core import (
     implicit,
 )  # fmt: skip
 from hgms_fields import frozen, lowering, optional_whole
-from hgms_gauss_newton import gauss_newton
+from hgms_gauss_newton import Product, by_difference, gauss_newton
 from hgms_graphs import linearized, programs_of, recorded
 from hgms_hypergradients.fresh import on_fresh_batches
 from hgms_hypergradients.operator import with_operator
@@ -53,8 +53,9 @@ class Implicit:
         operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
             semidefinite where g's criterion is convex in (x, outputs), so that negative curvature ends no solve, and the
             Hessian itself where the outputs are linear in x. Elsewhere h is biased by what it leaves out, which vanishes with
-            the residuals of the fit. ∇²_θx g stays exact. For losses that say their outputs
-            (:class:`hgms_gauss_newton.Composite`).
+            the residuals of the fit. ∇²_θx g stays that of g. For losses that say their outputs
+            (:class:`hgms_gauss_newton.Composite`). Its products are exact, or with ``difference`` take central differences of
+            the outputs, which asks for no second derivative of a network.
         batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer step (None: all).
         upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
         batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian product and for the mixed term,
@@ -111,8 +112,8 @@ class Implicit:
 
     @operator.validator
     def _multiplied(self, attribute: object, value: str) -> None:
-        if value == "ggn" and (self.strategy == "difference" or self.batches == "fresh" or self.cuda_graphs):
-            raise ValueError("operator = 'ggn' has products of its own: no 'difference', no fresh batches, no cuda_graphs")
+        if value == "ggn" and (self.batches == "fresh" or self.cuda_graphs):
+            raise ValueError("operator = 'ggn' has products of its own: no fresh batches, no cuda_graphs")
 
     def init(self, problem: Problem) -> State:
         return {"v": None}
@@ -134,23 +135,32 @@ class Implicit:
                 estimate = here.hypergradient(solver, v0, rows)
             elif self.operator == "ggn":
                 f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
-                estimate = with_operator(gauss_newton(problem.g), batch, f, g, theta, x, solver, v0, rows)
+                mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
+                levels = (self._product(problem), batch, f, g)
+                estimate = with_operator(*levels, theta, x, solver, v0, rows, mixed, problem.precision)
             elif self.batches == "fresh" and below is not None:
                 more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
-                levels, how = (problem.f, problem.g, upper_batch, batch, more), (theta, x, solver, self.strategy)
-                estimate = on_fresh_batches(*levels, *how, v0, rows, problem.precision, programs_of(problem))
+                both, how = (problem.f, problem.g, upper_batch, batch, more), (theta, x, solver, self.strategy)
+                estimate = on_fresh_batches(*both, *how, v0, rows, problem.precision, programs_of(problem))
             else:
                 f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
                 estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(solver)
 
+    def _product(self, problem: Problem) -> Product:
+        if self.strategy == "difference":
+            return by_difference(problem.g, precision=problem.precision)
+        return gauss_newton(problem.g)
+
     def _compiled(self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree) -> Linearization | None:
+        if self.operator == "ggn" and self.strategy == "difference":
+            return None
         programs = programs_of(problem) if self.batches == "one" else None
         if programs is None:
             return None
         key, how = (self.name, problem.f, problem.g), (self.strategy, problem.precision)
-        product = gauss_newton(problem.g) if self.operator == "ggn" else None
+        product = self._product(problem) if self.operator == "ggn" else None
         return linearized(programs, key, problem.f, problem.g, *how, product, detach(theta), detach(x), below, above)
 
     def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from attrs import evolve
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from hgms_core import (
     Linearization,
     LinearSolver,
     Ravel,
+    Strategy,
     Tree,
     detach,
     twice_differentiable_attention,
@@ -33,8 +35,11 @@ def with_operator(
     solver: LinearSolver,
     v0: Tensor | None,
     rows: tuple[int, int],
+    strategy: Strategy = "jvp",
+    precision: torch.dtype | None = None,
 ) -> Estimate:
-    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``; the mixed term is g's own."""
+    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``; the mixed term is g's own, by
+    ``strategy``."""
     theta, x = detach(theta), detach(x)
     spec = Ravel.of(x)
 
@@ -42,4 +47,4 @@ def with_operator(
         with twice_differentiable_attention():
             return spec.ravel(product(theta, x, batch, spec.unravel(v)))
 
-    return evolve(Linearization.of(f, g, theta, x, "jvp"), matvec=matvec).hypergradient(solver, v0, rows)
+    return evolve(Linearization.of(f, g, theta, x, strategy, precision), matvec=matvec).hypergradient(solver, v0, rows)

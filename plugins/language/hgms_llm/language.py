@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
 from hgms_llm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
-from hgms_llm.passes import needed, passes, start_tokens
+from hgms_llm.passes import equal_parts, needed, passes, start_tokens
+from hgms_llm.sharding import FIRST_ORDER, Sharded, once
 
 LOGITS = 2**26
 """How many logits are held at a time (a quarter of a gigabyte in float32)."""
@@ -31,6 +32,10 @@ class LanguageModel:
     (None: all); with gradients, each such pass is computed again in the backward pass, so activations of one pass are held at a
     time. Where dropout masks are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
     passes are of the full width. ``tokens`` counts what went through.
+
+    ``parts`` is there where the base is parted among ranks, which then call this model equally often: a batch goes through in
+    as many passes as ``rows`` asks for, whatever the lengths of its rows. ``probed`` is what short rows took
+    (:func:`~hgms_llm.memory.probe`), where that cannot be tried out by one rank alone.
     """
 
     model: Any
@@ -40,17 +45,22 @@ class LanguageModel:
     quantised: bool = False
     checkpointed: list[nn.Module] | None = None
     start_tokens: int = 0
+    parts: Any = None
+    probed: dict[int, int] = Factory(dict)
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod
     def of(
         cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
     ) -> LanguageModel:
+        parts = model if isinstance(model, Sharded) else None
+        model = model if parts is None else parts.model
         adapters = None if spec is None else Adapters.on(model, spec, length)
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         layers = checkpoint_layers(model, adapters) if checkpointing else None
-        language = cls(model, adapters, rows, quantised=quantised, checkpointed=layers, start_tokens=start_tokens(model))
-        language.plain_head = language._head_is_plain()
+        options: Any = {"quantised": quantised, "checkpointed": layers, "start_tokens": start_tokens(model), "parts": parts}
+        language = cls(model, adapters, rows, **options)
+        language.plain_head = language._gathered(language._head_is_plain)
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
@@ -67,7 +77,8 @@ class LanguageModel:
         count, batch = mask[..., 1:].sum(-1), tokens.shape[-2]
         if seeds is not None or attention is not None or _transformed():
             return self._full_width(x, tokens, mask, seeds, attention), count
-        order, cut = passes(needed(mask), self.start_tokens, self.rows)
+        lengths = needed(mask)
+        order, cut = passes(lengths, self.start_tokens, self.rows) if self.parts is None else equal_parts(lengths, self.rows)
         by_length = order.unsqueeze(-1).expand_as(tokens)
         tokens, mask = tokens.gather(-2, by_length), mask.gather(-2, by_length)
         parts = []
@@ -101,7 +112,19 @@ class LanguageModel:
             return losses
         return self._rows(x, tokens, mask, seeds, attention)
 
+    def logits(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None) -> Tensor:
+        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row: ``[n, V]``, in one pass."""
+        return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
+
     def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+        return self._called(self._forward, x, seeds, tokens, mask, attention)
+
+    def _called(
+        self, function: Callable[..., Tensor], x: Tree, seeds: tuple[int, ...] | None, tokens: Tensor, *rest: Any
+    ) -> Tensor:
+        """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
+        if self.parts is not None and _transformed():
+            raise ConfigError(FIRST_ORDER)
         if self.quantised and _transformed():
             # The kernels of quantised weights drop tangents without a word: the derivative would be 0.
             raise ConfigError(
@@ -114,10 +137,21 @@ class LanguageModel:
         with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
-                    return self._forward(tokens, mask, attention)
+                    result: Tensor = self._gathered(function, tokens, *rest)
+                    return result
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
-            losses: Tensor = torch.func.functional_call(_Call(self), parameters, (tokens, mask, attention))
-            return losses
+            result = torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
+            return result
+
+    def _gathered(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, in which the model's modules may be called."""
+        if self.parts is None:
+            return function(*args)
+        result: Any = self.parts(function, *args)
+        if isinstance(result, Tensor) and result.requires_grad:
+            return once(result)  # the backward pass gives back what is gathered
+        self.parts.reshard()
+        return result
 
     def _count(self, x: Tree, tokens: Tensor) -> None:
         """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept for; under vmap, of all rows
@@ -146,6 +180,11 @@ class LanguageModel:
         picked, goal = hidden[row, place], target[row, place]
         losses = self.head_losses(picked, goal)
         return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+
+    def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        if not self.plain_head:
+            return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
+        return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
@@ -187,7 +226,8 @@ class LanguageModel:
         self._count(x, tokens)
         if self.adapters is not None:
             with self.adapters.use(Active(x)):
-                return self._body(input_ids=tokens)
+                states: Tensor = self._gathered(lambda: self._body(input_ids=tokens))
+                return states
         body, prefix = getattr(self.model, self.model.base_model_prefix), f"{self.model.base_model_prefix}."
         own = {name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)}
         states = torch.func.functional_call(body, own, kwargs={"input_ids": tokens, "use_cache": False}).last_hidden_state
@@ -245,10 +285,9 @@ class _Call(nn.Module):
     def __init__(self, owner: LanguageModel) -> None:
         super().__init__()
         self.model = owner.model
-        self.owner = [owner]
 
-    def forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
-        return self.owner[0]._forward(tokens, mask, attention)
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        return function(*args)
 
 
 def _float(logits: Tensor) -> Tensor:

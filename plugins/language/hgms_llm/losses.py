@@ -35,7 +35,21 @@ class Rows:
         seeds = self._seeds(batch, dropout)
         if seeds is not None and stacked and not own:
             seeds = seeds * count  # one batch, one mask: that of a candidate on its own
-        summed, number = self.model.nll(x, tokens, mask, seeds, batch.get("attention"))
+        return self._averaged(*self.model.nll(x, tokens, mask, seeds, batch.get("attention")), batch)
+
+    def logits(self, x: Tree, batch: Batch) -> Tensor:
+        """What the scored tokens of a batch are scored by, ``[n, V]``, with the batch's dropout."""
+        return self.model.logits(x, batch["tokens"], batch["mask"], self._seeds(batch, True))
+
+    def of_logits(self, z: Tensor, batch: Batch) -> Tensor:
+        """The loss of each row, of its logits."""
+        wanted, target = batch["mask"][:, 1:], batch["tokens"][:, 1:]
+        losses = functional.cross_entropy(z, target[wanted], reduction="none")
+        row = wanted.nonzero(as_tuple=True)[0]
+        summed = torch.zeros(len(wanted), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+        return self._averaged(summed, wanted.sum(-1), batch)
+
+    def _averaged(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
         if self.average == "example":
             return summed / number.clamp_min(1)
         return summed / self.lengths.to(summed.dtype)[batch["source"]]
@@ -96,6 +110,13 @@ class MixtureLoss:
     def _stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
         return self._mixed(theta, losses, batch["source"].expand(losses.shape))
+
+    def outputs(self, x: Tree, batch: Batch) -> Tensor:
+        """The logits of scored tokens: what a Gauss–Newton matrix is of, as the next says what is made of them."""
+        return self.rows.logits(x, batch)
+
+    def criterion(self, theta: Tree, x: Tree, z: Tensor, batch: Batch) -> Tensor:
+        return self._mixed(theta, self.rows.of_logits(z, batch), batch["source"])
 
     def sources(self, x: Tree, batch: Batch) -> Tensor:
         """ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""

@@ -20,6 +20,7 @@ from hgms_llm.digests import file_digest
 from hgms_llm.files import as_written, expand
 from hgms_llm.hub import consented, located, own_code, transformers_quietly
 from hgms_llm.named import named_identity
+from hgms_llm.sharding import ensure_ranks, sharded
 
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
@@ -39,12 +40,14 @@ class BaseModel:
         config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
             of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
             The vocabulary is the tokenizer's. Weights are drawn on the CPU, the same for every device; those of more than
-            2²⁸ parameters on the device itself.
+            2²⁸ parameters on the device itself (with ``shard`` on the CPU).
         tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's encoder.json and vocab.bpe), or a
             name on the Hub; None: the one at ``path``.
         dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what the adapters have.
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the architecture has it, else eager.
         quantize: ``4bit`` keeps the frozen weights in NF4 (bitsandbytes, needs a GPU).
+        shard: part the frozen weights among the ranks of a run (``run.ranks``), an equal part for each, and gather a layer when
+            a pass comes to it: memory for communication. Needs an adapter, and a hypergradient of first order.
         trust_remote_code: the model brings Python code of its own. It is run only where the command says so too
             (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never do so for a model you have not read.
 
@@ -62,9 +65,12 @@ class BaseModel:
     dtype: Dtype = "auto"
     attention: Attention = "auto"
     quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(choice("4bit")))
+    shard: bool = field(default=False, metadata={"since": "0.8"})
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:
+        if self.shard and self.quantize is not None:
+            raise ValueError("'shard' parts weights as they are: leave out 'quantize'")
         if (self.path is None) == (self.config is None):
             raise ValueError("a model has either a 'path' (folder or name on the Hub) or a 'config' (an architecture to build)")
         if self.config is None:
@@ -103,12 +109,28 @@ class BaseModel:
         return hashlib.sha256(json.dumps(known, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if known else None
 
     def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
-        """The model on the device, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
-        transformers = transformers_quietly()
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
-        weights = getattr(torch, self.dtype) if self.dtype != "auto" else torch.bfloat16 if fast else dtype
+        """The model on the device, whole, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
             raise ConfigError("quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ task.model.quantize")
+        return self._loaded(device, self._weights(device, dtype), vocabulary)
+
+    def in_parts(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
+        """The model, parted among the ranks of torch's process group (:class:`~hgms_llm.sharding.Sharded`), which all call
+        this. Rank 0 alone reads the weights, whole and into the CPU's memory. Errors: ConfigError where there is one rank."""
+        ensure_ranks()
+        weights = self._weights(device, dtype)
+        whole = functools.partial(self._loaded, torch.device("cpu"), weights, vocabulary)
+        outline = functools.partial(self._loaded, torch.device("meta"), weights, vocabulary)
+        return sharded(whole, outline, device)
+
+    def _weights(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
+        named: torch.dtype = getattr(torch, self.dtype) if self.dtype != "auto" else torch.bfloat16 if fast else dtype
+        return named
+
+    def _loaded(self, device: torch.device, weights: torch.dtype, vocabulary: int | None) -> nn.Module:
+        """The model; on the meta device its outline, without the weights."""
+        transformers = transformers_quietly()
         options: dict[str, Any] = {"dtype": weights}
         if self.attention != "auto":
             options["attn_implementation"] = self.attention
@@ -116,13 +138,7 @@ class BaseModel:
             if self.path is None:
                 model = self._built(transformers, options, vocabulary, device)
             else:
-                trust = consented(self.trust_remote_code, self.path)
-                where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
-                if self.quantize is not None:
-                    options |= {"quantization_config": _four_bit(transformers, weights), "device_map": {"": device}}
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    where, revision=self.revision, trust_remote_code=trust, **options
-                )
+                model = self._read(transformers, options, device)
             if self.quantize is None:
                 model = model.to(device)
         except HgmsError:
@@ -137,6 +153,20 @@ class BaseModel:
         module: nn.Module = model.eval().requires_grad_(False)
         return module
 
+    def _read(self, transformers: Any, options: dict[str, Any], device: torch.device) -> Any:
+        """The model of a folder or of the Hub."""
+        assert self.path is not None
+        trust = consented(self.trust_remote_code, self.path)
+        where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
+        which = {"revision": self.revision, "trust_remote_code": trust}
+        if device.type == "meta":
+            config = transformers.AutoConfig.from_pretrained(where, **which)
+            with device:
+                return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust, **options)
+        if self.quantize is not None:
+            options |= {"quantization_config": _four_bit(transformers, options["dtype"]), "device_map": {"": device}}
+        return transformers.AutoModelForCausalLM.from_pretrained(where, **which, **options)
+
     def _built(self, transformers: Any, options: dict[str, Any], vocabulary: int | None, device: torch.device) -> Any:
         assert self.config is not None
         fields = dict(self.config)
@@ -146,6 +176,9 @@ class BaseModel:
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
         make = functools.partial(transformers.AutoModelForCausalLM.from_config, config, **options)
+        if device.type == "meta":
+            with device:
+                return make()
         place = torch.device("cpu")
         if device.type == "cuda":
             with torch.device("meta"):

@@ -61,3 +61,18 @@ def passes(lengths: Tensor, start: int, most: int | None = None) -> tuple[Tensor
         cut.append((came[last], last, int(widths[last - 1])))
         last = came[last]
     return order, cut[::-1]
+
+
+def equal_parts(lengths: Tensor, most: int | None = None) -> tuple[Tensor, list[tuple[int, int, int]]]:
+    """As :func:`passes`, but their number is that of the rows alone, ⌈B / most⌉: for ranks whose batches differ in lengths and
+    that must go through the model equally often.
+
+    >>> order, cut = equal_parts(torch.tensor([9, 2, 10, 2, 3]), most=2)
+    >>> order.tolist(), cut
+    ([1, 3, 4, 0, 2], [(0, 2, 2), (2, 4, 9), (4, 5, 10)])
+    """
+    ordered, order = lengths.sort(dim=-1, stable=True)
+    widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).tolist()
+    step = most or len(widths)
+    ends = [min(first + step, len(widths)) for first in range(0, len(widths), step)]
+    return order, [(first, last, widths[last - 1]) for first, last in zip(range(0, len(widths), step), ends, strict=True)]

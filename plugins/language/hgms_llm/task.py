@@ -33,9 +33,11 @@ from hgms_llm.losses import (
     token_loss,
     weights,
 )
+from hgms_llm.memory import probe
 from hgms_llm.models import BaseModel
 from hgms_llm.overlaps import overlap_warning, overlaps
 from hgms_llm.rows import Index, index_of
+from hgms_llm.sharding import ensure_ranks
 from hgms_llm.sources import Source, check_names, content, look, mixture_shares
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits, left_out
@@ -144,6 +146,13 @@ class SourceMixture:
             mixture_shares(self.reference, self.sources, "reference")
         if not isinstance(self.prior, str):
             mixture_shares(self.prior, self.sources, "prior")
+        if self.model.shard and self.adapter is None:
+            raise ValueError("model.shard parts a frozen base, and without an 'adapter' all its parameters are learned")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank of a run holds a part of the base alone."""
+        return self.model.shard
 
     def lighter(self) -> list[str]:
         """What would take less memory; none of it changes a result."""
@@ -245,11 +254,17 @@ class SourceMixture:
         return {"template": self.template, "cache_dir": cache_folder(), **lengths}
 
     def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-        base = self.model.load(device, dtype, len(tokenizer))
+        load = self.model.in_parts if self.sharded else self.model.load
+        base = load(device, dtype, len(tokenizer))
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
-        return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
+        model = LanguageModel.of(base, self.adapter, length=self.max_length, **options)
+        if self.sharded:
+            model.probed = probe(model, model.start(Key(0), dtype))
+        return model
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        if self.sharded:
+            ensure_ranks()
         for which in SETS:
             self._by_name(which, look)  # what is wrong with a file is said before a model is fetched or converted
         tokenizer = self.model.load_tokenizer()

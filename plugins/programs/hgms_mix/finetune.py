@@ -77,6 +77,8 @@ class Finetune:
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":
             raise ValueError('epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1')
+        if self.model is not None and self.model.shard:
+            raise ValueError("fine-tuning is in one process, which holds its model whole: leave out model.shard")
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
                 "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"

@@ -13,13 +13,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from hgms_core import Tree
 
 
-def shape_of(ranks: int, candidates: int) -> tuple[int, int]:
-    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of one.
+def shape_of(ranks: int, candidates: int, even: bool = False) -> tuple[int, int]:
+    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of one. ``even``: each group has
+    as many candidates.
 
-    >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4)
-    ((4, 1), (2, 2), (1, 4), (3, 2))
+    >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4), shape_of(6, 4, even=True)
+    ((4, 1), (2, 2), (1, 4), (3, 2), (2, 3))
     """
-    groups = max(number for number in range(1, ranks + 1) if ranks % number == 0 and number <= candidates)
+    fits = [number for number in range(1, ranks + 1) if ranks % number == 0 and number <= candidates]
+    groups = max(number for number in fits if not even or candidates % number == 0)
     return groups, ranks // groups
 
 
@@ -46,8 +48,8 @@ class Mesh:
     world: Any
 
     @classmethod
-    def of(cls, ranks: int, candidates: int, device: torch.device) -> Mesh:
-        mesh = init_device_mesh(device.type, shape_of(ranks, candidates), mesh_dim_names=("branches", "rows"))
+    def of(cls, ranks: int, candidates: int, device: torch.device, even: bool = False) -> Mesh:
+        mesh = init_device_mesh(device.type, shape_of(ranks, candidates, even), mesh_dim_names=("branches", "rows"))
         return cls(mesh.get_group("branches"), mesh.get_group("rows"), dist.group.WORLD)
 
     def members(self, candidates: int) -> list[int]:

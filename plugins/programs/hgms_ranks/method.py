@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import attrs
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define, field, frozen
 
 from hgms_core import ConfigError, Method, Problem, Record, State, Tree
 from hgms_ranks.group import Ranks
@@ -18,30 +20,47 @@ class OnRanks:
     ``step`` as those of any method, resumes, evaluates and writes by itself.
 
     Before each step the others are told the share of the budget, and the state where it is not the one that they have: of a run
-    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare the sums of their θ."""
+    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare the sums of their θ.
+
+    ``sharded``: each rank holds a part of the problem's model, so that all of them compute each loss. What the run asks for
+    between steps (f, g, ``evaluate``), the others are then told, too."""
 
     name: ClassVar[str] = "on-ranks"
 
     method: Any
     ranks: Ranks
+    sharded: bool = False
+    _step: int = field(default=0, init=False)
+    _problem: Problem | None = field(default=None, init=False)
     _before: State | None = field(default=None, init=False)
     _after: State | None = field(default=None, init=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "method"), name)  # finished, untrained, …
 
+    def build(self, make: Callable[[], Problem]) -> Problem:
+        """The problem as the run is to call it; all ranks make theirs at this time."""
+        with self.ranks.together(0):
+            self.ranks.say({"do": "build"})
+            problem = self._problem = make()
+        if not self.sharded:
+            return problem
+        told: dict[str, Any] = {name: _Told(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
+        return attrs.evolve(problem, **told)
+
     def init(self, problem: Problem, seed: int) -> State:
         with self.ranks.together(0):
             self.ranks.say({"do": "init", "seed": seed})
-            self._before, self._after = None, self.method.init(problem, seed)
+            self._before, self._after = None, self.method.init(self._problem or problem, seed)
         return self._after
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         which = "after" if state is self._after else "before" if state is self._before else "sent"
         message = {"do": "step", "from": which, "progress": progress}
-        with self.ranks.together(int(state.get("step", 0)) + 1):
+        self._step = int(state.get("step", 0)) + 1
+        with self.ranks.together(self._step):
             self.ranks.say({**message, "state": state} if which == "sent" else message)
-            following, record = self.method.step(problem, state, progress)
+            following, record = self.method.step(self._problem or problem, state, progress)
             ensure_agreement(self.method.result(following)[0], self.ranks)
         self._before, self._after = state, following
         return following, record
@@ -51,12 +70,36 @@ class OnRanks:
         return outcome
 
 
-def follow(method: Method, problem: Problem, ranks: Ranks) -> None:
+@frozen(eq=False)
+class _Told:
+    """A function of the problem that rank 0 calls between steps, and the others with it: its value, without a graph."""
+
+    run: OnRanks
+    name: str
+    function: Any
+
+    def __call__(self, *args: Any) -> Any:
+        with self.run.ranks.together(self.run._step), torch.no_grad():
+            self.run.ranks.say({"do": "call", "name": self.name, "args": list(args)})
+            return self.function(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "function"), name)
+
+
+def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
     """What another rank than 0 does: as it is told, until the run is over. An error that all ranks meet is rank 0's to tell."""
     before: State | None = None
     after: State | None = None
-    device = next(iter(problem.x0.values())).device
     while (told := ranks.say(None)) is not None:
+        if told["do"] == "build":
+            problem = make()
+            device = next(iter(problem.x0.values())).device
+            continue
+        if told["do"] == "call":
+            with torch.no_grad():
+                getattr(problem, told["name"])(*_moved(told["args"], device))
+            continue
         if told["do"] == "init":
             before, after = None, method.init(problem, told["seed"])
             continue
@@ -86,4 +129,6 @@ def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
 def _moved(state: Any, device: torch.device) -> Any:
     if isinstance(state, torch.Tensor):
         return state.to(device)
+    if isinstance(state, list):
+        return [_moved(value, device) for value in state]
     return {key: _moved(value, device) for key, value in state.items()} if isinstance(state, dict) else state

@@ -100,12 +100,13 @@ class PlacedHyperGradient:
         return lambda problem, *rest: estimate_all(by_rows(problem, self.mesh.world), *rest)
 
 
-def placed(method: Any, ranks: int, device: torch.device) -> Any:
-    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as they are.
+def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
+    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as they are. ``even``: all
+    ranks propose as many candidates, because they compute each loss together.
 
     Errors: ConfigError for a method that is made of no parts."""
     if hasattr(method, "method"):
-        return attrs.evolve(method, method=placed(method.method, ranks, device))
+        return attrs.evolve(method, method=placed(method.method, ranks, device, even))
     if not isinstance(method, Pipeline):
         raise ConfigError(
             f"run.ranks = {ranks} places the parts of a pipeline, and method {getattr(method, 'name', method)!r} is none\n"
@@ -113,7 +114,7 @@ def placed(method: Any, ranks: int, device: torch.device) -> Any:
         )
     generator: Any = method.generator
     apart = callable(getattr(generator, "propose_some", None))
-    mesh = Mesh.of(ranks, generator.count if apart else 1, device)
+    mesh = Mesh.of(ranks, generator.count if apart else 1, device, even)
     return attrs.evolve(
         method,
         generator=PlacedGenerator(generator=generator, mesh=mesh),

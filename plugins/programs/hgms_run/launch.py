@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, P
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
 from hgms_fields import Invalid, checked
-from hgms_ranks import device_of
+from hgms_ranks import OnRanks, device_of
 from hgms_run.as_table import described, plain
 from hgms_run.config import UNCOMPARED, RunConfig, RunSettings
 from hgms_run.convert import role_of, structured
@@ -197,8 +198,9 @@ def run_config(
 
     host, here = config.host or Host.load(), device if settings.ranks == 1 else device_of(device, 0)
     with on_ranks(config, device, unannounced(host)) as (method, settings):
+        make = partial(method.build, build) if isinstance(method, OnRanks) else build
         return Run(
-            method=method, make=build, device=here, folder=folder, resume=resume,
+            method=method, make=make, device=here, folder=folder, resume=resume,
             info=attrs.evolve(config.info, folder=folder.path),
             patience=patience, word="--resume", task=config.task,
             settings=settings, watch=watch or (view.watch if view is not None else ignore), host=host,

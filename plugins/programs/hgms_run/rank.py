@@ -50,7 +50,8 @@ def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Ite
         join(rank, count, device_of(device, rank), "env://")
     try:
         with contextlib.closing(ranks):
-            yield OnRanks(placed(config.method, count, device), ranks), exact
+            sharded = is_sharded(config)
+            yield OnRanks(placed(config.method, count, device, sharded), ranks, sharded), exact
     finally:
         torch.set_num_threads(before)
 
@@ -67,7 +68,16 @@ def follow_launched(config: RunConfig, device: torch.device) -> None:
 
 def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None:
     """What another rank does with a configuration: it builds the same problem, and follows."""
-    problem: Problem = config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
+
+    def make() -> Problem:
+        problem: Problem = config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
+        return problem
+
     route = config.run.matmul if config.run.matmul != "auto" else "exact"
     with matrix_route(route, device):
-        follow(placed(config.method, ranks.count, device), problem, ranks)
+        follow(placed(config.method, ranks.count, device, is_sharded(config)), make, ranks)
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Whether each rank holds a part of the task's model alone."""
+    return bool(getattr(config.task, "sharded", False))
