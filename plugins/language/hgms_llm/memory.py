@@ -62,7 +62,7 @@ def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, c
     probes = torch.tensor(list(taken), dtype=torch.float64)
     powers = torch.stack([probes**0, probes, probes**2], dim=1)
     _, slope, bend = torch.linalg.solve(powers, torch.tensor(list(taken.values()), dtype=torch.float64)).tolist()
-    pass_bytes = int(rows * (slope * length + max(bend, 0.0) * length**2))
+    pass_bytes = max(0, int(rows * (slope * length + max(bend, 0.0) * length**2)))  # of a tiny model the slope is noise
 
     vocabulary, width = model.model.get_output_embeddings().weight.shape
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
