@@ -27,7 +27,9 @@ CLASSES = [component for component in COMPONENTS if not isinstance(component.tar
 # `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
 # `theta0` is `uniform` by another name, as test_theta0_is_uniform_by_another_name says.
 COMPOSITIONS = [item.name for item in COMPONENTS if isinstance(item.target, Composition) and item.name != "theta0"]
-METHODS = [name for name in COMPOSITIONS if name not in ("fixed", "hg-ms-mixture")]  # these two need data sources
+OF_SOURCES = ("fixed", "hg-ms-mixture", "hg-ms-online", "uniform-online")
+"""Compositions that need data sources."""
+METHODS = [name for name in COMPOSITIONS if name not in OF_SOURCES]
 WRAPPERS = ("hg-ms-tilted", "iaptt-gm")
 """Compositions that their classes are asked as."""
 HERE = ("hg-ms", "hg-implicit", "hg-baseline", "soba", "v-pbgd", "random-search", "uniform")
@@ -181,6 +183,7 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
         "hypergradient sama": one_step,
         "hypergradient fixed": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
         "hypergradient aligned": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
+        "hypergradient aligned-means": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
         "outer dual-averaging": {"quadratic", "simplex"},
     }
 
@@ -204,7 +207,7 @@ def test_composition_conforms(name: str, check: Check) -> None:
     fault = check.fault(instance_of(composition, check, REGISTRY))
     if check.name in failures_of(composition, checks_of_kind("method")):
         assert check.name == "optimum"
-        assert name in {"uniform", "random-theta", "uniform-tilted", "validation-only", "pbgd-free"}
+        assert name in {"uniform", "random-theta", "uniform-tilted", "validation-only", "pbgd-free", "uniform-online"}
         before, after = re.match(r"the distance was (\S+) at the start and is (\S+) after 60 steps", fault).groups()
         assert before == after, "its θ stays where it is"
     else:
