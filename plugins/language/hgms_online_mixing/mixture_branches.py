@@ -41,10 +41,10 @@ class MixtureBranches:
     rows are weighed by ω. Here no row goes through the model whose weight is small. Rows of a source go through together, so
     u_s costs nothing beside the update. Dropout is off.
 
-    Candidates bring along, for the hypergradient ``aligned-means`` or one of your own, in ``aux`` (for each leaf of x with the
-    shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s; ``rows`` ``[N, S]``, how many rows they are of; Adam's moments ``m.<leaf>`` and
-    ``v.<leaf>`` ``[N, …]``; with ε > 0 ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss`` ``[N]``. A branch has them
-    without the axis N.
+    For ``aligned-means``, or a hypergradient of your own, candidates bring along in ``aux`` (for each leaf of x, with its
+    shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s; ``rows`` ``[N, S]``, how many rows they are of; Adam's moments
+    ``m.<leaf>`` and ``v.<leaf>`` ``[N, …]``; with ε > 0 ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss``
+    ``[N]``. A branch has them without the axis N.
 
     Use to learn a mixture while the final model trains. Avoid where θ is looked at through a way back: there is none, since θ
     decides which rows are drawn.
