@@ -21,7 +21,8 @@ Average = Literal["example", "token", "all-tokens"]
 class Rows:
     """The loss of each row of a batch: the mean over its completion tokens, or, on average over tokens, their sum over a mean
     number of such tokens (``lengths``, by source): that of its source makes the mean over a source's rows the mean over its
-    tokens; that of all sources makes the mean over a batch the mean over all its tokens."""
+    tokens; that of all sources makes the mean over a batch the mean over all its
+    tokens, but for a factor that is the same for every batch."""
 
     model: LanguageModel
     average: Average

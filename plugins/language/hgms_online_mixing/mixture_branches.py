@@ -50,7 +50,8 @@ class MixtureBranches:
     decides which rows are drawn.
 
     Arguments:
-        count: N; branches differ by their rows. ``steps``: K.
+        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all of them: a branch takes a pass for
+            each source that it has rows of, so branches that were parted would not keep in step. ``steps``: K.
         batch_size: |B|. ``tilt``: ε; 0: validation rows are not trained on. ``upper_batch_size``: |V|, where ε > 0 (None: all).
         lr, betas, eps, weight_decay: AdamW. ``schedule``: of lr, ``constant``, or ``linear`` to 0 at the end of the budget.
 
@@ -92,14 +93,12 @@ class MixtureBranches:
         return {"train": repeat(hgms_llm.adamw_start(problem.x0), 1), "updates": 0, "progress": 0.0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        return self.propose_some(problem, theta, start, key, list(range(self.count)))
-
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
-        """Some of the branches, by their numbers: the same that all would be among, since keys are addresses."""
         sources = hgms_llm.sources_of(problem, f"generator {self.name!r} draws rows of")
         lr = self.lr * (1 - start["progress"]) if self.schedule == "linear" else self.lr
         first = {name: leaf[0] for name, leaf in start["train"].items()}
-        runs = [self._run(problem, sources, theta, first, key.fold(member), start["updates"], lr) for member in members]
+        runs = [
+            self._run(problem, sources, theta, first, key.fold(member), start["updates"], lr) for member in range(self.count)
+        ]
         trees, losses, costs = zip(*runs, strict=True)
         stacked = {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
         x = hgms_llm.adamw_part(stacked, "x")

@@ -52,6 +52,8 @@ class Coordinator:
     _elsewhere: list[Cell] = field(factory=list, init=False)
     _held: HeldFolders = field(factory=HeldFolders, init=False)
     _awaited: int = field(default=0, init=False)
+    _idle: bool = field(default=True, init=False)
+    """Whether this round has begun no run."""
 
     def __enter__(self) -> Coordinator:
         return self
@@ -73,6 +75,7 @@ class Coordinator:
         try:
             with frozen_heap() if waiting and self.executor is None else contextlib.nullcontext():
                 while waiting or self._elsewhere:
+                    self._idle = True
                     yield from (
                         self._here(waiting, began, report)
                         if self.executor is None
@@ -87,7 +90,7 @@ class Coordinator:
             self._pass_over(waiting)
             if not waiting:
                 return
-            cell = waiting.popleft()
+            cell, self._idle = waiting.popleft(), False
             began(cell)
             ending = carry_out(cell, report, self.known(cell))
             self.recall(cell)
@@ -129,7 +132,8 @@ class Coordinator:
         if not self._elsewhere:
             self._awaited = 0
             return
-        if not waiting and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
+        # Runs that wait may have to: until another process has decided how their task is carried out.
+        if (not waiting or self._idle) and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
             if (count := len(self._elsewhere)) != self._awaited:
                 say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
             self._awaited = count
@@ -157,23 +161,21 @@ class Coordinator:
         if cell is None:
             return None
         waiting.remove(cell)
+        self._idle = False
         job = job_of(cell, self.known(cell), self.plugins, self.code)
         self._running[job] = cell
         began(cell)
         return job
 
     def _pass_over(self, waiting: deque[Cell]) -> None:
-        """Of the next runs, those that another process is at go behind the others; those that it has ended are looked after.
-        All begin with the same grid in the same order: without this each of many would wait for the lease of every run that
-        another has."""
-        for _ in range(len(waiting)):
+        """Of the next runs, those that another process is at, or has ended, are looked after instead of begun. All begin with
+        the same grid in the same order: without this each of many would wait for the lease of every run that another has."""
+        while waiting:
             folder = RunFolder(waiting[0].path)
-            if folder.in_use:
-                waiting.rotate(-1)
-            elif folder.summary.exists() and waiting[0].state()[0] == "done":
-                self._elsewhere.append(waiting.popleft())
-            else:
+            theirs = folder.in_use and not self._held.free(folder.path)
+            if not theirs and not (folder.summary.exists() and waiting[0].state()[0] == "done"):
                 return
+            self._elsewhere.append(waiting.popleft())
 
     def recall(self, cell: Cell) -> None:
         """Takes how a run is carried out, if its folder tells, for the other runs of its task."""

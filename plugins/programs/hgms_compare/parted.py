@@ -19,7 +19,7 @@ class Parted:
     """Seconds of a step on one rank and on two, each rank with as many threads. With p the share of the step that ranks part
     among them, Amdahl's law says::
 
-        s(R) = s(1) (1 − p + p/R)        p = 2 (1 − s(2)/s(1)), from 0 to 1
+        s(R) = s(1) (1 − p + p/R) = s(2) (1 − p + p/R) / (1 − p/2)        p = 2 (1 − s(2)/s(1)), from 0 to 1
 
     What two ranks say to each other counts as not parted. Where more ranks say more, or cross a network, a step takes longer
     than this; and more ranks than candidates part rows alone. ``error`` says why it could not be measured.
@@ -27,8 +27,8 @@ class Parted:
     >>> half = Parted(one=2.0, two=1.5)
     >>> half.share, half.step(2), half.step(8)
     (0.5, 1.5, 1.125)
-    >>> Parted(one=1.0, two=1.3).step(64)
-    1.3
+    >>> Parted(one=1.0, two=1.3).step(64), Parted(one=2.0, two=0.8).step(4)
+    (1.3, 0.4)
     """
 
     one: float = 0.0
@@ -42,7 +42,8 @@ class Parted:
 
     def step(self, ranks: int) -> float:
         """Seconds of a step on so many ranks."""
-        return self.one if ranks == 1 else self.two - self.share * self.one * (1 / 2 - 1 / ranks)
+        p = self.share  # from s(2), which is what was measured where p had to be kept within 0 and 1
+        return self.one if ranks == 1 else self.two * (1 - p + p / ranks) / (1 - p / 2)
 
     def seconds(self, ranks: int, around: float, steps: float, budget: Budget) -> float:
         """Of a run on so many ranks, with ``around`` of it not in steps. A budget in seconds stays what it is."""

@@ -13,15 +13,26 @@ from hgms_exchange.messages import dialogues, only_last
 from hgms_exchange.sampled import Sampled, unused
 from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, write_rows, write_yaml
 
+ON_A_CPU = "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true --bf16 false`."
+
 
 def adapter(sample: Sampled) -> dict[str, Any]:
     lora = sample.adapter
     if lora is None:
         return {}
+    base = sample.config.finetune.model or sample.config.task.model
+    dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}  # of the frozen base, which trl loads in float32
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
     if lora.targets is not None and len(lora.targets) == 1:  # trl makes one name a pattern, which must match all of a module's
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
-    return {"use_peft": True, "lora_r": lora.rank, "lora_alpha": lora_alpha(lora), "lora_dropout": lora.dropout, **targets}
+    return {
+        "use_peft": True,
+        "lora_r": lora.rank,
+        "lora_alpha": lora_alpha(lora),
+        "lora_dropout": lora.dropout,
+        **targets,
+        **dtype,
+    }
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
@@ -46,7 +57,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "output_dir": "tuned",
     }
     write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
-    return only_last(sample)
+    return [ON_A_CPU, *only_last(sample)]
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:

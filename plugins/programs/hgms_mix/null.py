@@ -97,7 +97,9 @@ def piece(run: RunConfig, path: Path, board: Board) -> Piece:
 
     def finished() -> dict[str, float] | None:
         folder = RunFolder(path)
-        return weights_of(folder.records()[-1]) if is_finished(folder) else None
+        last = folder.records()[-1:] if is_finished(folder) else []
+        whole = [row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")]
+        return weights_of(whole[0]) if whole else None  # rows are missing: the run itself says so when it is read back
 
     return Piece(title=path.name, path=path, job=job, finished=finished, result=lambda outcome: outcome["weights"])
 

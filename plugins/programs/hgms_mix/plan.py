@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hgms_cli import print_table
-from hgms_core import Key
+from hgms_core import ConfigError, Key
 from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
 
@@ -30,6 +30,11 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     timed, after one that warms up; of certainty and fine-tuning a gradient on eight rows, of evaluation their loss. Benchmarks
     and a ``finetune.model`` or ``finetune.adapter`` of its own are not tried: their seconds are None.
     """
+    if config.task.model.shard:  # type: ignore[attr-defined]
+        raise ConfigError(
+            "a dry run is one process, which would hold the whole base of task.model.shard\n"
+            "  add --set task.model.shard=false where that fits, or begin the mix with a small budget"
+        )
     mix = Mix(config, Path(), say)
     mix.check("evaluate")
     task, method, device = mix.task, config.method, mix.device

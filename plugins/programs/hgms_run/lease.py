@@ -82,7 +82,7 @@ class Lease:
         return True
 
     def _look(self) -> bool:
-        """Whether the marker of whoever holds the folder has changed since the last look."""
+        """Whether somebody holds the folder, and has given a sign of life since the last look."""
         marker = None
         with contextlib.suppress(OSError), self.path.open("rb") as stream:  # opened: NFS then asks the server
             about = os.fstat(stream.fileno())
@@ -90,7 +90,7 @@ class Lease:
         before = self._seen[0]
         if marker != before:
             self._seen = marker, time.monotonic()
-        return marker != before
+        return marker is not None and marker != before
 
     def _is_here(self) -> bool:
         """Whether the holder is a process of this machine that is there still."""
