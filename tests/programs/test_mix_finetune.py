@@ -374,7 +374,8 @@ def test_out_of_memory_says_which_knob(settings: Finetune, told: str, tmp_path: 
     ("field", "value", "message"),
     [
         ("lr", 0.0, "'lr' must be > 0: 0.0"),
-        ("epochs", 0, "'epochs' must be >= 1: 0"),
+        ("epochs", -1, "'epochs' must be >= 0: -1"),
+        ("epochs", 0, 'epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1'),
         ("schedule", "step", "unknown schedule 'step'"),
         ("clip", -1.0, "'clip' must be > 0: -1.0"),
     ],

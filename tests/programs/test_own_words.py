@@ -30,7 +30,11 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 
 ALLOWED = {
     "hgms_core": {"last": "a value of keep", "floor": "a role of methods"},
-    "hgms_compare": {"tpe": "a sampler of sweeps", "uniform": "the reference that theta0 is another name of"},
+    "hgms_compare": {
+        "tpe": "a sampler of sweeps",
+        "uniform": "the reference that theta0 is another name of",
+        "exact": "a route of matrix products",
+    },
     "hgms_exchange": {
         **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
         "revision": "a field of other trainers' configurations",
