@@ -19,6 +19,7 @@ from hgms_llm.formats import FORMATS, BadRow, Message, detect
 from hgms_llm.models import BaseModel
 from hgms_llm.sources import Example, Source, check_names, content, read, read_examples
 from hgms_llm.tokenizers import load_tokenizer
+from hgms_llm.tokens import token_table
 
 real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
 
@@ -616,3 +617,54 @@ def test_the_corrupted_source_of_the_denoising_experiment_has_all_9000_rows() ->
     assert len(examples) == 9000
     assert {example.messages[-1].text for example in examples} == {"."}
     assert not any(example.blank for example in examples)
+
+
+# -- columns with names of their own ----------------------------------------------------------------------------------
+
+
+def test_columns_with_names_of_their_own_are_said_once_for_a_source(tmp_path: Path) -> None:
+    rows = [{"frage": f"Q{n}", "antwort": f"A{n}", "id": n} for n in range(3)]
+    own = Source(path=str(lines(tmp_path / "own.jsonl", rows)), fields={"prompt": "frage", "completion": "antwort"})
+    examples, report = read("own", own)
+    assert [words(example) for example in examples] == [[("user", f"Q{n}"), ("assistant", f"A{n}")] for n in range(3)]
+    assert report.format == "prompt-completion"
+
+
+def test_they_hold_for_every_format_and_kind_of_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("aufgabe,input,ergebnis,output\nQ,I,A,not it\n")
+    own = Source(path=str(file), format="alpaca", fields={"instruction": "aufgabe", "output": "ergebnis"})
+    assert words(read_examples("own", own)[0]) == [("user", "Q\nI"), ("assistant", "A")]
+
+
+def test_a_row_without_such_a_column_is_a_bad_one_and_counts_as_one(tmp_path: Path) -> None:
+    file = lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}, {"frage": "Q", "answer": "A"}])
+    fields = {"prompt": "frage", "completion": "antwort"}
+    with pytest.raises(DataError, match=r"line 2: no 'antwort', which 'fields' has for 'completion'; it has: frage, answer"):
+        read("own", Source(path=str(file), fields=fields))
+    examples, report = read("own", Source(path=str(file), fields=fields, max_bad_rows=1))
+    assert (len(examples), report.bad) == (1, 1)
+
+
+def test_they_change_the_tokens_and_only_where_they_are_given(tmp_path: Path) -> None:
+    rows = [{"prompt": "Q", "completion": "A", "better": "B"}]
+    path, cache = str(lines(tmp_path / "own.jsonl", rows)), tmp_path / "cache"
+    bytes_, options = load_tokenizer("bytes"), {"template": "plain", "max_length": 32, "cache_dir": cache}
+    sources = [Source(path=path, fields=fields) for fields in ({}, {"completion": "better"}, {})]
+    tables = [token_table("own", source, bytes_, **options) for source in sources]
+    texts = [bytes(int(token) for token in table.row(0)[0] if token < 256) for table in tables]
+    assert [b"B" in text for text in texts] == [False, True, False]
+    assert tables[0].digest == tables[2].digest != tables[1].digest
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "a", "completion": "a"}, {"prompt": ""}, {"": "a"}])
+def test_a_column_for_two_fields_and_names_of_nothing_are_refused(fields: dict[str, str]) -> None:
+    with pytest.raises((ValueError, ConfigError), match="'fields'"):
+        Source(path="own.jsonl", fields=fields)
+
+
+def test_where_no_format_fits_the_message_says_how_to_name_columns(tmp_path: Path) -> None:
+    path = str(lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}]))
+    for source in (Source(path=path), Source(path=path, format="alpaca")):
+        with pytest.raises(DataError, match=r'fields = \{ prompt = "COLUMN", completion = "COLUMN" \}'):
+            read("own", source)

@@ -264,6 +264,23 @@ def test_a_judge_without_a_key_is_said_before_anything_runs(here: Path, monkeypa
     assert not Path("runs").exists()
 
 
+def test_weights_are_said_when_they_are_known_and_losses_stand_beside_those_before_tuning(here: Path) -> None:
+    done = call("mix.toml")
+    said = done.stderr.splitlines()
+    weights, first = (next(i for i, line in enumerate(said) if line.startswith(start)) for start in ("  weights: ", "sample:"))
+    assert said[weights] == "  weights: sums 0.500, dots 0.500"
+    assert weights < first
+    report = report_of("mix.toml")
+    test = report["test"]["sums"]
+    gap = test["against_untuned"]
+    assert gap["low"] <= gap["value"] <= gap["high"]
+    assert gap["value"] == pytest.approx(test["token_loss"]["value"] - test["untuned"], abs=1e-9)
+    assert f" {test['untuned']:.4f} " in done.stdout
+    # an adapter that tuning leaves as it was is the model before
+    left = report_of("mix.toml", "--set", "finetune.lr=1e-30")["test"]["sums"]
+    assert left["token_loss"]["value"] == pytest.approx(left["untuned"], rel=1e-6)
+
+
 @pytest.mark.extended
 def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
     report_of("mix.toml")
@@ -624,7 +641,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     finally:
         gc.enable()
     assert done.exit_code == 0, done.output
-    assert alive == [0, 0, 0, 0]  # reweight, certainty, finetune, evaluate
+    assert alive == [0, 0, 0, 0, 0]  # reweight, certainty, finetune, evaluate (before tuning and after)
 
 
 def as_grid(text: str) -> str:

@@ -8,17 +8,20 @@ import math
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hgms_core import CheckpointError, ConfigError, NumericalError, OutOfMemory
+from hgms_llm.models import BaseModel
 from hgms_mix.batches import collate, completion_loss
 from hgms_mix.checkpoints import SEAL, newest_checkpoint
-from hgms_mix.evaluate import row_losses
 from hgms_mix.finetune import Finetune
+from hgms_mix.losses import row_losses
 from hgms_mix.training import tied_are_there, train
+from hgms_mix.untuned import untuned_losses
 from hgms_run import DiskError, Interrupted
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -421,3 +424,33 @@ def test_evaluation_takes_fewer_rows_where_memory_runs_out(fits: int, monkeypatc
         return
     assert torch.allclose(row_losses(gpt(), a_table(rows), rows=4).total, expected, rtol=1e-5)
     assert seen == [4, 2, 2, 1]
+
+
+def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path) -> None:
+    """The second mix of an experiment reads them; a damaged file is made again; another model or other rows have their own."""
+    loads: list[int] = []
+
+    def mix(method: str, seed: int = 0) -> Any:
+        gpt(seed).save_pretrained(tmp_path / f"model-{seed}")
+        model = BaseModel(path=str(tmp_path / f"model-{seed}"), tokenizer="bytes")
+
+        def base() -> Any:
+            loads.append(seed)
+            return gpt(seed)
+
+        config = SimpleNamespace(finetune=SimpleNamespace(model=None))
+        return SimpleNamespace(config=config, task=SimpleNamespace(model=model), folder=tmp_path / method / "seed-0", base=base)
+
+    tables = {"t": a_table(random_rows(5))}
+    expected = row_losses(gpt(), tables["t"]).total
+    first = untuned_losses(mix("hg-ms-1"), tables)["t"]
+    second = untuned_losses(mix("uniform-2"), tables)["t"]
+    assert loads == [0]
+    assert torch.equal(first.total, expected)
+    assert torch.equal(second.total, expected)
+    (file,) = (tmp_path / "untuned").iterdir()
+    file.write_text("{")
+    assert torch.equal(untuned_losses(mix("hg-ms-1"), tables)["t"].total, expected)
+    other = untuned_losses(mix("hg-ms-1", seed=1), tables)["t"]
+    assert loads == [0, 0, 1]
+    assert not torch.equal(other.total, expected)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from attrs import frozen
+
 from hgms_core import ConfigError, DataError, MissingExtra
 from hgms_llm.formats import RAW, BadRow, Row, detect
 
@@ -29,8 +31,30 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Rows = Iterator[tuple[str, Row | BadRow]]
 """Each row with where it stands; a row that is not an object as the reason why."""
-Raw = Iterator[tuple[str, Row | BadRow | bytes]]
-"""The same, before lines of JSON are parsed."""
+
+
+@frozen
+class Named:
+    """A row whose columns have names of their own: ``fields`` says which of them is which field."""
+
+    row: Row | BadRow | bytes
+    fields: Mapping[str, str]
+
+    def renamed(self) -> Row | BadRow:
+        row = parsed(self.row)
+        if isinstance(row, BadRow):
+            return row
+        if lacking := next(((name, column) for name, column in self.fields.items() if column not in row), None):
+            has = ", ".join(map(str, row)) or "nothing"
+            return BadRow(f"no {lacking[1]!r}, which 'fields' has for {lacking[0]!r}; it has: {has}")
+        own = {key: value for key, value in row.items() if key not in self.fields and key not in self.fields.values()}
+        return own | {name: row[column] for name, column in self.fields.items()}
+
+
+Unread = Row | BadRow | bytes | Named
+"""A row before its line of JSON is parsed, and before its columns have the names of fields."""
+Raw = Iterator[tuple[str, Unread]]
+"""The same as ``Rows``, of those."""
 WATCHED = 1024
 """Rows between two calls of who watches the reading."""
 
@@ -101,6 +125,11 @@ def reading(where: str) -> Iterator[None]:
 def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None) -> Raw:
     """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` names it in messages.
     ``watch`` hears how many bytes of the files were read, of how many."""
+    rows = _raw_rows(where, source, watch)
+    yield from ((place, Named(row, source.fields)) for place, row in rows) if source.fields else rows
+
+
+def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> Iterator[tuple[str, Row | BadRow | bytes]]:
     if source.path is None:
         yield from _hub(where, source)
         return
@@ -224,8 +253,10 @@ def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
         yield f"line {number}", line
 
 
-def parsed(row: Row | BadRow | bytes) -> Row | BadRow:
-    """The row; of a line of JSON its object, or why it is none."""
+def parsed(row: Unread) -> Row | BadRow:
+    """The row; of a line of JSON its object, or why it is none; with the names of fields that the source gives."""
+    if isinstance(row, Named):
+        return row.renamed()
     return _parsed(row) if isinstance(row, bytes) else row
 
 

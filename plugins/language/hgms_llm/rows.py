@@ -14,7 +14,8 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from hgms_llm.formats import FORMATS, BadRow, Row
+from hgms_llm.files import Unread
+from hgms_llm.formats import FORMATS, BadRow
 from hgms_llm.parts import in_parts, together
 from hgms_llm.sources import SHOWN, Example, Source, begun, check_bad, chosen, content, example_of
 from hgms_llm.store import load, locked, save
@@ -23,7 +24,7 @@ from hgms_llm.table import Report
 VERSION = 1
 """Of what an index holds of a row."""
 
-Record = tuple[int, str, Row | BadRow | bytes]
+Record = tuple[int, str, Unread]
 """A row's number, where it stands, and what was read."""
 
 
@@ -89,6 +90,8 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     """
     where = f"source {name!r} ({source.where})"
     about = {"index": VERSION, "content": content(name, source), "format": source.format, "completion": source.completion}
+    if source.fields:
+        about["fields"] = dict(source.fields)
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
     path = None if folder is None else folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.index"
     with contextlib.nullcontext() if path is None else locked(path):

@@ -18,7 +18,7 @@ from torch import Tensor
 from hgms_core import ConfigError, DataError, Key, unknown
 from hgms_fields import frozen
 from hgms_llm.digests import file_digest
-from hgms_llm.files import Raw, files_at, parsed, raw_rows, reading
+from hgms_llm.files import Raw, Unread, files_at, parsed, raw_rows, reading
 from hgms_llm.formats import FORMATS, BadRow, Format, Message, Row, detect
 from hgms_llm.table import Report
 
@@ -26,11 +26,20 @@ SHOWN = 5
 PROBED = 200
 MOST_PROBED = 20_000
 LONGEST_NAME = 120
+OWN_NAMES = 'fields = { prompt = "COLUMN", completion = "COLUMN" }'
+"""What messages show where columns have names that no format knows."""
 
 
 def _format(_source: object, _attribute: object, value: object) -> None:
     if value != "auto" and value not in FORMATS:
         raise ValueError(unknown("format", str(value), ["auto", *FORMATS]))
+
+
+def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> None:
+    if not all(isinstance(text, str) and text for pair in value.items() for text in pair):
+        raise ValueError(f"'fields' is a table of names, like {OWN_NAMES}: {dict(value)}")
+    if twice := next((column for column in value.values() if list(value.values()).count(column) > 1), None):
+        raise ValueError(f"'fields' takes the column {twice!r} for two fields: {dict(value)}")
 
 
 def _commit(_source: object, _attribute: object, value: str) -> None:
@@ -60,6 +69,8 @@ class Source:
         path, or hub with revision (a commit) and optionally subset and split (default ``train``). A string in place of the
             table is its path: ``faq = "faq.jsonl"``.
         format: one of :data:`~hgms_llm.formats.FORMATS`, or ``auto`` (the one that most of the first rows look like).
+        fields: which of the file's own columns is which field of the format, where they have other names:
+            ``fields = { prompt = "frage", completion = "antwort" }``.
         skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``, in the file's order or, with
             ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
         completion: what every answer is replaced by (None: nothing); ``"."`` is ScaleBiO's corruption.
@@ -84,6 +95,7 @@ class Source:
     subset: str | None = field(default=None, validator=text)
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
+    fields: Mapping[str, str] = field(factory=dict, validator=_fields)
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))
@@ -187,7 +199,7 @@ def begun(
     Errors: DataError where there is no row, or they look like no known format.
     """
     records = raw_rows(where, source, watch)
-    first: list[tuple[str, Row | BadRow | bytes]] = []
+    first: list[tuple[str, Unread]] = []
     whole: list[Row] = []  # enough rows to tell the format by
     while len(whole) < PROBED and len(first) < MOST_PROBED and (record := next(records, None)):
         first.append(record)
@@ -205,7 +217,7 @@ def look(name: str, source: Source) -> None:
     begun(f"source {name!r} ({source.where})", source)
 
 
-def example_of(row: Row | BadRow | bytes, number: int, form: Format | None, completion: str | None) -> Example:
+def example_of(row: Unread, number: int, form: Format | None, completion: str | None) -> Example:
     """A row as a conversation. Raises BadRow where it is none."""
     row = parsed(row)
     if form is None or isinstance(row, BadRow):
@@ -231,7 +243,8 @@ def _detected(where: str, rows: list[Row]) -> Format:
     known = "\n".join(f"    {form.name}: {form.looks}" for form in FORMATS.values())
     raise DataError(
         f"{where}: its rows look like no known format (they have: {', '.join(keys) or 'no fields'}){hint}\n"
-        f"  known formats:\n{known}\n  rename the fields, or name the nearest format to see what each row lacks"
+        f"  known formats:\n{known}\n  say which column is which: {OWN_NAMES}\n"
+        "  or name the nearest format to see what each row lacks"
     )
 
 
@@ -259,7 +272,7 @@ def _bad(
     elif better is not None and better is not form:
         lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
     else:
-        lines.append("  no row is left: mend or replace the file")
+        lines.append(f"  no row is left: if columns have other names say which is which ({OWN_NAMES}), or mend the file")
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def token_table(
     about = {
         "version": VERSION,
         "content": content(name, source),
-        "source": {key: value for key, value in attrs.asdict(source).items() if key not in ("path", "max_bad_rows")},
+        "source": _identity(source),
         "template": [written.name, written.text],
         "tokenizer": fingerprint(tokenizer),
         "max_length": max_length,
@@ -130,6 +130,12 @@ def drawn_table(
             return table if len(passed) == table.size <= count else table.take(passed[:count].sort().values)
         # as many more as the share that passed asks for, and a tenth
         tried = min(index.size, max(2 * tried if not len(passed) else math.ceil(1.1 * count * tried / len(passed)), tried + 16))
+
+
+def _identity(source: Source) -> dict[str, Any]:
+    """What of a source changes its tokens. Without ``fields`` it is what it was before there were any."""
+    left_out = ("path", "max_bad_rows", *(() if source.fields else ("fields",)))
+    return {key: value for key, value in attrs.asdict(source).items() if key not in left_out}
 
 
 @frozen

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key, OutOfMemory, out_of_memory
-from hgms_mix.batches import IGNORED, collate
+from hgms_core import Key
+from hgms_mix.losses import RowLosses, row_losses
 from hgms_mix.stages import Stage
 from hgms_mix.training import without_peft_warnings
+from hgms_mix.untuned import untuned_losses
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:
@@ -42,11 +42,17 @@ class Evaluation(Stage):
         return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        evaluate, model = mix.config.evaluate, tuned(mix)
+        evaluate = mix.config.evaluate
+        untuned = untuned_losses(mix, mix.tuned_tables("test"))
+        model = tuned(mix)
         tests: dict[str, Any] = {}
         for name, table in mix.tuned_tables("test").items():
             of_rows = row_losses(model, table)
-            tests[name] = means(of_rows, seed=mix.config.seed)
+            before = untuned[name]
+            tests[name] = means(of_rows, seed=mix.config.seed) | {
+                "untuned": float(before.total.sum() / before.tokens.sum()),
+                "against_untuned": difference(of_rows, before, seed=mix.config.seed),
+            }
             replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
         benchmarks = {}
         if evaluate.titles:
@@ -92,62 +98,6 @@ def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
             if report["comparable"] == same and theirs["digest"] == ours["digest"]:
                 return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=mix.config.seed)
     return None
-
-
-@frozen(kw_only=True, eq=False)
-class RowLosses:
-    """Σ −log p over the completion tokens of each row, and how many those are."""
-
-    total: Tensor
-    tokens: Tensor
-
-    @property
-    def per_row(self) -> Tensor:
-        return self.total / self.tokens.clamp(min=1)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"total": self.total.tolist(), "tokens": self.tokens.tolist()}
-
-    @classmethod
-    def of(cls, table: dict[str, Any]) -> RowLosses:
-        return cls(total=torch.tensor(table["total"], dtype=torch.float64), tokens=torch.tensor(table["tokens"]))
-
-
-def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
-    """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory runs out), without dropout.
-
-    Cost: one forward pass over the table.
-
-    Raises:
-        OutOfMemory: not even one row fits.
-    """
-    try:
-        return _row_losses(model.eval(), table, rows)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        if rows == 1:
-            raise OutOfMemory("evaluation ran out of memory on a single row\n  lower task.max_length") from error
-    return row_losses(model, table, rows=rows // 2)
-
-
-def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
-    device = next(model.parameters()).device
-    lengths = table.lengths
-    total, tokens = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.int64)
-    for piece in lengths.argsort(stable=True).split(rows):
-        batch = collate([table.row(position) for position in piece.tolist()], table.pad_id)
-        with torch.no_grad():
-            logits = model(
-                input_ids=batch["input_ids"].to(device), attention_mask=batch["attention_mask"].to(device), use_cache=False
-            ).logits
-        target = batch["labels"][:, 1:].to(device)
-        nll = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
-        ).reshape(target.shape)
-        total[piece] = nll.double().sum(1).cpu()
-        tokens[piece] = (target != IGNORED).sum(1).cpu()
-    return RowLosses(total=total, tokens=tokens)
 
 
 def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:

@@ -34,8 +34,11 @@ def reweight(mix: Mix) -> Done:
         say_steps(mix, result.records)
         for remark in result.summary.get("remarks") or []:
             mix.say(f"  note: {remark}")
+    weights = weights_of(result.records[-1])
+    if not before:
+        say_weights(mix, weights)
     facts = {
-        "weights": weights_of(result.records[-1]),
+        "weights": weights,
         "method": config.method_name,
         "outer_steps": result.summary["outer_steps"],
         "seconds": result.seconds,
@@ -80,6 +83,17 @@ def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
     {'sums': 0.75, 'chat': 0.25}
     """
     return {key.removeprefix("weight."): float(value) for key, value in record.items() if key.startswith("weight.")}
+
+
+MOST_SAID = 12
+"""Weights on the line that comes before the stages after reweighting; all of them stand in the table at the end."""
+
+
+def say_weights(mix: Mix, weights: Mapping[str, float]) -> None:
+    """The largest weights, as soon as they are known: what follows may take hours."""
+    largest = sorted(weights.items(), key=lambda item: -item[1])[:MOST_SAID]
+    more = f", and {len(weights) - MOST_SAID} smaller ones" if len(weights) > MOST_SAID else ""
+    mix.say(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
 
 
 def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+import click
+
+STOPPING = "stopping: the running step is finished and saved; a second Ctrl-C stops at once"
 STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is closed."""
 
@@ -39,8 +42,8 @@ def leaving() -> bool:
 
 
 class Interrupts:
-    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole; a second one stops
-    at once. ``number`` is the signal that came (None: none so far)."""
+    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole, and says so on
+    standard error; a second one stops at once. ``number`` is the signal that came (None: none so far)."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -57,6 +60,9 @@ class Interrupts:
         if self.number is not None:
             raise Interrupted("interrupted", number)
         self.number = number
+        # Standard error may be closed, or the signal came in the middle of another line of it.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            click.echo(STOPPING, err=True)
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:
