@@ -28,8 +28,8 @@ class Aligned:
 
     The plain derivative −η⟨∇f, ∇ℓ_s⟩ grows with ‖∇ℓ_s‖. Answers of one or two tokens have the longest gradients, so it prefers
     sources of junk (docs/explanation/language-models.md has the figures). A cosine lies between −1 and 1 and tells a source
-    by its direction alone. Noise shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h is
-    scaled so that it is right in the mean over batches.
+    by its direction alone. Noise shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h
+    is scaled so that it is right in the mean over batches.
 
     Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid where lengths mean something: a
     source that is nearly learned has a short gradient, and this does not see it.
