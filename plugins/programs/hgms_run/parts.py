@@ -34,8 +34,9 @@ def wrong_part(method: Method, problem: Problem, state: State) -> WrongPart | No
 def _watched(method: Any) -> Any:
     """The method with parts that look at what theirs return; of a wrapper, with such a method inside."""
     if isinstance(method, Pipeline):
-        parts = {"generator": _Generator, "selector": _Selector, "outer": _Outer}
-        return attrs.evolve(method, **{name: watch(getattr(method, name)) for name, watch in parts.items()})
+        parts: dict[str, Any] = {"generator": _Generator, "selector": _Selector, "outer": _Outer}
+        watched: dict[str, Any] = {name: watch(getattr(method, name)) for name, watch in parts.items()}
+        return attrs.evolve(method, **watched)
     field = inside(type(method))
     within = None if field is None else _watched(getattr(method, field))
     return None if field is None or within is None else attrs.evolve(method, **{field: within})
