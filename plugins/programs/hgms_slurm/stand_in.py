@@ -17,7 +17,7 @@ def stand_in(submitit: Any, folder: Path) -> Any:
     message, and kill a run after a second, whatever it has saved by then."""
     local = submitit.local.local
 
-    class StandIn(submitit.LocalExecutor):  # type: ignore[misc]
+    class StandIn(submitit.LocalExecutor):
         def _submit_command(self, command: str) -> Any:
             own = self.parameters
             gpus = own.get("gpus_per_node", 0)
@@ -35,7 +35,7 @@ def stand_in(submitit: Any, folder: Path) -> Any:
                 )  # fmt: skip
             return Process(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
-    class Process(local.LocalJob):  # type: ignore[misc, name-defined]
+    class Process(local.LocalJob):  # type: ignore[name-defined]
         def cancel(self, check: bool = True) -> None:
             """As scancel does: SIGTERM, which a controller hands on, so that the run is saved."""
             if self._process is not None:
