@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-LINE, LINES = 2000, 200
-"""Characters of a message's line and lines of a message, at most: a file may hold a key of megabytes."""
+LINE, LINES, MANY = 2000, 200, 40
+"""Characters of a message's line, lines of a message (a file may hold a key of megabytes), and names in a list, at most."""
 
 
 class HgmsError(Exception):
@@ -164,7 +164,7 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> str:
-    """The sentence for a misspelt name, with a suggestion where one is close and the whole list.
+    """The sentence for a misspelt name, with a suggestion where one is close and the list: of MANY names the nearest.
 
     >>> print(unknown("linear solver", "cgg", ["cg", "minres"]))
     unknown linear solver 'cgg'; did you mean 'cg'?
@@ -172,9 +172,10 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 
     .. versionadded:: 0.2"""
     names, word = sorted(choices), shortened(word)
-    near = closest(word, names)
-    hint = f"did you mean {near!r}?" if near else "no close match."
-    return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) if names else '(none)'}"
+    hint = f"did you mean {near!r}?" if (near := closest(word, names)) else "no close match."
+    if len(names) > MANY:
+        names = [*difflib.get_close_matches(word[:100], names, 8, 0.0), f"… and {len(names) - 8} more"]
+    return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) or '(none)'}"
 
 
 def one_of(what: str, value: object, choices: Collection[str]) -> None:

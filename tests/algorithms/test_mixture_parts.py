@@ -15,6 +15,7 @@ from source_problems import assert_goes_on, convex_sources, network_sources, wei
 from hgms_core import Branch, ConfigError, Data, Estimate, Key, Pipeline, Problem, Tree
 from hgms_hypergradients import Aligned
 from hgms_outer import Adam, DualAveraging
+from hgms_rows import mixture_slope
 from hgms_run import run
 
 pytestmark = pytest.mark.plugins
@@ -141,6 +142,65 @@ def test_aligned_needs_sources() -> None:
         Aligned().estimate(problem, THETA, Branch(x=problem.x0), Key(0), {})
     with pytest.raises(ConfigError, match="batch_size"):
         Aligned(batch_size=1)  # of one source, with nothing to compare it with
+
+
+def squares(theta: Tree) -> torch.Tensor:
+    """Weights that are no softmax, of two leaves."""
+    parts = torch.cat([theta["a"], theta["b"]]).square()
+    return parts / parts.sum()
+
+
+SQUARES = {"a": torch.tensor([0.9, -0.4], dtype=F64), "b": torch.tensor([0.3, 1.1, -0.7], dtype=F64)}
+VALUES = torch.tensor([0.8, -0.3, 0.1, 0.5, -0.6], dtype=F64)
+
+
+def slope_of(present: list[int], *, redrawn: bool, theta: Tree = SQUARES) -> torch.Tensor:
+    sources = network_sources().sources
+    assert sources is not None
+    member = torch.isin(torch.arange(5), torch.tensor(present))
+    values = torch.where(member, VALUES, torch.nan)  # of a source that is missing nothing is known
+    own = evolve(sources, names=tuple("vwxyz"), weights=squares)
+    return flat(mixture_slope(own, theta, values, member, redrawn=redrawn), theta)
+
+
+def quotients(values: torch.Tensor, theta: Tree = SQUARES) -> torch.Tensor:
+    """−∂_θ Σ_s ω_s(θ) a_s by central differences, a held fixed."""
+    rows, h = [], 1e-6
+    for name, leaf in theta.items():
+        for number in range(len(leaf)):
+            step = h * torch.eye(len(leaf), dtype=F64)[number]
+            up, down = (squares({**theta, name: leaf + sign * step}) @ values for sign in (1, -1))
+            rows.append((down - up) / (2 * h))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_a_mixtures_slope_is_that_of_finite_differences(redrawn: bool) -> None:
+    assert_same(slope_of([0, 1, 2, 3, 4], redrawn=redrawn), quotients(VALUES), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_mixtures_slope_is_right_in_the_mean_over_batches(count: int) -> None:
+    parts = [slope_of(list(some), redrawn=True) for some in itertools.combinations(range(5), count)]
+    assert_same(torch.stack(parts).mean(0), quotients(VALUES), rtol=1e-7, atol=1e-9)
+
+
+def test_a_source_without_rows_so_far_is_as_good_as_the_mean_of_the_others() -> None:
+    omega, there = squares(SQUARES), torch.tensor([0, 1, 3])
+    mean = omega[there] @ VALUES[there] / omega[there].sum()
+    guessed = torch.full((5,), float(mean), dtype=F64).index_put((there,), VALUES[there])
+    assert_same(slope_of([0, 1, 3], redrawn=False), quotients(guessed), rtol=1e-7, atol=1e-9)
+
+
+def test_a_source_too_rare_for_a_row_changes_nothing_for_the_others() -> None:
+    rare = {**SQUARES, "b": torch.tensor([0.3, 1.1, 1e-6], dtype=F64)}
+    assert_same(slope_of([0, 1, 2, 3], redrawn=False, theta=rare), quotients(VALUES, rare), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_learned_from_no_source_or_one() -> None:
+    for present in ([], [3]):
+        for redrawn in (False, True):
+            assert float(slope_of(present, redrawn=redrawn).abs().max()) < 1e-15
 
 
 def of_theta(theta: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

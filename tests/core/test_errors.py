@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hgms_core import closest, once_differentiable, out_of_memory, shortened
+from hgms_core import closest, once_differentiable, out_of_memory, shortened, unknown
 from hgms_core.discovery import canonical
 from hgms_core.errors import LINE, LINES
 
@@ -41,3 +41,16 @@ def test_missing_second_derivatives_are_known_by_torch_s_words(text: str, once: 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     assert not out_of_memory(RuntimeError("shapes do not match"))
     assert out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+
+
+@pytest.mark.parametrize("count", [40, 41, 60])
+def test_of_many_names_the_nearest_are_listed(count: int) -> None:
+    names = [f"rule-{number:02}" for number in range(count - 2)] + ["scalebio", "stocbio"]
+    first, listed = unknown("method", "scalbio", names).splitlines()
+    assert first == "unknown method 'scalbio'; did you mean 'scalebio'?"
+    if count <= 40:
+        assert listed == f"  available: {', '.join(sorted(names))}"
+    else:
+        assert listed.startswith("  available: scalebio, stocbio, ")
+        assert listed.endswith(f", … and {count - 8} more")
+        assert len(listed) < 150

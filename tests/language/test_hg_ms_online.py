@@ -122,6 +122,24 @@ def test_alignments_are_those_of_running_means() -> None:
         assert_same(estimate.upper_loss, candidates.aux["upper_loss"][1])
 
 
+def test_a_source_without_a_row_so_far_does_not_move() -> None:
+    estimator, d = AlignedMeans(decay=0.5), 4
+    problem, rows = evolve(PROBLEM, x0={"x": torch.zeros(d, dtype=F64)}), normal(4, d, seed=2)
+    state, seen = estimator.init(problem), []
+    for count in (torch.tensor([3.0, 0.0, 5.0], dtype=F64), torch.tensor([2.0, 4.0, 0.0], dtype=F64)):
+        u = rows[:3] * count.sign()[:, None]
+        aux = {"u.x": u[None], "rows": count[None], "f.x": rows[3:], "upper_loss": torch.zeros(1, dtype=F64)}
+        candidates = Candidates(x={"x": torch.zeros(1, d, dtype=F64)}, aux=aux)
+        estimate, state = estimator.estimate_all(problem, THETA, candidates, SELECTED, Key(0), state)
+        seen.append(estimate.value["logits"])
+    omega = THETA["logits"].softmax(0)
+    a = rows[:3] @ rows[3] / (torch.tensor([3.0, 1.0, 5.0], dtype=F64).sqrt() * rows[:3].norm(dim=1) * rows[3].norm())
+    there = torch.tensor([0, 2])
+    mean = omega[there] @ a[there] / omega[there].sum()
+    assert_same(seen[0], -omega * torch.stack([a[0] - mean, torch.zeros((), dtype=F64), a[2] - mean]), rtol=1e-9, atol=1e-12)
+    assert (seen[1].abs() > 1e-3).all(), "what was seen once stays seen"
+
+
 def test_another_generators_candidates_are_measured_on_fresh_rows() -> None:
     from hgms_branches import Branches
 

@@ -305,7 +305,8 @@ SOLVER = ("hypergradient", "solver")
         (at("margin", value="wide"), 'expected a number, got "wide" @ run.toml.method.margin'),
         (
             {"generator": "draws"},
-            "the name of the method is missing @ run.toml.method.name\n  available: around, pipeline, recipe",
+            "the name of the method is missing @ run.toml.method.name\n  available: around, pipeline, recipe\n"
+            "  `hgms list method` says what each does",
         ),
         (
             {"name": "pipeline", "generator": "draws", "selector": "choose", "outer": "move"},

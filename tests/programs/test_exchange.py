@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,25 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sample_folder(here: Path, name: str = "chat") -> Path:
     return next((here / "runs").glob(f"{name}/*/seed-1")) if (here / "runs").is_dir() else next(here.glob(f"*/{name}/*/seed-1"))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_export_says_where_the_mix_trains_otherwise(here: Path, tmp_path: Path, trainer: str) -> None:
+    none, on = (
+        "trains nothing on these rows: with `[finetune] epochs = 0`",
+        "goes on with the parameters that learning ended with",
+    )
+    for epochs, start, said in ((0, "reweighted", none), (2, "reweighted", on), (2, "fresh", "")):
+        out, sets = tmp_path / f"{epochs}-{start}", (f"finetune.epochs={epochs}", f"finetune.start={start}")
+        options = [word for pair in sets for word in ("--set", pair)]
+        done = right("export", "chat.toml", "--to", trainer, "--out", out, *options)
+        for text in (done.stdout, (out / "README.md").read_text()):
+            assert [words in text for words in (none, on)] == [words == said for words in (none, on)]
+        for file in out.glob("*.yaml"):
+            table = yaml.safe_load(file.read_text())
+            assert {table[key] for key in ("num_epochs", "num_train_epochs") if key in table} <= {max(1, epochs)}
+    notes = json.loads(right("export", "chat.toml", "--to", trainer, "--out", out, *options, "--json").stdout)["notes"]
+    assert notes == []
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -255,9 +275,11 @@ class TestTrl:
         right("export", f"{name}.toml", "--to", "trl", "--out", out)
         monkeypatch.chdir(out)
         parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
-        _, training, model, data = parser.parse_args_and_config(
-            ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*deprecated.*")  # of an option that the file sets
+            _, training, model, data = parser.parse_args_and_config(
+                ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
+            )
         assert (training.learning_rate, training.per_device_train_batch_size, training.gradient_accumulation_steps) == (
             1e-2,
             3,
@@ -265,6 +287,7 @@ class TestTrl:
         )
         assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (1, 0.01, 0.0)
         assert training.completion_only_loss is True
+        assert (training.activation_checkpointing, training.gradient_checkpointing) == (False, False), "trl's default is True"
         adapter = get_peft_config(model)
         assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, r"(.*\.)?c_attn")
         rows = get_dataset(data)["train"].to_list()

@@ -112,6 +112,17 @@ def test_a_run_under_way_is_left_alone(tmp_path: Path, hgms: Callable[..., Any])
     assert (seed(tmp_path / "a", 0) / "summary.json").exists()
 
 
+def test_who_had_a_folder_does_not_travel(tmp_path: Path, hgms: Callable[..., Any]) -> None:
+    """A process that was killed leaves its lease: of the run, of the mix around it, or a lock of 0.7."""
+    run(tmp_path / "b", [0])
+    for name in (".lease", ".mix.lease", ".mix.lock"):
+        (seed(tmp_path / "b", 0) / name).write_text("of a machine that nobody knows here")
+    assert hgms(tmp_path / "a", tmp_path / "b").exit_code == 0
+    copied = tmp_path / "a" / seed(tmp_path / "b", 0).relative_to(tmp_path / "b")
+    assert (copied / "summary.json").exists()
+    assert not [path.name for path in copied.iterdir() if path.name.endswith((".lease", ".lock"))]
+
+
 @pytest.mark.parametrize("left", [".merged-seed-0", ".merged-old-seed-0"])
 def test_what_a_kill_left_is_in_nobodys_way(tmp_path: Path, hgms: Callable[..., Any], left: str) -> None:
     run(tmp_path / "b", [0])

@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -15,8 +16,11 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
+from hgms_core.registry import Registry
 from hgms_testing import check_component, checks_of, tasks
+from hgms_testing.check import target_of
 from hgms_testing.generators import proposed
+from hgms_testing.instances import instance_of
 
 DOC = """A small sound component to break in many ways.
 
@@ -626,3 +630,55 @@ def test_a_generator_that_cannot_be_replayed_may_say_so() -> None:
         if check.name.startswith("replay"):
             check(Refuses())
     assert proposed(Refuses(), Line().problem(0, torch.device("cpu"), torch.float64)).candidates.count == 3
+
+
+OWN_PARTS = '''
+import attrs
+from hgms_core import Composition, hookimpl
+
+@attrs.frozen(kw_only=True)
+class Signs:
+    """Steps of one length."""
+    name = "signs-of-mine"
+    lr: float = 0.1
+    def init(self, theta):
+        return {}
+    def step(self, theta, gradient, state, progress):
+        return {name: leaf - self.lr * gradient[name].sign() for name, leaf in theta.items()}, state
+
+class Unfinished:
+    name = "unfinished"
+
+MINE = Composition(name="mine-by-signs", summary="Mine.", source="mine", parts={
+    "generator": {"name": "branches"}, "selector": {"name": "first"}, "hypergradient": {"name": "unrolled"},
+    "outer": {"name": "signs-of-mine", "lr": 0.2}})
+
+@hookimpl
+def hgms_register_outer_optimizers():
+    return [Signs, Unfinished]
+
+@hookimpl
+def hgms_register_methods():
+    return [MINE]
+'''
+
+
+@pytest.mark.plugins
+@pytest.mark.parametrize("name", ["MINE", "mine-by-signs"])
+def test_a_composition_of_a_file_has_that_files_parts(tmp_path: Path, name: str) -> None:
+    """Whatever else is wrong in the file."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_PARTS)
+    installed = Registry.load()
+    kind, target, registry = target_of(f"{file}:{name}", installed)
+    assert kind.name == "method"
+    assert instance_of(target, registry=registry).outer.lr == 0.2
+    assert installed.find("outer", "signs-of-mine") is None
+    named = Registry.load([str(write_whole(tmp_path))])
+    assert target_of(f"{tmp_path / 'whole.py'}:{name}", named)[2] is named, "it is there already"
+
+
+def write_whole(folder: Path) -> Path:
+    file = folder / "whole.py"
+    file.write_text(OWN_PARTS.replace("[Signs, Unfinished]", "[Signs]"))
+    return file

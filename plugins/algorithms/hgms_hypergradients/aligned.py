@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, norm, slopes, upper_gradients
 from hgms_fields import decay_rate, frozen, lowering, optional_whole, positive
+from hgms_rows import mixture_slope
 
 
 @final
@@ -27,7 +28,8 @@ class Aligned:
 
     The plain derivative −η⟨∇f, ∇ℓ_s⟩ grows with ‖∇ℓ_s‖. Answers of one or two tokens have the longest gradients, so it prefers
     sources of junk (docs/explanation/language-models.md has the figures). A cosine lies between −1 and 1 and tells a source
-    by its direction alone. Noise shortens it: a batch of few rows understates a_s, of the same sign.
+    by its direction alone. Noise shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h
+    is scaled so that it is right in the mean over batches.
 
     Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid where lengths mean something: a
     source that is nearly learned has a short gradient, and this does not see it.
@@ -84,7 +86,7 @@ class Aligned:
         above, upper_rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
         loss, _, slope = upper_gradients(lambda theta, x: problem.f(theta, x, above), theta, branch.x)
         alignments, present = self.alignments(problem, branch, below, slope)
-        value = _of_theta(problem, theta, alignments, present)
+        value = mixture_slope(problem.sources, theta, alignments, present, redrawn=True)
         count = int(present.sum())
         cost = Cost(lower_gradients=count, upper_gradients=1, rows=rows + upper_rows)
         return Estimate(value=value, upper_loss=loss, cost=cost), state
@@ -128,20 +130,3 @@ def _cosine(a: Tree, b: Tree) -> Tensor:
     product = torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
     lengths = norm(a) * norm(b)
     return torch.where(lengths == 0, torch.zeros_like(product), product / lengths)
-
-
-def _of_theta(problem: Problem, theta: Tree, alignments: Tensor, present: Tensor) -> Tree:
-    """−∇_θ Σ_s ω_s(θ) a_s; in logits −ω_s Σ_r ω_r (a_s − a_r). Of a batch with rows of k < S sources, the pairs (s, r) count
-    S(S − 1)/(k(k − 1)) times: so each pair counts once on average over batches, and a source that is missing does not move."""
-    assert problem.sources is not None
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-    with torch.enable_grad():
-        omega = problem.sources.weights(leaves)
-        seen, values = present.to(omega.device), alignments.to(omega)
-        held = omega.detach() * seen
-        mean = (held * values).sum() / held.sum().clamp_min(torch.finfo(held.dtype).tiny)
-        number, here = len(values), int(present.sum())
-        often = held.sum() * number * max(1, number - 1) / (here * max(1, here - 1))
-        departures = torch.where(seen, values - mean, torch.zeros_like(values)) * often
-        grads = torch.autograd.grad(-(omega * departures).sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))

@@ -13,6 +13,7 @@ import hgms_llm
 from hgms_core import Branch, Candidates, Cost, Estimate, Key, Problem, Selection, State, Tree, upper_gradients
 from hgms_fields import decay_rate, frozen, lowering, optional_whole, positive
 from hgms_online_mixing.gradients import directions_of
+from hgms_rows import mixture_slope
 
 
 @final
@@ -32,7 +33,8 @@ class AlignedMeans:
     falls as 1/√n; in the product of two means all n² pairs of batches enter, and it falls as 1/n. A row's gradient has length
     √(Q_s/N_s), so a_s is the cosine that one row would have on average, however many rows of the source there were: divided by
     ‖U_s‖ a source of which more rows were drawn would seem to help more, and get more weight again. All candidates enter, the
-    selected one as much as the others, so that the luck by which it was selected has no say.
+    selected one as much as the others, so that the luck by which it was selected has no say. A source that no row has been seen
+    of is as good as the mean of the others, so its weight stays.
 
     Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid where x moves far within 1/(1 − β)
     steps: means are of gradients at states that are left behind.
@@ -101,7 +103,8 @@ class AlignedMeans:
             "squares": self.decay * state["squares"] + product(directions, directions, metric),
             "upper": {name: self.decay * leaf + slope[name] for name, leaf in state["upper"].items()},
         }
-        value = _of_theta(problem, theta, alignments(memory, metric), memory["rows"] > 0)
+        sources = hgms_llm.sources_of(problem, f"hypergradient {self.name!r} compares")
+        value = mixture_slope(sources, theta, alignments(memory, metric), memory["rows"] > 0, redrawn=False)
         return Estimate(value=value, upper_loss=loss, cost=below + above), memory
 
     def _directions(
@@ -148,17 +151,3 @@ def alignments(memory: State, metric: Tree) -> Tensor:
     target = {name: leaf[None] for name, leaf in memory["upper"].items()}
     lengths = (memory["rows"] * memory["squares"]).sqrt() * product(target, target, metric).sqrt()
     return product(memory["sources"], target, metric) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
-
-
-def _of_theta(problem: Problem, theta: Tree, alignments: Tensor, present: Tensor) -> Tree:
-    """−∇_θ Σ_s ω_s(θ) a_s; a source that no row has been seen of is as good as the mean of the others."""
-    assert problem.sources is not None
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-    with torch.enable_grad():
-        omega = problem.sources.weights(leaves)
-        seen, values = present.to(omega.device), alignments.to(omega)
-        held = omega.detach() * seen
-        mean = (held * values).sum() / held.sum().clamp_min(torch.finfo(held.dtype).tiny)
-        departures = torch.where(seen, values - mean, torch.zeros_like(values))
-        grads = torch.autograd.grad(-(omega * departures).sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))

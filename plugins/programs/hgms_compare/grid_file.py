@@ -43,7 +43,7 @@ from hgms_compare.grid import Entry, Grid, SweepSettings, copied, distinct_seeds
 from hgms_compare.references import lines_of, with_references
 from hgms_compare.scale import scaled
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
-from hgms_core.registry import Registry
+from hgms_core.registry import KINDS, Registry
 from hgms_results import DEFAULT_REFERENCES
 from hgms_run import (
     SCHEMA,
@@ -55,6 +55,7 @@ from hgms_run import (
     lay,
     misfit,
     missing_traits,
+    named,
     role_of,
     show,
     structured,
@@ -263,8 +264,7 @@ class _Loader:
         if not isinstance(item, Mapping):
             raise ValueError(f"expected a table with the name of a {kind}, got {show(item)}")
         if not isinstance(item.get("name"), str):
-            names = ", ".join(component.name for component in self.registry.components(kind))
-            raise ValueError(f"the name of the {kind} is missing\n  available: {names}")
+            raise ValueError(f"the name of the {kind} is missing\n  " + named(self.registry, KINDS[kind]).replace("\n", "\n  "))
         label, on = item.get("label", item["name"]), item.get("on", {})
         if not isinstance(label, str):
             raise ValueError(f"'label' must be a string: {show(label)}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_run import ROWS, RunFolder, leased, parse_json, read_file, replace_file
+from hgms_run import ROWS, RunFolder, is_marker, leased, parse_json, read_file, replace_file
 
 ASIDE = ".merged-"
 """What a copy is called until it is whole, and what it takes the place of until then."""
@@ -78,7 +78,7 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
             if step.what == "replace":
                 held.enter_context(leased(step.target))
             shutil.rmtree(new, ignore_errors=True)
-            shutil.copytree(step.source, new, ignore=shutil.ignore_patterns(".lease", ".lock", f"{ASIDE}*"), symlinks=True)
+            shutil.copytree(step.source, new, ignore=_of_here, symlinks=True)
             if step.what == "replace":
                 shutil.rmtree(old, ignore_errors=True)
                 os.replace(step.target, old)
@@ -87,6 +87,11 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
     for table, place in tables.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         replace_file(place, read_file(table, ROWS))
+
+
+def _of_here(folder: str, names: list[str]) -> set[str]:
+    """What a copy does without: who holds the folder there, and what a broken off merge has left."""
+    return {name for name in names if is_marker(name) or name.startswith(ASIDE)}
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -18,8 +18,8 @@ from hgms_compare.parted import Parted, measured_on_ranks, step_of, threads_of
 from hgms_compare.usage import measured
 from hgms_core import Budget
 from hgms_core.registry import Registry
-from hgms_executors import Ending, Executor, Tell, code_of, tried_again, unannounced
-from hgms_run import RunConfig, RunFolder, parse_json, read_file, run_config
+from hgms_executors import Ending, Executor, Tell, code_of, tried_again
+from hgms_run import RunConfig, RunFolder, parse_json, read_file, run_config, unannounced
 
 STEPS = 3
 """Outer steps that a cell is measured on; the first warms up and is not counted."""

@@ -21,9 +21,20 @@ from hgms_compare.comparison import Comparison, gather
 from hgms_compare.coordinator import Coordinator
 from hgms_compare.grid import Cell, Grid
 from hgms_core import ConfigError, HgmsError
-from hgms_executors import Board, Executor, Local, code_of, cores, to_stderr, unannounced
+from hgms_executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms_results import uncollected
-from hgms_run import DiskError, Interrupted, RunFolder, difference, ignore, parse_toml, plain, read_file, stoppable
+from hgms_run import (
+    DiskError,
+    Interrupted,
+    RunFolder,
+    difference,
+    ignore,
+    parse_toml,
+    plain,
+    read_file,
+    stoppable,
+    unannounced,
+)  # fmt: skip
 
 ROOM = 1 << 18
 """Bytes that a disk has to take for a run to go on."""

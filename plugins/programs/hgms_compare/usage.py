@@ -15,7 +15,7 @@ import torch
 from attrs import define
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_run import DiskError, FolderInUse, RunFolder, device_called, parse_json, read_file, replace_file
+from hgms_run import DiskError, FolderInUse, RunFolder, counting, device_called, parse_json, read_file, replace_file
 
 
 @define
@@ -31,7 +31,7 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
     wall and processor time (with evaluation, writing and building the problem). A run that was broken off adds to what is
     there, but for the processor time: of that nobody knows what a killed process took, and it is null."""
     gc.collect()
-    fresh, began, spent, begun = _reset_peak(), time.monotonic(), time.process_time(), RunFolder(path).begun
+    fresh, began, spent = _reset_peak(), time.monotonic(), counting(broken_off=RunFolder(path).begun)
     cuda = cuda_for(device)
     if cuda is not None:
         cuda.empty_cache()
@@ -55,7 +55,7 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
             "peak_memory_is_of_this_run": fresh,
             "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0) if gpu is not None else None,
             "wall_seconds": time.monotonic() - began + (before.get("wall_seconds") or 0.0),
-            "processor_seconds": None if begun else time.process_time() - spent,
+            "processor_seconds": spent(),
             "threads": torch.get_num_threads(),
         }
         if usage.ours and path.is_dir():

@@ -35,6 +35,7 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
     from hgms_exchange.folder import TRAINERS
     from hgms_exchange.folder import export as write
     from hgms_exchange.sampled import sampled
+    from hgms_exchange.trainer import differences
 
     sample = sampled(place, sets, **choices)
     files = write(sample, TRAINERS[trainer], folder)
@@ -43,7 +44,8 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
         for part in sample.parts
     ]
     if as_json:
-        print_json({"trainer": trainer, "folder": str(folder), "files": files, "sources": rows})
+        notes = differences(sample)
+        print_json({"trainer": trainer, "folder": str(folder), "files": files, "sources": rows, "notes": notes})
         return
     print_table(
         ("source", "weight", "rows", "share"),
@@ -51,6 +53,8 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
     )
     for name in files:
         click.echo(f"  {folder / name}")
+    for note in differences(sample):
+        click.echo(f"  {note}")
     click.echo(f"train with it: cd {shlex.quote(str(folder))} && {TRAINERS[trainer].command}")
 
 

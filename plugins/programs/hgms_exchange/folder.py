@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_exchange.sampled import Sampled
-from hgms_exchange.trainer import UNNAMED, Trainer, model_name
+from hgms_exchange.trainer import UNNAMED, Trainer, differences, model_name
 from hgms_exchange.with_axolotl import AXOLOTL
 from hgms_exchange.with_datasets import DATASETS
 from hgms_exchange.with_llamafactory import LLAMAFACTORY
@@ -39,7 +39,7 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         try:
-            notes = list(trainer.write(sample, aside))
+            notes = [*differences(sample), *trainer.write(sample, aside)]
             replace_file(aside / "README.md", readme(sample, trainer, notes).encode())
             files = {path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file()}
             for name in sorted(files - before):

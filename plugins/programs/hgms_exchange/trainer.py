@@ -92,6 +92,27 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
+def epochs(sample: Sampled) -> int:
+    """Passes over the sample. A trainer makes one at least; :func:`differences` says where the mix makes none."""
+    return max(1, int(sample.config.finetune.epochs))
+
+
+def differences(sample: Sampled) -> list[str]:
+    """What the training of an export does otherwise than ``hgms mix``, whatever the trainer."""
+    own = sample.config.finetune
+    if own.epochs == 0:
+        return [
+            "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is the one that learning ended "
+            "with. A training here makes another one: from the base model on, in one epoch over the rows."
+        ]
+    if own.start == "reweighted":
+        return [
+            '`hgms mix` goes on with the parameters that learning ended with (`[finetune] start = "reweighted"`). A training '
+            "here begins at the base model."
+        ]
+    return []
+
+
 def schedule(sample: Sampled) -> str:
     """The learning rate's schedule by transformers' name for it."""
     own = sample.config.finetune
@@ -103,7 +124,7 @@ def settings(sample: Sampled) -> dict[str, Any]:
     own = sample.config.finetune
     return {
         "learning_rate": own.lr,
-        "num_train_epochs": own.epochs or 1,
+        "num_train_epochs": epochs(sample),
         "per_device_train_batch_size": own.micro_batch,
         "gradient_accumulation_steps": own.accumulation,
         "weight_decay": own.weight_decay,

@@ -10,7 +10,18 @@ from hgms_core import ConfigError
 from hgms_exchange.configuration import count_rows, is_tables, of_load_dataset, read_mapping
 from hgms_exchange.messages import conversations
 from hgms_exchange.sampled import Part, Sampled, unused
-from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, schedule, warmup, write_rows, write_yaml
+from hgms_exchange.trainer import (
+    Brought,
+    Trainer,
+    epochs,
+    lora_alpha,
+    model_name,
+    normalised,
+    schedule,
+    warmup,
+    write_rows,
+    write_yaml,
+)
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -42,7 +53,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "sequence_len": sample.config.task.max_length,
         "micro_batch_size": own.micro_batch,
         "gradient_accumulation_steps": own.accumulation,
-        "num_epochs": own.epochs or 1,
+        "num_epochs": epochs(sample),
         "optimizer": "adamw_torch",
         "learning_rate": own.lr,
         "lr_scheduler": schedule(sample),

@@ -13,6 +13,10 @@ from hgms_exchange.messages import dialogues, only_last
 from hgms_exchange.sampled import Sampled, unused
 from hgms_exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, write_rows, write_yaml
 
+OLDER = (
+    "With transformers before 5.20 write `gradient_checkpointing` in the place of `activation_checkpointing`: it had that name "
+    "then."
+)
 ON_A_CPU = "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true --bf16 false`."
 
 
@@ -49,7 +53,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "datasets": data,
         answers: own.completion_only_loss if here else True,
         "max_length": sample.config.task.max_length,
-        "gradient_checkpointing": sample.config.finetune.checkpointing,
+        "activation_checkpointing": sample.config.finetune.checkpointing,  # transformers' name since 5.20; the older one goes
         **settings(sample),
         "warmup_steps": sample.config.finetune.warmup,
         **adapter(sample),
@@ -57,7 +61,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "output_dir": "tuned",
     }
     write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
-    return [ON_A_CPU, *only_last(sample)]
+    return [ON_A_CPU, OLDER, *only_last(sample)]
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:

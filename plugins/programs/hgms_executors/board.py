@@ -24,8 +24,8 @@ def to_stderr(line: str) -> None:
 
 class Board:
     """Jobs under way: on a terminal one line for all of them and one for each that runs, with the process that carries it out;
-    elsewhere a line for each that ended, to ``echo``. A job is called by its text; where it has a ``path``, the leases in that
-    folder say whose it is.
+    elsewhere a line for each that ended, to ``echo``. A job is called by its text; where it has a ``path``, its ``leases`` in
+    that folder say whose it is (that of a run, where it names none).
 
     .. versionadded:: 0.8"""
 
@@ -89,7 +89,7 @@ class Board:
             return ""
         looked, who = self._whose.get(str(job), (float("-inf"), ""))
         if time.monotonic() - looked >= _LOOK:
-            who = holder(path) or holder(path, ".mix.lease")
+            who = holder(path, *getattr(job, "leases", ()))
             self._whose[str(job)] = time.monotonic(), who
         return who
 

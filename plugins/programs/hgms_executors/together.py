@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +13,10 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from hgms_executors.again import tried_again
-from hgms_executors.board import Board
-from hgms_executors.jobs import Executor, Job
-from hgms_run import HeldFolders, Interrupted, stoppable
+from hgms_executors.board import Board, to_stderr
+from hgms_executors.digests import code_of
+from hgms_executors.jobs import Executor, Job, Needs, Tell
+from hgms_run import LEASE, FolderInUse, HeldFolders, Interrupted, stoppable
 
 BUSY: Mapping[str, Any] = {"busy": True}
 """What a piece's job returns where another process is at it."""
@@ -24,35 +26,69 @@ POLL = 2.0
 
 @frozen(kw_only=True, eq=False)
 class Piece:
-    """``job`` makes the job when its turn comes; it claims ``leases`` in the folder ``path``, which hold what came of it, and
-    returns ``BUSY`` where another process has one. ``finished`` reads that folder: None where something is left to do.
-    ``result`` is what the job's outcome stands for; ``words`` says what came of it in a few of them.
+    """``function`` with its ``arguments`` is the job, which may need ``plugins`` that no distribution announces. It claims
+    ``leases`` in the folder ``path``, which holds what came of it, and returns ``BUSY`` where another process has one
+    (:func:`unless_busy`). ``finished`` reads that folder: None where something is left to do. ``notice`` is what a person
+    should know when its turn comes, empty for nothing; ``result`` is what the job's outcome stands for, and ``words`` says
+    what came of it in a few of them.
 
     .. versionadded:: 0.8"""
 
     title: str
     path: Path
-    job: Callable[[], Job]
+    function: str
+    arguments: Mapping[str, Any]
+    needs: Needs = Needs()
+    plugins: Sequence[str] = ()
     finished: Callable[[], Any]
+    notice: Callable[[], str] = lambda: ""
     result: Callable[[Mapping[str, Any]], Any] = lambda outcome: outcome
     words: Callable[[Any], str] = lambda result: "done"
-    leases: Sequence[str] = (".lease",)
+    leases: Sequence[str] = (LEASE,)
 
     def __str__(self) -> str:
         return self.title
 
+    def job(self) -> Job:
+        return Job(
+            title=self.title, function=self.function, arguments=self.arguments, needs=self.needs, code=code_of(self.plugins)
+        )  # fmt: skip
+
+
+def unless_busy(
+    function: Callable[[Mapping[str, Any], Tell], Mapping[str, Any]],
+) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
+    """The function of a job, which is ``BUSY`` where another process has its folder.
+
+    .. versionadded:: 0.8"""
+
+    @functools.wraps(function)
+    def called(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+        try:
+            return function(arguments, tell)
+        except FolderInUse:
+            return BUSY
+
+    return called
+
 
 def carried_out_together(
-    pieces: Sequence[Piece], executor: Executor, board: Board, *, kind: str = "run"
+    pieces: Sequence[Piece],
+    executor: Executor,
+    *,
+    kind: str = "run",
+    bars: bool = False,
+    say: Callable[[str], None] = to_stderr,
 ) -> tuple[dict[Piece, Any], dict[Piece, str]]:
     """What came of the pieces, in their order, and why some failed: one that fails stops no other. What is finished needs no
     job, what another process does is waited for, and taken up where that is gone. ``executor`` is closed at the end; ``kind``
-    is what messages call a piece.
+    is what messages call a piece. How far all is shows a :class:`Board`, with ``bars`` on a terminal; else ``say`` is told.
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; every job saves what it has and ends. A second one kills them.
 
     .. versionadded:: 0.8"""
+    board = Board(len(pieces), bars=bars, echo=say)
     together = _Together(pieces, board, kind)
     try:
         with stoppable(), contextlib.closing(executor), board:
@@ -118,8 +154,9 @@ class _Together:
     def jobs(self) -> Iterator[Job]:
         for piece in self.left():
             if piece not in self.elsewhere:
-                job = piece.job()
-                self.asked[job] = piece
+                if notice := piece.notice():
+                    self.board.say(f"{piece}: {notice}")
+                self.asked[job := piece.job()] = piece
                 self.board.began(piece)
                 yield job
 

@@ -15,28 +15,14 @@ import numpy as np
 from hgms_cli import print_table
 from hgms_core import HgmsError
 from hgms_core.registry import Registry
-from hgms_executors import (
-    BUSY,
-    Board,
-    Executor,
-    Here,
-    Job,
-    Needs,
-    Piece,
-    Tell,
-    Told,
-    carried_out_together,
-    code_of,
-    to_stderr,
-    unannounced,
-)
+from hgms_executors import Executor, Here, Needs, Piece, Tell, Told, carried_out_together, to_stderr, unless_busy
 from hgms_mix.certainty import spelled
 from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
 from hgms_mix.reweight import is_finished, weights_of
 from hgms_mix.summary import mix_path, name_of
 from hgms_results import NULL_TEST
-from hgms_run import FolderInUse, RunConfig, RunFolder, leased, replace_file, run_config
+from hgms_run import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
 from hgms_uncertainty import halves_test
 
 MOST_SPLITS = 1000
@@ -64,9 +50,8 @@ def null_test(
     runs = [(seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)]
     to_stderr(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
     Mix(config, folder).check("reweight")
-    board = Board(len(runs), bars=bars)
-    pieces = {run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run), board) for run in runs}
-    weights, failures = carried_out_together(list(pieces.values()), executor or Here(), board)
+    pieces = {run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs}
+    weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
     if failures:
         why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
         raise HgmsError(
@@ -84,16 +69,10 @@ def null_test(
     return result
 
 
-def piece(run: RunConfig, path: Path, board: Board) -> Piece:
+def piece(run: RunConfig, path: Path) -> Piece:
     """One run of the test, in its folder, as a job."""
     plugins = [] if run.host is None else unannounced(run.host)
     arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
-
-    def job() -> Job:
-        if RunFolder(path).begun:
-            board.say(f"{path.name}: going on")
-        needs = Needs.of_run(run.run)
-        return Job(title=path.name, function=f"{__name__}:learn", arguments=arguments, needs=needs, code=code_of(plugins))
 
     def finished() -> dict[str, float] | None:
         folder = RunFolder(path)
@@ -101,18 +80,20 @@ def piece(run: RunConfig, path: Path, board: Board) -> Piece:
         whole = [row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")]
         return weights_of(whole[0]) if whole else None  # rows are missing: the run itself says so when it is read back
 
-    return Piece(title=path.name, path=path, job=job, finished=finished, result=lambda outcome: outcome["weights"])
+    return Piece(
+        title=path.name, path=path, function=f"{__name__}:learn", arguments=arguments, needs=Needs.of_run(run.run),
+        plugins=plugins, finished=finished, notice=lambda: "going on" if RunFolder(path).begun else "",
+        result=lambda outcome: outcome["weights"],
+    )  # fmt: skip
 
 
+@unless_busy
 def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights`` that it ends with."""
     config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
     gc.collect()  # the last run's model goes before this one's comes
     path = Path(arguments["path"])
-    try:
-        result = run_config(config, resume=True, view=Told(tell), path=path, patience=PATIENCE)
-    except FolderInUse:
-        return BUSY
+    result = run_config(config, resume=True, view=Told(tell), path=path, patience=PATIENCE)
     return {"weights": weights_of(result.records[-1])}
 
 

@@ -27,6 +27,7 @@ OURS: Mapping[str, str] = {
     "gradient_accumulation_steps": "finetune.accumulation", "learning_rate": "finetune.lr",
     "weight_decay": "finetune.weight_decay", "lr_scheduler_type": "finetune.schedule", "warmup_steps": "finetune.warmup",
     "max_grad_norm": "finetune.clip", "save_steps": "finetune.save_every", "gradient_checkpointing": "finetune.checkpointing",
+    "activation_checkpointing": "finetune.checkpointing",
     "packing": "finetune.trainer.packing", "padding_free": "finetune.trainer.padding_free",
     "completion_only_loss": "finetune.trainer.completion_only_loss", "output_dir": "run.out", "use_cpu": "run.device",
 }  # fmt: skip

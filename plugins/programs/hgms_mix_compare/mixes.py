@@ -15,23 +15,10 @@ from hgms_cli import finite
 from hgms_compare import scaled
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
-from hgms_executors import (
-    BUSY,
-    Board,
-    Executor,
-    Job,
-    Needs,
-    Piece,
-    Tell,
-    Told,
-    carried_out_together,
-    code_of,
-    to_stderr,
-    unannounced,
-)
+from hgms_executors import Executor, Needs, Piece, Tell, Told, carried_out_together, to_stderr, unless_busy
 from hgms_mix import MixConfig
 from hgms_mix_compare.outcome import Outcome
-from hgms_run import FolderInUse, tables_of
+from hgms_run import tables_of, unannounced
 
 PATIENCE = 0.5
 """Seconds to wait for a mix that another process makes: the orphan of a killed comparison ends by itself."""
@@ -88,15 +75,10 @@ class Contest:
         config = self.mixes[mix]
         title, path = f"{label}, seed {seed}", hgms_mix.mix_path(config)
         arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
-        needs = Needs.of_run(config.run)
-
-        def job() -> Job:
-            code = code_of(self.options["plugins"])
-            return Job(title=title, function=f"{__name__}:make", arguments=arguments, needs=needs, code=code)
-
         return Piece(
-            title=title, path=path, job=job, finished=lambda: hgms_mix.finished(config), leases=hgms_mix.LEASES,
-            result=lambda outcome: outcome["report"],
+            title=title, path=path, leases=hgms_mix.LEASES, function=f"{__name__}:make", arguments=arguments,
+            needs=Needs.of_run(config.run), plugins=self.options["plugins"],
+            finished=lambda: hgms_mix.finished(config), result=lambda outcome: outcome["report"],
         )  # fmt: skip
 
     @property
@@ -112,8 +94,7 @@ def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] =
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one kills them.
     """
     pieces = {mix: contest.piece(mix) for mix in contest.mixes}
-    board = Board(len(pieces), bars=bars, echo=say)
-    reports, failures = carried_out_together(list(pieces.values()), executor, board, kind="mix")
+    reports, failures = carried_out_together(list(pieces.values()), executor, kind="mix", bars=bars, say=say)
     return Outcome(
         reports={mix: reports[piece] for mix, piece in pieces.items() if piece in reports},
         failures={mix: failures[piece] for mix, piece in pieces.items() if piece in failures},
@@ -122,13 +103,11 @@ def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] =
     )
 
 
+@unless_busy
 def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its ``report``, as `hgms mix --json`
     prints it."""
     registry, told = Registry.load(arguments["plugins"]), Told(tell)
     settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
     config = hgms_mix.load(Path(arguments["grid"]), arguments["sets"], registry=registry, **settings)
-    try:
-        return {"report": finite(hgms_mix.carry_out(config, say=told.say, view=told, patience=PATIENCE))}
-    except FolderInUse:
-        return BUSY
+    return {"report": finite(hgms_mix.carry_out(config, say=told.say, view=told, patience=PATIENCE))}

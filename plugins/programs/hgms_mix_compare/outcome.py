@@ -11,6 +11,7 @@ from attrs import frozen
 
 from hgms_cli import print_table, printable
 from hgms_results import Interval, compared, few_seeds, spell
+from hgms_run import counted
 
 Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
 
@@ -139,8 +140,7 @@ def drawn(report: Mapping[str, Any]) -> dict[str, float]:
 
 def processor_seconds(report: Mapping[str, Any]) -> float | None:
     """Of all stages but evaluation; None where one was broken off and went on, so that its first part was not counted."""
-    parts = [report["stages"][name].get("processor_seconds") for name in ("reweight", "sample", "finetune")]
-    return None if None in parts else math.fsum(parts)
+    return counted(report["stages"][name].get("processor_seconds") for name in ("reweight", "sample", "finetune"))
 
 
 def _mean(values: Mapping[int, float]) -> float:

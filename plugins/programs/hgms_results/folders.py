@@ -21,7 +21,7 @@ from attrs import field, frozen
 
 from hgms_core import CheckpointError, ConfigError, HgmsError
 from hgms_results.stored import StoredRun, StoredSweep
-from hgms_run import ROWS, ensure_seal, parse_json, parse_toml, read_file
+from hgms_run import ROWS, ensure_seal, is_marker, parse_json, parse_toml, read_file
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
@@ -111,17 +111,13 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
     return "the code of a component has changed" if here.get("code", {}) != there.get("code", {}) else ""
 
 
-_LEASES = {".lease", ".mix.lease", ".lock", ".mix.lock"}
-"""Who has or had a folder; the last two are those of 0.7."""
-
-
 def _without_run(path: Path, names: set[str]) -> str:
     """What a folder is, with these names in it, that holds no run."""
     if "reweight" in names:
         return f"hgms mix made it before 0.7; its run is in {path / 'reweight'}"
     if "mix.toml" in names:
         return "hgms mix ended before it had learned anything"
-    return "it holds no run files" if names - _LEASES else "the folder is empty"
+    return "the folder is empty" if all(map(is_marker, names)) else "it holds no run files"
 
 
 def read_run(path: Path) -> StoredRun:

@@ -12,14 +12,15 @@ from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
 from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms_run.convert import converter_for, role_of, structured, traits_of
+from hgms_run.counting import counted, counting
 from hgms_run.ended import RunResult
 from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, ensure_seal, opened, read_file, replace_file
 from hgms_run.fingerprint import fingerprint
 from hgms_run.folder import RunFolder
-from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, nearness, plain_attribute, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, init_fields, kinds_of, named, nearness, plain_attribute, spell, type_hints
 from hgms_run.launch import device_called, record_failure, run, run_config, show_object
-from hgms_run.lease import FolderInUse, HeldFolders, holder, leased
+from hgms_run.lease import LEASE, FolderInUse, HeldFolders, holder, is_marker, leased
 from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress, View
@@ -46,15 +47,16 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution", "FolderInUse",
-    "HeldFolders", "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig", "RunFolder",
-    "RunResult", "RunSettings", "StopRun", "View", "Watcher", "appending", "built", "converter_for", "data_of", "described",
-    "device_called", "difference", "ensure_seal", "environment", "fingerprint", "flatten", "frame", "higher_is_better",
-    "holder", "ignore", "init_fields", "kinds_of", "laid_over", "lay", "lay_options", "leased", "leave", "leaving", "line_of",
-    "load", "load_state", "meant", "misfit", "missing_traits", "nearness", "needs", "opened", "pack", "parse_json",
-    "parse_toml", "plain", "plain_attribute", "pruned", "put", "read_file", "read_toml", "record_failure", "replace_file",
-    "reporter", "role_of", "run", "run_config", "save_state", "show", "show_object", "spell", "stoppable", "structured",
-    "tables_of", "tables_of_others", "traits_of", "type_hints", "unannounced", "unpack", "wanted_traits",
+    "LEASE", "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution",
+    "FolderInUse", "HeldFolders", "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig",
+    "RunFolder", "RunResult", "RunSettings", "StopRun", "View", "Watcher", "appending", "built", "converter_for", "counted",
+    "counting", "data_of", "described", "device_called", "difference", "ensure_seal", "environment", "fingerprint",
+    "flatten", "frame", "higher_is_better", "holder", "ignore", "init_fields", "is_marker", "kinds_of", "laid_over", "lay",
+    "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit", "missing_traits",
+    "named", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put",
+    "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state",
+    "show", "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints",
+    "unannounced", "unpack", "wanted_traits",
 ]  # fmt: skip
 
 

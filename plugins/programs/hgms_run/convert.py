@@ -21,7 +21,7 @@ from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, clo
 from hgms_core.registry import Registry, inside, layers_of
 from hgms_fields import Invalid, choice_of, complaint, fail, gathered, origin_is, sentence
 from hgms_run.as_table import is_at_rest
-from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, is_plain, plain_attribute, spell, type_hints
+from hgms_run.invalid import PROTOCOLS, SCALARS, init_fields, is_plain, named, plain_attribute, spell, type_hints
 from hgms_run.tables import Place, Short, show
 
 
@@ -90,9 +90,8 @@ class _Reader:
             fail(f"expected a table with the name of {kind.with_article}, got {show(value)}")
         name = table.get("name")
         if not isinstance(name, str):
-            names = ", ".join(item.name for item in self.registry.components(kind.name)) or "none is installed"
             message = f"the name of the {kind.label} is missing" if name is None else f"expected a string, got {show(name)}"
-            raise Invalid((("name",), f"{message}\navailable: {names}"))
+            raise Invalid((("name",), f"{message}\n{named(self.registry, kind)}"))
         component = self.registry.find(kind.name, name)
         if component is None:
             place = () if isinstance(value, str) else ("name",)

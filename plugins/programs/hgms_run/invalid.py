@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from hgms_core import Budget, ConfigError
-from hgms_core.registry import KINDS, Kind, faults_of, method_faults
+from hgms_core import Budget, ConfigError, unknown
+from hgms_core.registry import KINDS, Kind, Registry, faults_of, method_faults
 from hgms_fields import Words
 from hgms_run.tables import show
 
@@ -76,6 +76,14 @@ def kinds_of(target: type) -> list[Kind]:
     likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
     right = [kind for kind in likely if not faults_of(kind, target)]
     return right or sorted(likely, key=lambda kind: -nearness(kind, target))
+
+
+def named(registry: Registry, kind: Kind) -> str:
+    """What a name may be, where there is none: the end of a message.
+
+    .. versionadded:: 0.8"""
+    names = [component.name for component in registry.components(kind.name)]
+    return f"{unknown(kind.label, '', names).partition('  ')[2]}\n`hgms list {kind.name}` says what each does"
 
 
 def nearness(kind: Kind, target: type) -> int:

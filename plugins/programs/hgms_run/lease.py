@@ -19,7 +19,7 @@ from hgms_core import CheckpointError
 from hgms_run import files
 
 LEASE = ".lease"
-"""The file in a run's folder that says who has it."""
+"""The file in a run's folder that says who has it. Other leases in it have names that end so."""
 SECONDS = 60.0
 """How long a holder may give no sign of life before another machine takes its folder over. It gives one three times as often.
 On the holder's own machine nobody waits: a process that is gone is seen to be gone. All who share a folder must agree on it."""
@@ -29,6 +29,16 @@ GRACE = 5.0
 
 LOOK = 1.0
 """Seconds between two looks for a sign of life."""
+
+
+def is_marker(name: str) -> bool:
+    """Whether a file of this name in a run's folder says who has or had it, and nothing of the run.
+
+    >>> is_marker(".lease"), is_marker(".mix.lease"), is_marker("steps.jsonl")
+    (True, True, False)
+
+    .. versionadded:: 0.8"""
+    return name.startswith(".") and name.endswith((LEASE, ".lock"))  # locks are those of 0.7
 
 
 class FolderInUse(CheckpointError):
@@ -144,11 +154,12 @@ def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) ->
         lease.release()
 
 
-def holder(folder: Path, name: str = ".lease") -> str:
-    """Who holds the folder, in words; empty where nobody does.
+def holder(folder: Path, *names: str) -> str:
+    """Who holds the folder, in words; empty where nobody does. The first of the leases ``names`` that somebody has counts.
 
     .. versionadded:: 0.8"""
-    owner = SoftFileLease(folder / name).owner
+    owners = (SoftFileLease(folder / name).owner for name in names or (LEASE,))
+    owner = next((owner for owner in owners if owner is not None), None)
     if owner is None:
         return ""
     machine = owner.hostname.partition("?")[0]  # what follows is the kernel's number of a container
@@ -166,7 +177,7 @@ class HeldFolders:
 
     def free(self, folder: Path, *names: str) -> bool:
         """Whether nobody holds ``names`` in the folder any more: then it may be claimed at once."""
-        for name in names or (".lease",):
+        for name in names or (LEASE,):
             lease = self._leases.setdefault(folder / name, Lease(folder / name))
             try:
                 if lease.path.exists():

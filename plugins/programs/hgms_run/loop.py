@@ -44,6 +44,7 @@ from hgms_run.ended import RunResult, judged, summarise
 from hgms_run.execution import KEY, Compilation, Execution
 from hgms_run.folder import RunFolder
 from hgms_run.own import OwnProblem
+from hgms_run.parts import WrongPart, wrong_part
 from hgms_run.provenance import about_task, digests, environment, goes_on
 from hgms_run.signals import Interrupted, Interrupts
 from hgms_run.watching import StopRun, Watcher, watchers
@@ -223,7 +224,8 @@ class Run:
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
-        return self.wrong_losses(error) or explained(error, self.step + 1, kept, method=self.method, task=self.task)
+        cause = self.wrong_losses(error) or self.wrong_part(error)
+        return cause or explained(error, self.step + 1, kept, method=self.method, task=self.task)
 
     def wrong_losses(self, error: BaseException) -> HgmsError | None:
         """What is wrong with the losses where the first step fails, looked for on more rows than the check before it sees."""
@@ -237,6 +239,13 @@ class Run:
         except Exception as cause:
             return cause if isinstance(cause, HgmsError) else None
         return None
+
+    def wrong_part(self, error: BaseException) -> WrongPart | None:
+        """Which part of the method has returned what it must not, where the first step fails."""
+        other = not isinstance(error, Exception) or (isinstance(error, HgmsError) and not isinstance(error, ConfigError))
+        if other or self.step or not self.state or self.settings.ranks > 1 or out_of_memory(error):
+            return None
+        return wrong_part(self.method, self.problem, self.state)
 
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:

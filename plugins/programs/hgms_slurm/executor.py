@@ -15,6 +15,7 @@ import hgms_fields
 from hgms_core import ConfigError, MissingExtra
 from hgms_executors import Ending, Job, Report, carried_out, ending_of, packed
 from hgms_run import leave
+from hgms_slurm.stand_in import stand_in
 
 LOOK = 2.0
 """Seconds between two looks at the queue; submitit asks SLURM less often than that."""
@@ -85,7 +86,8 @@ class Slurm:
         }  # fmt: skip
         before = os.umask(0o077)  # what submitit pickles is for nobody else to write to
         try:
-            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+            local = self.cluster == "local"
+            executor = stand_in(submitit, folder) if local else submitit.AutoExecutor(folder=folder, cluster=self.cluster)
             executor.update_parameters(**{key: value for key, value in settings.items() if value is not None})
             return executor.submit(Work(), packed(job))
         except (RuntimeError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:

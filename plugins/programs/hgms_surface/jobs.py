@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 import attrs
 
 from hgms_core.registry import Registry
-from hgms_executors import BUSY, Job, Needs, Piece, Tell, Told, code_of, unannounced
+from hgms_executors import Needs, Piece, Tell, Told, unless_busy
 from hgms_mix import LEASES, claimed, digest, read, resolved
-from hgms_run import FolderInUse
+from hgms_run import unannounced
 from hgms_surface.design import Point
 from hgms_surface.runs import DesignRuns, Outcome
 
@@ -33,20 +33,18 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
     title = " ".join(f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True))
     title += f", seed {point.seed}"
 
-    def job() -> Job:
-        needs = Needs.of_run(runs.config.run)
-        return Job(title=title, function=f"{__name__}:work", arguments=arguments, needs=needs, code=code_of(plugins))
-
     def words(outcome: Outcome) -> str:
         name, loss = next(iter(outcome.metrics.items()))
         return f"{name} {loss:.4f}"
 
     return Piece(
-        title=title, path=runs.place(point), leases=LEASES[:1], job=job, words=words,
+        title=title, path=runs.place(point), leases=LEASES[:1], function=f"{__name__}:work", arguments=arguments,
+        needs=Needs.of_run(runs.config.run), plugins=plugins, words=words,
         finished=lambda: runs.finished(point), result=lambda _: runs.finished(point),
     )  # fmt: skip
 
 
+@unless_busy
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it is in its folder."""
     design, told = _design(arguments), Told(tell)
@@ -57,12 +55,9 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         _LAST[:] = [runs]  # for the next job
     runs.show(told, told.say)
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
-    try:
-        with claimed(runs.place(point), patience=PATIENCE):
-            if runs.finished(point) is None:  # else another process has finished it meanwhile
-                runs.run(point)
-    except FolderInUse:
-        return BUSY
+    with claimed(runs.place(point), patience=PATIENCE):
+        if runs.finished(point) is None:  # else another process has finished it meanwhile
+            runs.run(point)
     return {}
 
 

@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from hgms_cli import finite
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_mix import STAGES, Done, Mix, MixConfig, digest
-from hgms_run import View, replace_file
+from hgms_run import View, counting, replace_file
 from hgms_surface.design import Point
 from hgms_surface.process import sklearn
 from hgms_surface.tables import REPORTED, Runs
@@ -128,7 +128,7 @@ class DesignRuns:
         key, mix = self._ready(point), self._mix
         mix.folder = self._folder(key)
         mix.folder.mkdir(parents=True, exist_ok=True)
-        fresh, began = not any(path.is_dir() for path in mix.folder.iterdir()), time.perf_counter()
+        seconds = counting(any(path.is_dir() for path in mix.folder.iterdir()), time.perf_counter)
         try:
             metrics = {name: row["token_loss"]["value"] for name, row in mix.run("evaluate").facts["test"].items()}
         except NumericalError:
@@ -140,7 +140,7 @@ class DesignRuns:
             point=point,
             mixture=tuple((counts / counts.sum()).tolist()),
             metrics=metrics,
-            seconds=time.perf_counter() - began if fresh else None,
+            seconds=seconds(),
             tokens=tokens * self.config.finetune.epochs,
         )
         record = {"version": VERSION, "weights": dict(zip(self.sources, point.weights, strict=True)), **attrs.asdict(outcome)}

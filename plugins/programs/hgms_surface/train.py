@@ -16,7 +16,7 @@ from attrs import frozen
 
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.registry import Registry
-from hgms_executors import Board, Executor, Here, Piece, carried_out_together
+from hgms_executors import Executor, Here, Piece, carried_out_together
 from hgms_mix import OF_GRIDS, MixConfig, claimed, read
 from hgms_run import lay_options, tables_of
 from hgms_surface import proxy
@@ -192,8 +192,7 @@ def carried(
         return attrs.evolve(own, words=words)
 
     pieces = [watched(piece(runs, point)) for point in points]
-    board = Board(len(pieces), bars=bars, echo=say)
-    outcomes, failures = carried_out_together(pieces, executor or Here(), board)
+    outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
     if failures:
         why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
         raise HgmsError(f"{len(failures)} of {len(points)} runs failed{why}\n  run the same command again for these")

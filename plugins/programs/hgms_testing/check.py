@@ -7,12 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from attrs import frozen
 
 from hgms_core import Composition, ConfigError, PluginError, closest
-from hgms_core.host import describe, import_plugin, watched
-from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of
+from hgms_core.host import Host, describe, import_plugin, watched
+from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of, inside
+from hgms_run import unannounced
 from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
 from hgms_testing import kind_of as kind_of
 from hgms_testing.every import class_checks
@@ -71,15 +74,18 @@ def _of_an_instance(
             yield Result(question.name, *verdict(question, own, expected))
 
 
-def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition]:
+def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:
     """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
-    ``cg``, and ``method:soba`` where two kinds have one of that name."""
+    ``cg``, and ``method:soba`` where two kinds have one of that name. Its parts are looked up in the registry beside it, which
+    has those of its own module."""
     word, _, name = spec.rpartition(":")
     if word and not (word in KINDS and NAME.fullmatch(name)):
-        target = import_class(spec)
-        return METHOD if isinstance(target, Composition) else kind_of(target), target
+        module, target = import_class(spec)
+        kind = METHOD if isinstance(target, Composition) else kind_of(target)
+        of_parts = isinstance(target, Composition) or inside(target) is not None
+        return kind, target, with_own_parts(module, registry) if of_parts else registry
     if word:
-        return KINDS[word], registry.get(word, name).target
+        return KINDS[word], registry.get(word, name).target, registry
     if spec.endswith(".py") or not NAME.fullmatch(name):
         raise ConfigError(FORM.format(spec=spec))
     kinds = [kind for kind in KINDS.values() if registry.find(kind.name, name) is not None]
@@ -91,13 +97,24 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition]:
         raise ConfigError(
             f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
         )
-    return kinds[0], registry.get(kinds[0].name, name).target
+    return kinds[0], registry.get(kinds[0].name, name).target, registry
 
 
-def import_class(spec: str) -> type | Composition:
-    """``package.module:Class`` or ``file.py:Class``; a composition by the name of its variable."""
+def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
+    """The registry with what the module's hooks register, unless it is one of its plugins. What is wrong with it is a warning:
+    parts that are not there are said where they are missing."""
+    file = Path(module.__file__).resolve() if module.__file__ else None
+    plugins = {info.module for info in registry.host.infos.values()}
+    files = {Path(where).expanduser().resolve() for where in plugins if where.endswith(".py")}
+    if module.__name__ in plugins or file in files or not any(hasattr(part, "hgms_impl") for part in vars(module).values()):
+        return registry
+    return Registry(Host.load([*unannounced(registry.host), module], tolerant=True))
+
+
+def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
+    """``package.module:Class`` or ``file.py:Class``, and its module; a composition by the name of its variable, or its own."""
     where, colon, name = spec.rpartition(":")
-    if not where or not colon or not re.fullmatch(r"\w+", name):
+    if not where or not colon or not (re.fullmatch(r"\w+", name) or NAME.fullmatch(name)):
         raise ConfigError(FORM.format(spec=spec))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
@@ -108,11 +125,11 @@ def import_class(spec: str) -> type | Composition:
         raise
     except BaseException as error:
         raise PluginError(f"{where} cannot be imported: {describe(error)}") from error
-    target = getattr(module, name, None)
-    if not isinstance(target, type | Composition):
-        names = [key for key, value in vars(module).items() if isinstance(value, type | Composition)]
-        raise PluginError(f"{where} has no class {name!r}{_meant(name, names)}")
-    return target
+    own = {key: value for key, value in vars(module).items() if isinstance(value, type | Composition)}
+    named = {value.name: value for value in own.values() if isinstance(value, Composition)}
+    if (target := own.get(name) or named.get(name)) is None:
+        raise PluginError(f"{where} has no class {name!r}{_meant(name, [*own, *named])}")
+    return module, target
 
 
 def _meant(name: str, names: Sequence[str]) -> str:

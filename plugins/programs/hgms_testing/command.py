@@ -27,11 +27,12 @@ _COUNT = click.IntRange(min=1)
 def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> None:
     """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver.
 
-    A composition is named in the same way, and asked the checks of methods. In place of MODULE:CLASS a registered name is fine:
-    cg, hg-ms; or generator:soba where two kinds have one of the name.
+    A composition is named in the same way, or by its own name, and asked the checks of methods; parts that its module
+    registers are known. In place of MODULE:CLASS a registered name is fine: cg, hg-ms; or generator:soba where two kinds
+    have one of the name.
     """
 
-    kind, target = checks.target_of(spec, registry)
+    kind, target, registry = checks.target_of(spec, registry)
     with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
         results = list(checks.check(target, kind, registry))
     failures = sum(bool(result.fault) for result in results)

@@ -1,0 +1,137 @@
+"""What a part of a method returned in a first step that failed: said with the part's name, not in torch's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from hgms_core import Candidates, ConfigError, Cost, Key, Method, Pipeline, Problem, Selection, State, Tree
+from hgms_core.registry import inside
+
+
+class WrongPart(ConfigError):
+    """A part returned something else than its protocol says."""
+
+
+def wrong_part(method: Method, problem: Problem, state: State) -> WrongPart | None:
+    """What is wrong with the return of a part, found by taking the step from ``state`` once more and looking at what each part
+    returns; None where all is well there, and for a method that is not made of parts. So no step of a run that goes well pays
+    for it."""
+    try:
+        watched = _watched(method)
+        if watched is not None:
+            watched.step(problem, state, 0.0)
+    except WrongPart as error:
+        return error
+    except Exception:  # the failure that is to be explained, once more
+        return None
+    return None
+
+
+def _watched(method: Any) -> Any:
+    """The method with parts that look at what theirs return; of a wrapper, with such a method inside."""
+    if isinstance(method, Pipeline):
+        parts: dict[str, Any] = {"generator": _Generator, "selector": _Selector, "outer": _Outer}
+        watched: dict[str, Any] = {name: watch(getattr(method, name)) for name, watch in parts.items()}
+        return attrs.evolve(method, **watched)
+    field = inside(type(method))
+    within = None if field is None else _watched(getattr(method, field))
+    return None if field is None or within is None else attrs.evolve(method, **{field: within})
+
+
+class _Part:
+    """A part, which is asked for all that is not defined here."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)
+
+    def fail(self, kind: str, what: str) -> None:
+        cls = type(self.part)
+        raise WrongPart(f"{kind} {getattr(cls, 'name', cls.__name__)!r} ({cls.__module__}:{cls.__qualname__}): {what}")
+
+
+class _Generator(_Part):
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        found = self.part.propose(problem, theta, start, key)
+        if not isinstance(found, Candidates):
+            self.fail("generator", f"propose must return Candidates, and it returns {_spelt(found)}")
+        expected = _tree({name: ["N", *leaf.shape] for name, leaf in problem.x0.items()}, problem.x0)
+        what = f"the x of the Candidates that propose returns must be {expected}, and it is"
+        if not isinstance(found.x, Mapping):
+            self.fail("generator", f"{what} {_spelt(found.x)}")
+        own = {name: getattr(leaf, "shape", ())[1:] for name, leaf in found.x.items()}
+        counts = {leaf.shape[0] for leaf in found.x.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if not _alike(found.x, problem.x0, own) or len(counts) != 1:
+            self.fail("generator", f"{what} {_spelt(found.x)}")
+        [count] = counts
+        if found.losses is not None and getattr(found.losses, "shape", None) != (count,):
+            losses = _spelt(found.losses)
+            self.fail(
+                "generator", f"the losses of the Candidates that propose returns must be [{count}], and they are {losses}"
+            )
+        if not isinstance(found.cost, Cost):
+            self.fail(
+                "generator", f"the cost of the Candidates that propose returns must be a Cost, and it is {_spelt(found.cost)}"
+            )
+        return found
+
+
+class _Selector(_Part):
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        found = self.part.select(problem, theta, candidates, key)
+        if not isinstance(found, Selection):
+            self.fail("selector", f"select must return a Selection, and it returns {_spelt(found)}")
+        if not isinstance(found.index, torch.Tensor) or found.index.dim() or found.index.is_floating_point():
+            index = _spelt(found.index)
+            self.fail("selector", f"the index of the Selection that select returns must be one whole number, and it is {index}")
+        return found
+
+
+class _Outer(_Part):
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        found = self.part.step(theta, gradient, state, progress)
+        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(item, Mapping) for item in found):
+            items = " and ".join(map(_spelt, found)) if isinstance(found, tuple) else _spelt(found)
+            self.fail("outer optimiser", f"step must return (θ, state), two dictionaries, and it returns {items}")
+        if not _alike(found[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in found[0].items()}):
+            expected = _tree({name: [*leaf.shape] for name, leaf in theta.items()}, theta)
+            self.fail("outer optimiser", f"the θ that step returns must be {expected}, and it is {_spelt(found[0])}")
+        return found[0], found[1]
+
+
+def _alike(tree: Mapping[str, Any], other: Tree, shapes: Mapping[str, Any]) -> bool:
+    """Whether the trees have the same names, and leaves of the other's shapes (``shapes`` are those of the first) and types."""
+    same = shapes == {name: leaf.shape for name, leaf in other.items()}
+    return same and all(isinstance(tree[name], torch.Tensor) and tree[name].dtype == leaf.dtype for name, leaf in other.items())
+
+
+def _tree(shapes: Mapping[str, Any], types: Tree) -> str:
+    leaves = [f"{name} [{', '.join(map(str, shape))}] {_dtype(types[name])}" for name, shape in shapes.items()]
+    return f"{{{', '.join(leaves[:8] + ['…'] * (len(leaves) > 8))}}}"
+
+
+def _spelt(value: object) -> str:
+    """
+    >>> _spelt({"x": torch.zeros(3), "y": 1.0}), _spelt((1, 2)), _spelt(None)
+    ('{x [3] float32, y float}', 'a tuple of 2', 'None')
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{list(value.shape)} {_dtype(value)}"
+    if isinstance(value, Mapping):
+        leaves = [
+            f"{name} {_spelt(leaf) if isinstance(leaf, torch.Tensor) else type(leaf).__name__}" for name, leaf in value.items()
+        ]
+        return f"{{{', '.join(leaves[:8] + ['…'] * (len(leaves) > 8))}}}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a value of the type {type(value).__name__}"
+
+
+def _dtype(leaf: torch.Tensor) -> str:
+    return str(leaf.dtype).removeprefix("torch.")
