@@ -13,13 +13,17 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Key, OutOfMemory, out_of_memory
+from hgms_llm import is_in_parts
 from hgms_mix.batches import IGNORED, collate
+from hgms_mix.ranked import together
 from hgms_mix.stages import Stage
 from hgms_mix.training import without_peft_warnings
+from hgms_ranks import alone
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+    from hgms_ranks import Ranks
 
 UNIFORM = "uniform"
 """The method that a mix is compared with."""
@@ -41,17 +45,29 @@ class Evaluation(Stage):
     def title(self, mix: Mix) -> str:
         return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
+    def parted(self, mix: Mix) -> bool:
+        return mix.config.run.ranks > 1 and bool(mix.task.test)
+
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        evaluate, model = mix.config.evaluate, tuned(mix)
-        tests: dict[str, Any] = {}
-        for name, table in mix.tuned_tables("test").items():
-            of_rows = row_losses(model, table)
-            tests[name] = means(of_rows, seed=mix.config.seed)
-            replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
+        evaluate, tests = mix.config.evaluate, dict[str, Any]()
+        with together(mix, self, folder) as ranks:
+            model = tuned(mix, ranks)
+            for name, table in mix.tuned_tables("test").items():
+                of_rows = row_losses(model, table, ranks=ranks)
+                tests[name] = means(of_rows, seed=mix.config.seed)
+                replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
         benchmarks = {}
         if evaluate.titles:
-            benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
+            if ranks is not None and is_in_parts(model):
+                model = tuned(mix)  # rank 0 answers by itself
+            with alone():  # answers are one process's, and its libraries look for ranks in the environment
+                benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
         return [losses_file(folder, name) for name in tests], {"test": tests, "benchmarks": benchmarks}
+
+    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+        model = tuned(mix, ranks)
+        for table in mix.tuned_tables("test").values():
+            row_losses(model, table, ranks=ranks)
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = mix.done[self.name].facts
@@ -66,15 +82,15 @@ def losses_file(folder: Path, test: str) -> Path:
     return folder / f"losses-{test}.json"
 
 
-def tuned(mix: Mix) -> Any:
-    """The fine-tuned model, from its files."""
+def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
+    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in parts."""
     finetuned = mix.done["finetune"]
     path = finetuned.path / finetuned.facts["kind"]
     if finetuned.facts["kind"] == "adapter":
         from peft import PeftModel
 
         with without_peft_warnings():
-            return PeftModel.from_pretrained(mix.base(), path).eval()
+            return PeftModel.from_pretrained(mix.base(ranks), path).eval()
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()
@@ -94,7 +110,7 @@ def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
     return None
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(eq=False)
 class RowLosses:
     """Σ −log p over the completion tokens of each row, and how many those are."""
 
@@ -113,29 +129,43 @@ class RowLosses:
         return cls(total=torch.tensor(table["total"], dtype=torch.float64), tokens=torch.tensor(table["tokens"]))
 
 
-def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
+def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = None) -> RowLosses:
     """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory runs out), without dropout.
+    All ``ranks`` call this, each computes some of these batches, and all have the losses of one process.
 
     Cost: one forward pass over the table.
 
     Raises:
         OutOfMemory: not even one row fits.
     """
+    error: Exception | None = None
+    losses = RowLosses(*(torch.zeros(len(table.lengths), dtype=dtype) for dtype in (torch.float64, torch.int64)))
     try:
-        return _row_losses(model.eval(), table, rows)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+        _row_losses(model.eval(), table, rows, losses, (0, 1) if ranks is None else (ranks.rank, ranks.count))
+    except (RuntimeError, MemoryError) as failure:
+        if not out_of_memory(failure):
             raise
-        if rows == 1:
-            raise OutOfMemory("evaluation ran out of memory on a single row\n  lower task.max_length") from error
-    return row_losses(model, table, rows=rows // 2)
+        if is_in_parts(model):  # the other ranks are in the middle of a batch with this one
+            raise OutOfMemory("evaluation ran out of memory on a base in parts\n  lower task.max_length") from failure
+        error = failure
+    if error is None if ranks is None else not ranks.any(error is not None):
+        if ranks is None:
+            return losses
+        return RowLosses(total=ranks.total(losses.total), tokens=ranks.total(losses.tokens))  # 0 + a number is that number
+    if rows == 1:
+        raise OutOfMemory("evaluation ran out of memory on a single row\n  lower task.max_length") from error
+    return row_losses(model, table, rows=rows // 2, ranks=ranks)
 
 
-def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
+def _row_losses(model: Any, table: Any, rows: int, losses: RowLosses, share: tuple[int, int]) -> None:
+    """Fills in the losses of a rank's share (rank, number of ranks) of the batches."""
     device = next(model.parameters()).device
-    lengths = table.lengths
-    total, tokens = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.int64)
-    for piece in lengths.argsort(stable=True).split(rows):
+    rank, count = share
+    pieces = table.lengths.argsort(stable=True).split(rows)
+    own = pieces[rank::count]
+    # with a base in parts all ranks call it equally often
+    for number in range(len(pieces[::count]) if is_in_parts(model) else len(own)):
+        piece = own[number] if number < len(own) else pieces[0]
         batch = collate([table.row(position) for position in piece.tolist()], table.pad_id)
         with torch.no_grad():
             logits = model(
@@ -145,9 +175,9 @@ def _row_losses(model: Any, table: Any, rows: int) -> RowLosses:
         nll = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
         ).reshape(target.shape)
-        total[piece] = nll.double().sum(1).cpu()
-        tokens[piece] = (target != IGNORED).sum(1).cpu()
-    return RowLosses(total=total, tokens=tokens)
+        if number < len(own):
+            losses.total[piece] = nll.double().sum(1).cpu()
+            losses.tokens[piece] = (target != IGNORED).sum(1).cpu()
 
 
 def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class Trl:
     """
 
     name: ClassVar[str] = "trl"
+    on_ranks: ClassVar[bool] = False
 
     packing: bool = False
     padding_free: bool = False
