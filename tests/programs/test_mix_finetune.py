@@ -434,23 +434,25 @@ def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path
         gpt(seed).save_pretrained(tmp_path / f"model-{seed}")
         model = BaseModel(path=str(tmp_path / f"model-{seed}"), tokenizer="bytes")
 
-        def base() -> Any:
+        def base(ranks: Any = None) -> Any:
             loads.append(seed)
             return gpt(seed)
 
         config = SimpleNamespace(finetune=SimpleNamespace(model=None))
-        return SimpleNamespace(config=config, task=SimpleNamespace(model=model), folder=tmp_path / method / "seed-0", base=base)
+        folder = tmp_path / method / "seed-0"
+        task = SimpleNamespace(model=model)
+        return SimpleNamespace(config=config, task=task, folder=folder, base=base, tuned_tables=lambda which: tables)
 
     tables = {"t": a_table(random_rows(5))}
     expected = row_losses(gpt(), tables["t"]).total
-    first = untuned_losses(mix("hg-ms-1"), tables)["t"]
-    second = untuned_losses(mix("uniform-2"), tables)["t"]
+    first = untuned_losses(mix("hg-ms-1"))["t"]
+    second = untuned_losses(mix("uniform-2"))["t"]
     assert loads == [0]
     assert torch.equal(first.total, expected)
     assert torch.equal(second.total, expected)
     (file,) = (tmp_path / "untuned").iterdir()
     file.write_text("{")
-    assert torch.equal(untuned_losses(mix("hg-ms-1"), tables)["t"].total, expected)
-    other = untuned_losses(mix("hg-ms-1", seed=1), tables)["t"]
+    assert torch.equal(untuned_losses(mix("hg-ms-1"))["t"].total, expected)
+    other = untuned_losses(mix("hg-ms-1", seed=1))["t"]
     assert loads == [0, 0, 1]
     assert not torch.equal(other.total, expected)

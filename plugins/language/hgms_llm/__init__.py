@@ -39,6 +39,7 @@ from hgms_llm.ranking import (
     sources_of,
 )
 from hgms_llm.rows import examples_at
+from hgms_llm.sharding import called_through, is_in_parts
 from hgms_llm.sources import Example, Source, content, read_examples
 from hgms_llm.store import warn
 from hgms_llm.table import TokenTable, cache_folder, check_fits
@@ -65,6 +66,7 @@ __all__ = [
     "adamw_part",
     "adamw_start",
     "cache_folder",
+    "called_through",
     "check_fits",
     "check_role",
     "check_size",
@@ -77,6 +79,7 @@ __all__ = [
     "highest",
     "in_phases",
     "interpolated",
+    "is_in_parts",
     "model_folder",
     "named_models",
     "near_copies",

@@ -9,6 +9,7 @@ What this takes of torch is loaded when it is needed: it takes half as long as a
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,8 +46,8 @@ class Sharded(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+    def forward(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        return function(*args, **named)
 
 
 def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], device: torch.device) -> Sharded:
@@ -76,6 +77,25 @@ def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], dev
     root: Any = fully_shard(Sharded(model), mesh=mesh)
     root.eval().requires_grad_(False)
     return root
+
+
+def called_through(root: nn.Module) -> nn.Module:
+    """The model in ``root``, which may then be called itself: its ``forward`` is that of ``root``, so that parts are gathered
+    for it. What is added to its layers afterwards (peft's adapters) is on every rank, whole."""
+    model: Any = root.model
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def gathered(*args: Any, **named: Any) -> Any:
+        return root(forward, *args, **named)
+
+    model.forward = gathered
+    return model
+
+
+def is_in_parts(model: nn.Module) -> bool:
+    """Whether some of its parameters are parted among ranks."""
+    return any(in_parts(leaf) for leaf in model.parameters())
 
 
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:

@@ -68,10 +68,10 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 class LossLog:
-    """``losses.jsonl``: one line per optimiser step."""
+    """``losses.jsonl``: one line per optimiser step. Another rank than 0 has a log that is not ``written``."""
 
-    def __init__(self, path: Path, watch: Watch, interrupts: Interrupts) -> None:
-        self.path, self.watch, self.interrupts = path, watch, interrupts
+    def __init__(self, path: Path, watch: Watch, interrupts: Interrupts, *, written: bool = True) -> None:
+        self.path, self.watch, self.interrupts, self.written = path, watch, interrupts, written
 
     @property
     def data(self) -> bytes:
@@ -106,6 +106,8 @@ class LossLog:
                 f"fine-tuning step {row['step']}: the loss is {row['loss']}\n"
                 "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip (1.0, say)"
             )
+        if not self.written:
+            return
         with appending(self.path) as stream:
             stream.write(json.dumps(row).encode() + b"\n")
         self.watch(row["step"], steps, row["loss"])

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 
 from hgms_core import Key
+from hgms_llm import is_in_parts
 from hgms_mix.losses import RowLosses, row_losses
+from hgms_mix.ranked import together
 from hgms_mix.stages import Stage
 from hgms_mix.training import without_peft_warnings
 from hgms_mix.untuned import untuned_losses
+from hgms_ranks import alone
 from hgms_run import plain, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+    from hgms_ranks import Ranks
 
 UNIFORM = "uniform"
 """The method that a mix is compared with."""
@@ -41,23 +45,34 @@ class Evaluation(Stage):
     def title(self, mix: Mix) -> str:
         return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
+    def parted(self, mix: Mix) -> bool:
+        return mix.config.run.ranks > 1 and bool(mix.task.test)
+
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        evaluate = mix.config.evaluate
-        untuned = untuned_losses(mix, mix.tuned_tables("test"))
-        model = tuned(mix)
-        tests: dict[str, Any] = {}
-        for name, table in mix.tuned_tables("test").items():
-            of_rows = row_losses(model, table)
-            before = untuned[name]
-            tests[name] = means(of_rows, seed=mix.config.seed) | {
-                "untuned": float(before.total.sum() / before.tokens.sum()),
-                "against_untuned": difference(of_rows, before, seed=mix.config.seed),
-            }
-            replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
+        evaluate, tests = mix.config.evaluate, dict[str, Any]()
+        with together(mix, self, folder) as ranks:
+            untuned = untuned_losses(mix, ranks)
+            model = tuned(mix, ranks)
+            for name, table in mix.tuned_tables("test").items():
+                of_rows, before = row_losses(model, table, ranks=ranks), untuned[name]
+                tests[name] = means(of_rows, seed=mix.config.seed) | {
+                    "untuned": float(before.total.sum() / before.tokens.sum()),
+                    "against_untuned": difference(of_rows, before, seed=mix.config.seed),
+                }
+                replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
         benchmarks = {}
         if evaluate.titles:
-            benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
+            if ranks is not None and is_in_parts(model):
+                model = tuned(mix)  # rank 0 answers by itself
+            with alone():  # answers are one process's, and its libraries look for ranks in the environment
+                benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
         return [losses_file(folder, name) for name in tests], {"test": tests, "benchmarks": benchmarks}
+
+    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+        untuned_losses(mix, ranks)
+        model = tuned(mix, ranks)
+        for table in mix.tuned_tables("test").values():
+            row_losses(model, table, ranks=ranks)
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = mix.done[self.name].facts
@@ -72,15 +87,15 @@ def losses_file(folder: Path, test: str) -> Path:
     return folder / f"losses-{test}.json"
 
 
-def tuned(mix: Mix) -> Any:
-    """The fine-tuned model, from its files."""
+def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
+    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in parts."""
     finetuned = mix.done["finetune"]
     path = finetuned.path / finetuned.facts["kind"]
     if finetuned.facts["kind"] == "adapter":
         from peft import PeftModel
 
         with without_peft_warnings():
-            return PeftModel.from_pretrained(mix.base(), path).eval()
+            return PeftModel.from_pretrained(mix.base(ranks), path).eval()
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms_core import DataError, RunInfo, choice
+from hgms_core import ConfigError, DataError, RunInfo, choice
 from hgms_fields import not_negative, positive
 from hgms_llm import BaseModel, Lora
+from hgms_mix.ranked import together
 from hgms_mix.sample import read_rows
 from hgms_mix.stages import Stage
 from hgms_mix.trainers import Transformers
@@ -22,6 +24,7 @@ from hgms_run import environment, plain, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+    from hgms_ranks import Ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -38,7 +41,8 @@ class Finetune:
         lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
         epochs: passes over the sample. 0, with ``start = "reweighted"``: none; the model is the one that learning ended with
             (``hg-ms-online`` and other methods that train it on the mixture).
-        micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser step.
+        micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser step, which ranks
+            (``run.ranks``) share out among them.
         weight_decay: decoupled; biases and normalisation layers are left out, as transformers does it.
         schedule: of the learning rate, after ``warmup`` (a share of all steps below 1, a number of steps from 1 on).
         clip: largest gradient norm; None: not clipped.
@@ -77,8 +81,6 @@ class Finetune:
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":
             raise ValueError('epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1')
-        if self.model is not None and self.model.shard:
-            raise ValueError("fine-tuning is in one process, which holds its model whole: leave out model.shard")
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
                 "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"
@@ -96,6 +98,10 @@ class Finetuning(Stage):
 
     def check(self, mix: Mix) -> None:
         mix.config.finetune.trainer.check(None if mix.adapter is None else mix.adapter.targets)
+        if self.parted(mix):
+            ensure_parts(mix.config.finetune, mix.config.run.ranks)
+        if (own := mix.config.finetune.model) is not None and own.shard:
+            ensure_shared(mix, self.parted(mix))
         if mix.config.finetune.model is not None:
             from hgms_llm import template_for
 
@@ -110,25 +116,70 @@ class Finetuning(Stage):
         rows = f"{mix.done['sample'].facts['size']} rows"
         return rows if mix.config.finetune.epochs else "the model that learning ended with"
 
+    def parted(self, mix: Mix) -> bool:
+        settings = mix.config.finetune
+        return mix.config.run.ranks > 1 and settings.epochs > 0 and settings.trainer.on_ranks
+
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         config = mix.config
-        rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
-        model = mix.base()
-        adapter = None if mix.adapter is None else mix.adapter.peft_config(model)
-        info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
-        replace_file(folder / "env.json", json.dumps(environment(mix.device), indent=2, default=str).encode())
-        facts = train(
-            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix),
-            pad=getattr(rows, "pad", 0), tokenizer=mix.tuned_tokenizer,
-            watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
-        )  # fmt: skip
+        count = config.run.ranks if self.parted(mix) else 1
+        if count == 1 < config.run.ranks and config.finetune.epochs:
+            mix.say(f"  by one process: {config.finetune.trainer.name} does not train on run.ranks = {config.run.ranks}")
+        about = {**environment(mix.device), **({} if count == 1 else {"ranks": count})}
+        replace_file(folder / "env.json", json.dumps(about, indent=2, default=str).encode())
+        with together(mix, self, folder) as ranks:
+            facts = self._train(mix, folder, ranks)
         tuned = folder / facts["kind"]
         mix.tuned_tokenizer.save_pretrained(tuned)
         losses = [folder / "losses.jsonl"] if config.finetune.epochs else []
         return [*(path for path in tuned.iterdir() if path.is_file()), *losses], facts
 
+    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+        self._train(mix, folder, ranks)
+
+    def _train(self, mix: Mix, folder: Path, ranks: Ranks | None) -> dict[str, Any]:
+        config = mix.config
+        rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
+        model = mix.base(ranks)
+        adapter = None if mix.adapter is None else mix.adapter.peft_config(model)
+        info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
+        return train(
+            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix),
+            pad=getattr(rows, "pad", 0), tokenizer=mix.tuned_tokenizer, ranks=ranks,
+            watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
+        )  # fmt: skip
+
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"finetune": dict(mix.done[self.name].facts)}
+
+
+def ensure_parts(settings: Finetune, ranks: int) -> None:
+    """Errors: ConfigError where the rows of an optimiser step do not part evenly among the ranks."""
+    rows = settings.micro_batch * settings.accumulation
+    if rows % ranks == 0:
+        return
+    apart = ranks // math.gcd(settings.micro_batch, ranks)
+    near = [number * apart for number in (settings.accumulation // apart, settings.accumulation // apart + 1) if number]
+    fits = [number for number in range(1, min(rows, ranks) + 1) if rows % number == 0]
+    raise ConfigError(
+        f"an optimiser step has {rows} rows (finetune.micro_batch · finetune.accumulation), which do not part evenly among "
+        f"run.ranks = {ranks} @ finetune.accumulation\n"
+        f"  set finetune.accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}"
+    )
+
+
+def ensure_shared(mix: Mix, parted: bool) -> None:
+    """Errors: ConfigError where ``finetune.model.shard`` has no ranks to part the base among, or no adapter beside it."""
+    if not parted:
+        raise ConfigError(
+            "shard = true parts the base among ranks that train together, and here one process does @ finetune.model.shard\n"
+            '  set run.ranks, with trainer = "transformers", or leave out finetune.model.shard'
+        )
+    if mix.adapter is None:
+        raise ConfigError(
+            "shard = true parts a frozen base, and without an adapter all its parameters are learned @ finetune.model.shard\n"
+            "  name [finetune.adapter] or [task.adapter], or leave out finetune.model.shard"
+        )
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):

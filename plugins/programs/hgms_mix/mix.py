@@ -21,6 +21,7 @@ from hgms_mix.finetune import Finetuning
 from hgms_mix.reweight import is_finished, reweight
 from hgms_mix.sample import Sampling, read_rows
 from hgms_mix.stages import Done, Stage, StageFolder
+from hgms_ranks import Ranks, device_of
 from hgms_run import Progress, RunFolder, View, device_called
 
 STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
@@ -31,13 +32,17 @@ STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
 class Mix:
     """One mix in one folder, that of its run. What is finished is not made again, what was interrupted continues.
 
-    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far, ``reweight`` first.
+    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far, ``reweight`` first. Of a mix
+    on ranks this is rank 0, or in one of its stages another ``rank``.
     """
 
     config: MixConfig
     folder: Path
     say: Callable[[str], None] = lambda line: None
     view: View = field(factory=lambda: Progress(enabled=False))
+    rank: int = field(default=0, kw_only=True)
+    others_seconds: float = field(default=0.0, init=False)
+    """Of processor time, what other ranks took in stages that all made together."""
     done: dict[str, Done] = field(init=False, factory=dict)
 
     def check(self, last: str) -> None:
@@ -93,10 +98,10 @@ class Mix:
             torch.cuda.empty_cache()
         going_on = folder.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
-        began = time.process_time()
+        began, self.others_seconds = time.process_time(), 0.0
         outputs, facts = stage.run(self, folder.path)
         # What went before an interruption was not counted: then nobody knows.
-        spent = None if going_on else time.process_time() - began
+        spent = None if going_on else time.process_time() - began + self.others_seconds
         return folder.finish(outputs, {"processor_seconds": spent, **facts})
 
     # -- what stages share ------------------------------------------------------------------------------------------
@@ -107,7 +112,8 @@ class Mix:
 
     @property
     def device(self) -> torch.device:
-        return device_called(self.config.run.device)
+        device = device_called(self.config.run.device)
+        return device if self.config.run.ranks == 1 else device_of(device, self.rank)
 
     @functools.cached_property
     def data(self) -> Mapping[str, Any]:
@@ -159,11 +165,14 @@ class Mix:
         tables: dict[str, Any] = self.task.tables(self.tuned_tokenizer, which)
         return tables
 
-    def base(self) -> Any:
-        """The model that is fine-tuned, as it was before."""
-        from hgms_llm import check_fits
+    def base(self, ranks: Ranks | None = None) -> Any:
+        """The model that is fine-tuned, as it was before. With ``model.shard`` each of the ``ranks``, which all ask for it,
+        holds a part of it."""
+        from hgms_llm import called_through, check_fits
 
-        model = (self.config.finetune.model or self.task.model).load(self.device, torch.float32, len(self.tuned_tokenizer))
+        told = self.config.finetune.model or self.task.model
+        where = self.device, torch.float32, len(self.tuned_tokenizer)
+        model: Any = called_through(told.in_parts(*where)) if told.shard and ranks is not None else told.load(*where)
         check_fits(model, {"sample": self.drawn_tables(), "test": self.tuned_tables("test")})
         return model
 

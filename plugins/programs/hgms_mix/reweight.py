@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hgms_compare import measured
 from hgms_core import CheckpointError, Problem
+from hgms_mix.ranked import call_to_reweight
 from hgms_mix.stages import Done, file_digest
 from hgms_run import RunFolder, parse_json, read_file, run_config
 
@@ -28,6 +29,8 @@ def reweight(mix: Mix) -> Done:
         mix.say(f"reweight: done before ({mix.folder})")
     else:
         mix.say(f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, {config.budget}")
+    if not before:
+        call_to_reweight(mix.config)
     with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
         result = run_config(config, resume=True, view=mix.view, path=mix.folder, ready=lambda problem: say_memory(mix, problem))
     if not before:

@@ -23,6 +23,7 @@ from hgms_run import replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+    from hgms_ranks import Ranks
 
 MANIFEST = "manifest.json"
 
@@ -53,6 +54,16 @@ class Stage(Protocol):
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         """Does the work, or the rest of it: the files it wrote into ``folder``, and facts for later stages and the report."""
+
+    def parted(self, mix: Mix) -> bool:
+        """Whether all ranks of a mix make it together: :meth:`run`, on rank 0, then calls the others
+        (:func:`hgms_mix.ranked.together`)."""
+        return False
+
+    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+        """What another rank than 0 does while rank 0 is in :meth:`run` with all ranks together. It writes nothing that rank 0
+        writes."""
+        return
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         """Its part of report.json, which is ``report`` after the stages before."""

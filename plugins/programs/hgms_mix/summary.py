@@ -19,6 +19,8 @@ from hgms_mix import pictures, reweight
 from hgms_mix.certainty import rows_of, spelled
 from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
+from hgms_mix.ranked import AGAIN, call_off, follow_launched
+from hgms_ranks import RankLost
 from hgms_run import DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 
 
@@ -61,7 +63,9 @@ def carry_out(
         Interrupted: Ctrl-C; the message says how to go on.
         CheckpointError: another process works on the same mix, or something in its folder is damaged.
         DiskError: something cannot be written; what is done is kept.
+        RankLost: a rank is gone; what it did since the last checkpoint is lost.
     """
+    follow_launched(config)
     folder = mix_path(config)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
@@ -77,6 +81,9 @@ def carry_out(
         except DiskError as error:
             # the run's own message names an option that `hgms run` has
             raise DiskError(str(error).replace(" (hgms run: with --resume)", "")) from error
+        except RankLost as error:
+            raise RankLost(str(error).replace("--resume", AGAIN)) from error
+        call_off(config)
         return report(mix)
 
 

@@ -10,19 +10,24 @@ import torch
 from attrs import frozen as plain_frozen
 
 from hgms_fields import frozen
+from hgms_llm import is_in_parts
 from hgms_mix.batches import collate, completion_loss
+from hgms_mix.dealing import Dealt, Unlearned
 from hgms_mix.lengths import ByLength
+from hgms_mix.replicas import of_replicas
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
 
     from hgms_mix.finetune import Finetune
+    from hgms_ranks import Ranks
 
 
 @plain_frozen(kw_only=True, eq=False)
 class Job:
     """What a trainer is built from: the ``model`` (or peft's adapter on it), ``rows`` of (tokens, completion mask), the
-    ``folder`` of its checkpoints, and the ``callback`` that seals them and keeps the losses."""
+    ``folder`` of its checkpoints, the ``callback`` that seals them and keeps the losses, and the ``ranks`` that train
+    together."""
 
     settings: Finetune
     model: Any
@@ -32,14 +37,16 @@ class Job:
     pad: int
     tokenizer: Any
     callback: TrainerCallback
+    ranks: Ranks | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The fields of transformers' TrainingArguments, which those of TRL extend."""
         settings, device = self.settings, next(self.model.parameters()).device
+        accumulation = -(-settings.accumulation // (1 if self.ranks is None else self.ranks.count))
         constant = settings.schedule == "constant" and settings.warmup
         return {
             "output_dir": str(self.folder), "seed": self.seed, "num_train_epochs": settings.epochs,
-            "per_device_train_batch_size": settings.micro_batch, "gradient_accumulation_steps": settings.accumulation,
+            "per_device_train_batch_size": settings.micro_batch, "gradient_accumulation_steps": accumulation,
             "optim": "adamw_torch", "learning_rate": settings.lr, "weight_decay": settings.weight_decay,
             "lr_scheduler_type": "constant_with_warmup" if constant else settings.schedule,
             "warmup_steps": settings.warmup, "max_grad_norm": settings.clip or 0.0,
@@ -47,6 +54,8 @@ class Job:
             "logging_steps": 1, "logging_nan_inf_filter": False, "save_steps": settings.save_every,
             "remove_unused_columns": False, "report_to": "none", "disable_tqdm": True,
             "dataloader_pin_memory": device.type == "cuda",
+            # of ranks: a loss is a sum over the tokens of all of them, and every parameter has a gradient
+            "average_tokens_across_devices": True, "ddp_find_unused_parameters": False,
         }  # fmt: skip
 
 
@@ -54,6 +63,8 @@ class TrainerPart(Protocol):
     """A library that trains. What it builds is a ``transformers.Trainer``, so checkpoints and losses are the same."""
 
     name: ClassVar[str]
+    on_ranks: ClassVar[bool]
+    """Whether it trains on all ranks of a mix; else one process does."""
 
     def check(self, targets: Sequence[str] | None) -> None:
         """Whether it is installed and takes these settings and an adapter on ``targets`` (None: all parameters are trained).
@@ -85,6 +96,7 @@ class Transformers:
     """
 
     name: ClassVar[str] = "transformers"
+    on_ranks: ClassVar[bool] = True
 
     def check(self, targets: Sequence[str] | None) -> None:
         return
@@ -108,15 +120,26 @@ class Transformers:
 
 
 def by_length(trainer: Any, job: Job) -> Any:
-    """The class of a trainer that sorts the rows of an optimiser step by their lengths."""
+    """The class of a trainer that sorts the rows of an optimiser step by their lengths, and shares them out among ranks."""
+    from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
+
+    if job.ranks is not None and is_in_parts(job.model):
+        trainer = of_replicas(trainer)
 
     class Sorted(trainer):
         def get_train_dataloader(self) -> Any:
             loader = super().get_train_dataloader()
             lengths = torch.tensor([len(job.rows[number][0]) for number in range(len(job.rows))])
-            batches, together = loader.batch_sampler, job.settings.micro_batch * job.settings.accumulation
-            batches.sampler = ByLength(batches.sampler, lengths, together)
-            return loader
+            together = job.settings.micro_batch * job.settings.accumulation
+            if job.ranks is None:
+                loader.batch_sampler.sampler = ByLength(loader.batch_sampler.sampler, lengths, together)
+                return loader
+            # accelerate's own parts repeat rows where they do not come out even
+            order = ByLength(loader.batch_sampler.batch_sampler.sampler, lengths, together)
+            dealt = Dealt(order, together, self.args.gradient_accumulation_steps, job.ranks.rank, job.ranks.count)
+            return DataLoaderShard(
+                Unlearned(job.rows), batch_sampler=dealt, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory
+            )
 
     return Sorted
 

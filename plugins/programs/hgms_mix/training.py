@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hgms_core import Key, OutOfMemory, out_of_memory
+from hgms_core import ConfigError, Key, OutOfMemory, out_of_memory
 from hgms_mix.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
 from hgms_mix.trainers import Job
 from hgms_run import DiskError, Interrupted, Interrupts
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerCallback
 
     from hgms_mix.finetune import Finetune
+    from hgms_ranks import Ranks
 
 
 def train(
@@ -39,11 +40,13 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     pad: int = 0,
     tokenizer: Any = None,
+    ranks: Ranks | None = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from a checkpoint if
     ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names;
-    ``tokenizer`` is for trainers that ask for one. With ``epochs = 0`` the start is written as it is.
+    ``tokenizer`` is for trainers that ask for one. With ``epochs = 0`` the start is written as it is. All ``ranks`` call this
+    with the same arguments, and share out the rows of every optimiser step; rank 0 writes.
 
     Raises:
         NumericalError: the loss of a step is not finite; checkpoints from before are kept.
@@ -54,7 +57,7 @@ def train(
     """
     key = Key(seed if settings.seed is None else settings.seed).fold("finetune")
     number, checkpoints = key.derive() % 2**32, folder / "checkpoints"
-    kind = "model" if adapter is None else "adapter"
+    kind, first = "model" if adapter is None else "adapter", ranks is None or ranks.rank == 0
     with borrowed(number), _failures(settings, folder), without_peft_warnings(), Interrupts() as interrupts:
         trained = _trainable(model, adapter, start)
         if not settings.epochs:
@@ -62,20 +65,21 @@ def train(
             return {"kind": kind, "rows": 0, "optimizer_steps": 0, "parameters": _count(trained)}
         if settings.checkpointing:
             _checkpoint(model)
-        log = LossLog(folder / "losses.jsonl", watch, interrupts)
+        log = LossLog(folder / "losses.jsonl", watch, interrupts, written=first)
         job = Job(
             settings=settings, model=trained, rows=rows, folder=checkpoints, seed=number, pad=pad, tokenizer=tokenizer,
-            callback=_follow(checkpoints, log),
+            callback=_follow(checkpoints, log, ranks, number), ranks=ranks,
         )  # fmt: skip
         trainer = settings.trainer.build(job)
-        last = newest_checkpoint(checkpoints)
-        log.rewind(last)
+        last = _begin(checkpoints, log, ranks)
         with tied_are_there(trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step, steps = trainer.state.global_step, trainer.state.max_steps
     if step < steps:
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
+    if not first:
+        return {"kind": kind}
     losses = [row["loss"] for row in log.rows()]
     with _failures(settings, folder):
         _save(trained, folder / kind)
@@ -90,6 +94,19 @@ def train(
         "parameters": _count(trained),
         **settings.trainer.facts(trainer),
     }
+
+
+def _begin(checkpoints: Path, log: LossLog, ranks: Ranks | None) -> Path | None:
+    """The checkpoint that training goes on from, on all ranks the one that rank 0 finds; the losses go back to it."""
+    if ranks is None or ranks.rank == 0:
+        last = newest_checkpoint(checkpoints)
+        log.rewind(last)
+        if ranks is not None:
+            ranks.say({"last": None if last is None else str(last)})
+        return last
+    told = ranks.say(None)
+    assert told is not None
+    return None if told["last"] is None else Path(told["last"])
 
 
 def _count(model: Any) -> int:
@@ -128,17 +145,25 @@ def _save(model: Any, target: Path) -> None:
     aside.rename(target)
 
 
-def _follow(folder: Path, log: LossLog) -> TrainerCallback:
+def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> TrainerCallback:
     """Seals checkpoints, keeps the losses, and stops after the running step on Ctrl-C."""
     from transformers import TrainerCallback
 
     class Follow(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if ranks is not None:  # dropout of its own on each rank, unless a checkpoint of as many ranks says which
+                torch.manual_seed(Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive())
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if log.interrupts.number is not None:
+            stop = log.interrupts.number is not None
+            if stop if ranks is None else ranks.any(stop):
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            seal(folder / f"checkpoint-{state.global_step}", log)
+            if ranks is not None:
+                ranks.any(False)  # each has written its state of random numbers
+            if log.written:
+                seal(folder / f"checkpoint-{state.global_step}", log)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -193,6 +218,11 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
                 fewer = f"lower finetune.micro_batch (now {now}) and raise finetune.accumulation by the same factor"
             more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
             raise OutOfMemory(f"fine-tuning ran out of memory: {why}\n  {fewer}{more}") from error
+        if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
+            raise ConfigError(
+                "a parameter had no gradient in an optimiser step, and ranks average all of them @ run.ranks\n"
+                "  it is one that not every row goes through, such as an expert's: set run.ranks = 1"
+            ) from error
         # OSErrors without a number are no failed system calls: libraries take them for other things too
         writing = error.errno is not None if isinstance(error, OSError) else isinstance(error, SafetensorError)
         if not writing and "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):

@@ -66,6 +66,7 @@ class Trl:
     """
 
     name: ClassVar[str] = "trl"
+    on_ranks: ClassVar[bool] = False
 
     packing: bool = False
     padding_free: bool = False

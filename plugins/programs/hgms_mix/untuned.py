@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +16,27 @@ from hgms_run import parse_json, plain, read_file, replace_file
 
 if TYPE_CHECKING:
     from hgms_mix.mix import Mix
+    from hgms_ranks import Ranks
 
 
-def untuned_losses(mix: Mix, tables: Mapping[str, Any]) -> dict[str, RowLosses]:
-    """Of every row of the tables, by their names, from files in the experiment's folder where an earlier mix has computed them.
-    The model is loaded for it, and let go. Cost: one forward pass over the tables, once for an experiment."""
+def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
+    """Of every row of the test sets, by their names, from files in the experiment's folder where an earlier mix has computed
+    them. The model is loaded for it, and let go. All ``ranks`` call this together. Cost: one forward pass over the test sets, once
+    for an experiment."""
     losses, base = dict[str, RowLosses](), None
-    for name, table in tables.items():
+    first = ranks is None or ranks.rank == 0
+    for name, table in mix.tuned_tables("test").items():
         path = _place(mix, table)
-        if path is None or (stored := _stored(path)) is None:
-            base = mix.base() if base is None else base
-            stored = row_losses(base, table)
-            if path is not None:
+        stored = _stored(path) if first and path is not None else None
+        lacking = first and stored is None
+        if lacking if ranks is None else ranks.any(lacking):
+            base = mix.base(ranks) if base is None else base
+            stored = row_losses(base, table, ranks=ranks)
+            if first and path is not None:
                 path.parent.mkdir(exist_ok=True)
                 replace_file(path, json.dumps(stored.as_dict()).encode())
-        losses[name] = stored
+        if stored is not None:
+            losses[name] = stored
     del base
     gc.collect()
     return losses

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hgms_ranks.group import READY, RankLost, Ranks, device_of, ensure_launched, join, launched, start
+from hgms_ranks.group import LAUNCHED, RankLost, Ranks, begun, device_of, join, start
+from hgms_ranks.launcher import alone, as_launched, call, ensure_launched, heard, launched
 from hgms_ranks.mesh import Mesh
 from hgms_ranks.method import OnRanks, follow
 from hgms_ranks.placing import placed
 from hgms_ranks.rows import by_rows
 
 __all__ = [
-    "READY", "Mesh", "OnRanks", "RankLost", "Ranks", "by_rows", "device_of", "ensure_launched", "follow", "join", "launched",
-    "placed", "start",
+    "LAUNCHED", "Mesh", "OnRanks", "RankLost", "Ranks", "alone", "as_launched", "begun", "by_rows", "call", "device_of",
+    "ensure_launched", "follow", "heard", "join", "launched", "placed", "start",
 ]  # fmt: skip

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,11 +22,13 @@ import torch.distributed as dist
 from attrs import define
 
 from hgms_core import ConfigError, HgmsError
+from hgms_ranks.launcher import meeting
 
 PATIENCE = 10.0
 """Seconds that a rank has to be found gone, once another has lost it, and to go when the run is over."""
 READY = b"ready\n"
 """What another rank prints first, once it has loaded."""
+LAUNCHED = "env://"
 SILENCE = timedelta(minutes=30)
 """After this long without an answer a rank is given up, should nobody have seen it go."""
 
@@ -62,16 +65,27 @@ class Ranks:
         )
         return heard
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank. All ask together, and go on together."""
+        return bool(self.total(torch.tensor(int(flag))))
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """Σ over all ranks of a tensor on the CPU."""
+        total = value.clone()
+        dist.all_reduce(total, group=_talk())
+        return total
+
     @contextlib.contextmanager
-    def together(self, step: int) -> Iterator[None]:
-        """Inside, a connection that breaks is a RankLost that names who is gone."""
+    def together(self, where: str, then: str = "--resume") -> Iterator[None]:
+        """Inside, a connection that breaks is a RankLost that names who is gone. ``where`` it happened, and what goes on
+        ``then``."""
         try:
             yield
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
                 raise
             who = self._gone() or f"a rank does not answer ({str(error).splitlines()[0][:120]})"
-            raise RankLost(f"step {step}: {who}\n  the last state that was saved is whole: --resume goes on from it") from error
+            raise RankLost(f"{where}: {who}\n  the last state that was saved is whole: {then} goes on from it") from error
 
     def _gone(self) -> str:
         """Which of the started ranks has ended, and how."""
@@ -95,9 +109,9 @@ class Ranks:
         lines = Path(self.place.name, "errors").read_text(errors="replace").strip().splitlines()
         return f"; its last words: {lines[-1]}" if lines else ""
 
-    def close(self) -> None:
-        """The others end: those that this process has started, at once."""
-        if self.rank == 0 and not self.processes and dist.is_initialized():
+    def close(self, say: bool = True) -> None:
+        """The others end: those that this process has started, at once. ``say``: launched ones wait to be told."""
+        if say and self.rank == 0 and not self.processes and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 self.say(None)
         for process in self.processes:
@@ -129,31 +143,14 @@ def _how(code: int) -> str:
 
 
 def join(rank: int, count: int, device: torch.device, method: str) -> None:
-    """This process becomes a rank."""
+    """This process becomes a rank. ``method``: where they meet; LAUNCHED: where torchrun says."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=method, rank=rank, world_size=count, timeout=SILENCE)
+    place: Any = {"store": meeting(rank, count)} if method == LAUNCHED else {"init_method": method}
+    dist.init_process_group(backend, rank=rank, world_size=count, timeout=SILENCE, **place)
     if backend != "gloo":
         _TALK["group"] = dist.new_group(backend="gloo")
-
-
-def launched() -> tuple[int, int] | None:
-    """(This process's rank, their number), where torchrun or the like has started it."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return None
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def ensure_launched(count: int) -> int:
-    """This process's rank under torchrun. Errors: ConfigError where that started another number."""
-    place = launched()
-    assert place is not None
-    if place[1] != count:
-        raise ConfigError(
-            f"run.ranks = {count}, and torchrun has started {place[1]} processes\n  torchrun --nproc-per-node {count} …"
-        )
-    return place[0]
 
 
 def device_of(device: torch.device, rank: int) -> torch.device:
@@ -197,3 +194,19 @@ def start(count: int, device: torch.device, module: str, arguments: Mapping[str,
         ranks.close()
         raise
     return ranks
+
+
+def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
+    """In a process that :func:`start` has started, first of all: what it is told, and what tells rank 0 that it has loaded."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a plugin prints is no answer
+    told: Mapping[str, Any] = json.loads(sys.stdin.readline())
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # rank 0 is gone, or done
+    sys.path += [place for place in told["places"] if place not in sys.path]
+    torch.set_num_threads(told["threads"])
+
+    def ready() -> None:
+        out.write(READY)
+        out.close()
+
+    return told, ready

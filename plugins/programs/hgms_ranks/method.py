@@ -40,7 +40,7 @@ class OnRanks:
 
     def build(self, make: Callable[[], Problem]) -> Problem:
         """The problem as the run is to call it; all ranks make theirs at this time."""
-        with self.ranks.together(0):
+        with self.ranks.together("step 0"):
             self.ranks.say({"do": "build"})
             problem = self._problem = make()
         if not self.sharded:
@@ -49,7 +49,7 @@ class OnRanks:
         return attrs.evolve(problem, **told)
 
     def init(self, problem: Problem, seed: int) -> State:
-        with self.ranks.together(0):
+        with self.ranks.together("step 0"):
             self.ranks.say({"do": "init", "seed": seed})
             self._before, self._after = None, self.method.init(self._problem or problem, seed)
         return self._after
@@ -58,7 +58,7 @@ class OnRanks:
         which = "after" if state is self._after else "before" if state is self._before else "sent"
         message = {"do": "step", "from": which, "progress": progress}
         self._step = int(state.get("step", 0)) + 1
-        with self.ranks.together(self._step):
+        with self.ranks.together(f"step {self._step}"):
             self.ranks.say({**message, "state": state} if which == "sent" else message)
             following, record = self.method.step(self._problem or problem, state, progress)
             ensure_agreement(self.method.result(following)[0], self.ranks)
@@ -79,7 +79,7 @@ class _Told:
     function: Any
 
     def __call__(self, *args: Any) -> Any:
-        with self.run.ranks.together(self.run._step), torch.no_grad():
+        with self.run.ranks.together(f"step {self.run._step}"), torch.no_grad():
             self.run.ranks.say({"do": "call", "name": self.name, "args": list(args)})
             return self.function(*args)
 

@@ -25,6 +25,7 @@ from hgms_run.loop import ignore
 from hgms_run.own import LOSS, OwnProblem, higher_is_better
 from hgms_run.progress import Progress, View
 from hgms_run.provenance import data_of, environment, unannounced
+from hgms_run.rank import follow_run
 from hgms_run.shown import frame, reporter
 from hgms_run.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms_run.tables import (
@@ -50,12 +51,12 @@ __all__ = [
     "LEASE", "LOSS", "PROTOCOLS", "ROWS", "SCHEMA", "TRAITS", "UNCOMPARED", "Compilation", "DiskError", "Execution",
     "FolderInUse", "HeldFolders", "Interrupted", "Interrupts", "Invalid", "OwnProblem", "Patience", "Progress", "RunConfig",
     "RunFolder", "RunResult", "RunSettings", "StopRun", "View", "Watcher", "appending", "built", "converter_for", "counted",
-    "counting", "data_of", "described", "device_called", "difference", "ensure_seal", "environment", "fingerprint",
-    "flatten", "frame", "higher_is_better", "holder", "ignore", "init_fields", "is_marker", "kinds_of", "laid_over", "lay",
-    "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit", "missing_traits",
-    "named", "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put",
-    "read_file", "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state",
-    "show", "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints",
+    "counting", "data_of", "described", "device_called", "difference", "ensure_seal", "environment", "fingerprint", "flatten",
+    "follow_run", "frame", "higher_is_better", "holder", "ignore", "init_fields", "is_marker", "kinds_of", "laid_over", "lay",
+    "lay_options", "leased", "leave", "leaving", "line_of", "load", "load_state", "meant", "misfit", "missing_traits", "named",
+    "nearness", "needs", "opened", "pack", "parse_json", "parse_toml", "plain", "plain_attribute", "pruned", "put", "read_file",
+    "read_toml", "record_failure", "replace_file", "reporter", "role_of", "run", "run_config", "save_state", "show",
+    "show_object", "spell", "stoppable", "structured", "tables_of", "tables_of_others", "traits_of", "type_hints",
     "unannounced", "unpack", "wanted_traits",
 ]  # fmt: skip
 

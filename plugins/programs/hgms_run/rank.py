@@ -11,7 +11,7 @@ from click.exceptions import Exit
 
 from hgms_core import ConfigError, Method, Problem
 from hgms_graphs import matrix_route
-from hgms_ranks import OnRanks, Ranks, device_of, ensure_launched, follow, join, launched, placed, start
+from hgms_ranks import LAUNCHED, OnRanks, Ranks, device_of, ensure_launched, follow, join, launched, placed, start
 from hgms_run.config import RunConfig, RunSettings
 
 OBJECTS_ON_RANKS = (
@@ -47,7 +47,7 @@ def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Ite
     else:
         rank = ensure_launched(count)
         ranks = Ranks(rank, count)
-        join(rank, count, device_of(device, rank), "env://")
+        join(rank, count, device_of(device, rank), LAUNCHED)
     try:
         with contextlib.closing(ranks):
             sharded = is_sharded(config)
@@ -58,12 +58,22 @@ def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Ite
 
 def follow_launched(config: RunConfig, device: torch.device) -> None:
     """Where torchrun has started this process as another rank than 0: follows, and exits when the run is over."""
-    if config.run.ranks == 1 or launched() is None or (rank := ensure_launched(config.run.ranks)) == 0:
+    if config.run.ranks == 1 or launched() is None or ensure_launched(config.run.ranks) == 0:
         return
-    device = device_of(device, rank)
-    join(rank, config.run.ranks, device, "env://")
-    follow_config(config, device, Ranks(rank, config.run.ranks))
+    follow_run(config, device)
     raise Exit(0)
+
+
+def follow_run(config: RunConfig, device: torch.device) -> None:
+    """What another rank than 0 that torchrun has started does while rank 0 carries out this run.
+
+    .. versionadded:: 0.8"""
+    rank = ensure_launched(config.run.ranks)
+    device = device_of(device, rank)
+    ranks = Ranks(rank, config.run.ranks)
+    join(rank, ranks.count, device, LAUNCHED)
+    with contextlib.closing(ranks):
+        follow_config(config, device, ranks)
 
 
 def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None:

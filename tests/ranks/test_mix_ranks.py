@@ -1,0 +1,229 @@
+"""`hgms mix` on ranks: fine-tuning and evaluation with the numbers of one process, resumed on another number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file
+from test_ranks import free_address
+from tuned_model import UNEVEN, llama, table, tune
+
+from hgms_core import ConfigError
+from hgms_mix import carry_out, load
+from hgms_mix.dealing import Dealt
+from hgms_mix.evaluate import row_losses
+from hgms_mix.finetune import Finetune, ensure_parts
+from hgms_ranks import RankLost
+
+pytestmark = [
+    pytest.mark.plugins,
+    pytest.mark.ranks,
+    # peft's own calls of names that transformers has renamed
+    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+]
+
+HERE = Path(__file__).parent
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter/adapter_model.safetensors")
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+
+
+def assert_alike(ours: Path, alone: Path) -> None:
+    """The same steps and the same adapter, to rounding of float32."""
+    assert len(logged(ours)) == len(logged(alone))
+    for own, other in zip(logged(ours), logged(alone), strict=True):
+        assert own == pytest.approx(other, rel=1e-5)
+    torch.testing.assert_close(adapter(ours), adapter(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Path) -> None:
+    """Rows of all lengths in micro-batches, a last step that is not full, a schedule, clipping, gradient checkpointing."""
+    tune(tmp_path / "one")
+    tune(tmp_path / "one-uneven", UNEVEN)
+    tune(tmp_path / "one-two", stop=3)
+    assert len(logged(tmp_path / "one-two")) == 4
+    address, command = f"tcp://{free_address()}", [sys.executable, HERE / "tuned_model.py"]
+    processes = [
+        subprocess.Popen([*command, str(rank), "2", address, tmp_path], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert len(logged(tmp_path / "one")) == 6
+    assert_alike(tmp_path / "two", tmp_path / "one")
+    assert_alike(tmp_path / "two-uneven", tmp_path / "one-uneven")
+    assert_alike(tmp_path / "one-two", tmp_path / "one")
+    assert len(logged(tmp_path / "two-one")) == 4
+    tune(tmp_path / "two-one")
+    assert_alike(tmp_path / "two-one", tmp_path / "one")
+    # with as many ranks to the bit, dropout and all
+    for name in ("losses.jsonl", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "two-two-dropout" / name).read_bytes() == (tmp_path / "two-dropout" / name).read_bytes()
+    assert logged(tmp_path / "two-dropout") != logged(tmp_path / "two")
+
+    assert_alike(tmp_path / "parts", tmp_path / "one")
+    tune(tmp_path / "parts-one")
+    assert_alike(tmp_path / "parts-one", tmp_path / "one")
+
+    losses = row_losses(llama(), table(), rows=4).as_dict()
+    for rank, name in itertools.product(range(2), ("whole", "parts")):
+        assert json.loads((tmp_path / f"losses-{name}-{rank}.json").read_text()) == losses
+
+
+def test_a_step_is_dealt_out_whole() -> None:
+    """Every row of a step to one rank, as many micro-batches to each, none above its size."""
+    order = torch.randperm(21, generator=torch.Generator().manual_seed(0)).tolist()
+    for micro, accumulation, count in ((2, 4, 2), (4, 3, 2), (4, 3, 3), (1, 6, 3), (8, 1, 4)):
+        together, own = micro * accumulation, -(-accumulation // count)
+        ranks = [list(Dealt(order, together, own, rank, count)) for rank in range(count)]
+        assert {len(batches) for batches in ranks} == {len(Dealt(order, together, own, 0, count))}
+        for step in range(-(-21 // together)):
+            dealt = [row for batches in ranks for batch in batches[step * own : (step + 1) * own] for row in batch]
+            assert sorted(row for row in dealt if row >= 0) == sorted(order[step * together : (step + 1) * together])
+        assert max(len(batch) for batches in ranks for batch in batches) <= micro
+
+
+def test_steps_that_do_not_part_evenly_are_refused_with_what_would() -> None:
+    ensure_parts(Finetune(micro_batch=2, accumulation=3), 6)
+    with pytest.raises(ConfigError, match=r"has 6 rows .* run.ranks = 4 @ .*\n  set .* = 2 or 4, or run.ranks = 3$"):
+        ensure_parts(Finetune(micro_batch=2, accumulation=3), 4)
+    with pytest.raises(ConfigError, match=r"has 1 rows .*\n  set finetune.accumulation = 2, or run.ranks = 1$"):
+        ensure_parts(Finetune(micro_batch=1, accumulation=1), 2)
+
+
+MIX = f"""
+seed = 1
+budget = "2 steps"
+[method]
+name = "hg-ms"
+generator = {{ count = 2, steps = 1, batch_size = 4 }}
+[certainty]
+validation_blocks = 4
+source_blocks = 4
+rows = 1
+[run]
+threads = 1
+{(HERE.parent / "tiny_mix.toml").read_text()}
+[sample]
+size = 29
+[finetune]
+lr = 1e-2
+micro_batch = 3
+accumulation = 2
+save_every = 2
+epochs = 2
+"""
+
+
+def write_sums(path: Path, first: int, count: int, completion: str | None = None) -> None:
+    rows = ((i // 40, i % 40) for i in range(first, first + count))
+    lines = (json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) for a, b in rows)
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mix that one process has made, in runs; the same up to its sample, in begun."""
+    place = tmp_path_factory.mktemp("mix")
+    write_sums(place / "sums.jsonl", 0, 40)
+    write_sums(place / "dots.jsonl", 100, 60, ".")
+    write_sums(place / "validation.jsonl", 200, 20)
+    write_sums(place / "test.jsonl", 300, 15)
+    still = "n_positions = 40, resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0"
+    (place / "mix.toml").write_text(MIX.replace('path = "', f'path = "{place}/').replace("n_positions = 40", still))
+    carry_out(load(place / "mix.toml", out=str(place / "begun")), upto="sample")
+    shutil.copytree(place / "begun", place / "runs")
+    carry_out(load(place / "mix.toml", out=str(place / "runs")))
+    return place
+
+
+def on_two(made: Path, out: Path) -> Any:
+    return load(made / "mix.toml", ["run.ranks=2"], out=str(out))
+
+
+def assert_made_alike(ours: Path, alone: Path) -> None:
+    assert_alike(ours / "finetune", alone / "finetune")
+    losses = [json.loads((folder / "evaluate/losses-sums.json").read_bytes()) for folder in (ours, alone)]
+    assert losses[0]["digest"] == losses[1]["digest"]
+    assert losses[0]["tokens"] == losses[1]["tokens"]
+    assert losses[0]["total"] == pytest.approx(losses[1]["total"], rel=1e-5)
+
+
+class Watching:
+    """A view that calls ``at[step]`` at a step of fine-tuning."""
+
+    def __init__(self, at: dict[int, Callable[[], None]]) -> None:
+        self.at = at
+
+    def watch(self, info: Any, record: dict[str, Any], _share: float) -> None:
+        if info.method == "finetune":
+            self.at.get(record["step"], lambda: None)()
+
+
+def others() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "hgms_mix.follower" in child.cmdline()]
+
+
+def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "begun", tmp_path / "runs")
+    killed = on_two(made, tmp_path / "runs")
+
+    def kill() -> None:
+        (other,) = others()
+        os.kill(other.pid, signal.SIGKILL)
+
+    with pytest.raises(RankLost, match=r"^finetune: rank 1 of 2 was killed by SIGKILL\n .* the same command goes on from it$"):
+        carry_out(killed, view=Watching({3: kill}))  # type: ignore[arg-type]
+    assert not others()
+    assert not torch.distributed.is_initialized()
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(os.environ)
+    steps: list[int] = []
+    said: list[str] = []
+    view = Watching({step: lambda step=step: steps.append(step) for step in range(11)})  # type: ignore[misc]
+    report = carry_out(killed, say=said.append, view=view)  # type: ignore[arg-type]
+    assert "finetune: going on with 29 rows" in said
+    assert steps == list(range(3, 11))
+    assert report["finetune"]["optimizer_steps"] == 10
+    assert json.loads((Path(report["folder"]) / "finetune/env.json").read_bytes())["ranks"] == 2
+    (alone,) = (made / "runs").glob("*/*/seed-1")
+    assert_made_alike(Path(report["folder"]), alone)
+    assert not others()
+
+
+def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
+    done = subprocess.run(
+        [*command, "-m", "hgms_cli", "mix", made / "mix.toml", "--set", "run.ranks=2", "--out", tmp_path / "runs"],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("source-mixture: hg-ms, seed 1") == 1
+    stages = ["reweight", "certainty", "sample", "finetune", "evaluate"]
+    assert [word for line in done.stderr.splitlines() if (word := line.split(":")[0]) in stages] == stages
+    (ours,), (alone,) = (folder.glob("*/*/seed-1") for folder in (tmp_path / "runs", made / "runs"))
+    assert_made_alike(ours, alone)
