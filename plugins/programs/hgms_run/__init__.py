@@ -12,7 +12,6 @@ from hgms_run.checkpoint import load_state, pack, save_state, unpack
 from hgms_run.command import built, load
 from hgms_run.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms_run.convert import converter_for, role_of, structured, traits_of
-from hgms_run.counting import counted, counting
 from hgms_run.ended import RunResult
 from hgms_run.execution import Compilation, Execution
 from hgms_run.files import ROWS, DiskError, appending, ensure_seal, opened, read_file, replace_file
@@ -41,6 +40,7 @@ from hgms_run.tables import (
     show,
     tables_of,
 )
+from hgms_run.time_taken import counted, counting
 from hgms_run.traits import TRAITS, meant, misfit, missing_traits, needs, wanted_traits
 from hgms_run.watching import Patience, StopRun, Watcher, pruned
 
