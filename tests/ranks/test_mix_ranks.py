@@ -227,3 +227,22 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
     assert [word for line in done.stderr.splitlines() if (word := line.split(":")[0]) in stages] == stages
     (ours,), (alone,) = (folder.glob("*/*/seed-1") for folder in (tmp_path / "runs", made / "runs"))
     assert_made_alike(ours, alone)
+
+
+LLAMA = """{ tokenizer = "bytes", config = { model_type = "llama", hidden_size = 16, intermediate_size = 32,
+ num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1, max_position_embeddings = 64 }, shard = %s }"""
+
+
+def test_a_base_in_parts_is_tuned_and_evaluated_as_a_whole_one(made: Path, tmp_path: Path) -> None:
+    """What was learned with one model, in one process, is used to tune another one."""
+    adapter_of_its_own = 'finetune.adapter={ rank = 2, alpha = 4.0, targets = ["q_proj"] }'
+    folders = []
+    for name, more in (("whole", []), ("parts", ["run.ranks=2"])):
+        shutil.copytree(made / "begun", tmp_path / name)
+        own = f"finetune.model={LLAMA % ('true' if more else 'false')}".replace("\n", "")
+        config = load(made / "mix.toml", [own, adapter_of_its_own, *more], out=str(tmp_path / name))
+        folders.append(Path(carry_out(config)["folder"]))
+    assert_made_alike(folders[1], folders[0])
+    alone = load(made / "mix.toml", [own, adapter_of_its_own], out=str(tmp_path / "refused"))
+    with pytest.raises(ConfigError, match=r"here one process does @ finetune.model.shard\n  set run.ranks"):
+        carry_out(alone)
