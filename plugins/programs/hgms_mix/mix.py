@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hgms_mix.reweight import is_finished, reweight
 from hgms_mix.sample import Sampling, read_rows
 from hgms_mix.stages import Done, Stage, StageFolder
 from hgms_ranks import Ranks, device_of
-from hgms_run import Progress, RunFolder, View, device_called
+from hgms_run import Progress, RunFolder, View, counted, counting, device_called
 
 STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
 """What follows reweighting, which is no stage with a folder of its own: it is the run that the mix's folder holds."""
@@ -98,11 +97,9 @@ class Mix:
             torch.cuda.empty_cache()
         going_on = folder.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
-        began, self.others_seconds = time.process_time(), 0.0
+        spent, self.others_seconds = counting(going_on), 0.0
         outputs, facts = stage.run(self, folder.path)
-        # What went before an interruption was not counted: then nobody knows.
-        spent = None if going_on else time.process_time() - began + self.others_seconds
-        return folder.finish(outputs, {"processor_seconds": spent, **facts})
+        return folder.finish(outputs, {"processor_seconds": counted([spent(), self.others_seconds]), **facts})
 
     # -- what stages share ------------------------------------------------------------------------------------------
 

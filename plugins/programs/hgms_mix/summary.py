@@ -21,7 +21,7 @@ from hgms_mix.config import MixConfig, comparable
 from hgms_mix.mix import STAGES, Mix
 from hgms_mix.ranked import AGAIN, call_off, follow_launched
 from hgms_ranks import RankLost
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
+from hgms_run import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ def show(report: Mapping[str, Any]) -> None:
         click.echo(f"  {line}")
 
 
-LEASES = (".mix.lease", ".lease")
+LEASES = (".mix.lease", LEASE)
 """What whoever makes a mix holds in its folder: of the mix, and of the run that learns its mixture."""
 
 

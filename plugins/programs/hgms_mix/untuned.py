@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
     """Of every row of the test sets, by their names, from files in the experiment's folder where an earlier mix has computed
-    them. The model is loaded for it, and let go. All ``ranks`` call this together. Cost: one forward pass over the test sets, once
-    for an experiment."""
+    them. The model is loaded for it, and let go. All ``ranks`` call this together. Cost: one forward pass over the test sets,
+    once for an experiment."""
     losses, base = dict[str, RowLosses](), None
     first = ranks is None or ranks.rank == 0
     for name, table in mix.tuned_tables("test").items():
