@@ -7,6 +7,7 @@ field; else it stands in ``fields.toml`` beside this file.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import re
@@ -124,6 +125,7 @@ def meanings(cls: type, module: str) -> dict[str, str]:
     return {**read, **MEANINGS.get(f"{module}.{cls.__name__}", {})}
 
 
+@functools.cache  # the source of a class is parsed once, not for each of its fields
 def notes(cls: type) -> dict[str, str]:
     """The strings below a class's fields, by name."""
     statements = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

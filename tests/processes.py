@@ -1,4 +1,4 @@
-"""Commands in processes of their own that start at once: a server imports once, and forks for each of them.
+"""Commands, and the blocks of pages, in processes of their own that start at once: a server imports once, and forks for each.
 
 An interpreter with torch takes seconds to start, which a test of many commands would spend on importing.
 """
@@ -16,17 +16,34 @@ import pytest
 from attrs import frozen
 
 # `-P`, as for the installed script: the folder that a command runs in is not on the path.
-SERVER = """
-import contextlib, importlib, importlib.metadata, json, os, sys
+LIBRARIES = """
+import contextlib, importlib, importlib.metadata, json, os, runpy, signal, sys, traceback
 import torch
-import hgms_cli.group, hgms_compare, hgms_report
 with contextlib.suppress(ImportError):
     import sklearn.datasets
+torch.set_num_threads(1)
+torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))  # imports hundreds of modules at its first call
+"""
+
+COMMANDS = """
+import hgms_cli.group, hgms_compare, hgms_report
 for point in importlib.metadata.entry_points(group="hgms"):
     with contextlib.suppress(Exception):  # the command will say so
         importlib.import_module(point.module)
-torch.set_num_threads(1)
-torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))  # imports hundreds of modules at its first call
+main = hgms_cli.group.main
+"""
+
+SCRIPTS = """
+def main(arguments):
+    folder, *sys.argv[:] = arguments
+    signal.alarm(300)
+    os.chdir(folder)
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    raise SystemExit(0)
+"""
+
+SERVER = """
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
@@ -37,10 +54,13 @@ for line in sys.stdin:
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         sys.stdin.close()
         try:
-            hgms_cli.group.main(arguments)
+            main(arguments)
         except SystemExit as error:
             sys.stdout.flush()
             os._exit(error.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         os._exit(99)
     print(child, flush=True)
     _, status = os.waitpid(child, 0)
@@ -59,13 +79,13 @@ class Ended:
 
 class Server:
     """Starts `hgms …` in a folder, any number of times, one after the other. What it writes is in the files ``out`` and
-    ``err`` there."""
+    ``err`` there. With ``program = SCRIPTS`` it starts scripts instead (a folder to run in, the script, its arguments), which
+    may take five minutes each, and has imported libraries alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = COMMANDS) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
+        command = [sys.executable, "-P", "-c", LIBRARIES + program + SERVER]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
         assert self._line() == "ready"
 
     def _line(self) -> str:

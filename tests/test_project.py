@@ -54,6 +54,12 @@ def test_every_package_has_a_readme(package: str) -> None:
     assert len(text.split()) > 40
 
 
+def test_every_test_for_a_gpu_says_so() -> None:
+    """The files of that folder are not imported where the marker is left out."""
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        assert re.search(r"^pytestmark = \[?pytest\.mark\.gpu\b", path.read_text(encoding="utf-8"), re.MULTILINE), path.name
+
+
 def test_the_version_is_one() -> None:
     assert PROJECT["project"]["version"] == hgms_core.__version__
     assert f"## [{hgms_core.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from processes import SCRIPTS, Server
 
 from hgms_cli import main
 
@@ -40,10 +42,21 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Server]:
+    """Starts scripts in processes of their own, into which torch is imported already. Our packages are not: what a page does
+    not import is not there."""
+    server = Server(SCRIPTS)
+    yield server
+    server.close()
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize("page", RUN, ids=called)
-def test_the_blocks_of_the_page_run(page: Path, tmp_path: Path) -> None:
-    done = python(str(HERE / "run_page.py"), str(page), cwd=tmp_path)
+def test_the_blocks_of_the_page_run(page: Path, tmp_path: Path, scripts: Server) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    done = scripts.run(tmp_path, str(folder), str(HERE / "run_page.py"), str(page))
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,17 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
-from hgms_testing import check_component, checks_of, every, inputs_on, parametrize_with_checks, problems, selectors, solvers
+from hgms_testing import (
+    check_component,
+    checks_of,
+    every,
+    imports,
+    inputs_on,
+    parametrize_with_checks,
+    problems,
+    selectors,
+    solvers,
+)
 from hgms_testing.check import check as hgms_check
 from hgms_testing.kit import Check, place, snapshot, tensors
 
@@ -229,6 +239,20 @@ def test_what_importing_a_module_does_is_seen(tmp_path: Path, monkeypatch: pytes
     assert named("import", Exact()).fault(Exact()) == ""
     for component, (_, came) in zip(components, IMPORTS, strict=True):
         assert came in named("import", component).fault(component)
+
+
+def test_what_one_module_does_is_not_seen_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has a fresh copy of the interpreter, also after one that ended it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "marks.py").write_text("import sys\nprint(hasattr(sys, 'marked'))\nsys.marked = True\n")
+    (tmp_path / "ends.py").write_text("import os\nos.write(2, b'good bye')\nos._exit(3)\n")
+    (tmp_path / "looks.py").write_text("import marks, os\nprint(os.environ.get('LATER'))\n")
+    assert imports.observed("marks")["printed"] == "False\n"
+    with pytest.raises(RuntimeError, match="the interpreter that imports ends ended with 3: good bye"):
+        imports.observed("ends")
+    imports._waiting.clear()
+    monkeypatch.setenv("LATER", "is seen")
+    assert imports.observed("looks")["printed"] == "False\nis seen\n"
 
 
 @frozen(kw_only=True)

@@ -82,6 +82,7 @@ def install(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--no-index", "--no-deps"]
     # Not even looked at: what is behind is another's, and must not be taken for an older version to remove.
     pip += ["--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check"]
+    pip += ["--compile"]  # whatever the environment says: those who import it later write no bytecode
     subprocess.run([*pip, *map(str, build(wheels, (ROOT, *PROJECTS)))], check=True, capture_output=True, timeout=300)
 
 

@@ -70,6 +70,10 @@ def checks_of(project: Path) -> list[str]:
     return re.findall(r"^ +hgms check (\S+)", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def run_of(project: Path) -> list[str]:
+    return ["run", str(project / "run.toml"), "--json", "--out", "runs"]
+
+
 @pytest.fixture(scope="module")
 def listing(stranger: Stranger) -> Told:
     """What commands say, all given in one process: starting one with torch takes longer than most of them."""
@@ -77,6 +81,7 @@ def listing(stranger: Stranger) -> Told:
     lines = [["list", "--json"], ["compare", "together.toml", "--jobs", "0", "--json"]]
     lines += [["compare", str(grid), "--dry-run"] for grid in GRIDS]
     lines += [["check", target] for project in PROJECTS for target in checks_of(project)]
+    lines += [run_of(project) for project in PROJECTS]
     ended = json.loads(stranger.says("python", "-c", COMMANDS, *map("|".join, lines)))
 
     def answer(*command: str) -> str:
@@ -154,8 +159,8 @@ def test_it_passes_the_checks_that_its_readme_names(project: Path, listing: Told
         assert re.search(r"^all \d+ checks passed", listing("check", target), re.MULTILINE)
 
 
-def test_it_runs_by_name(project: Path, stranger: Stranger) -> None:
-    summary = json.loads(stranger.says("hgms", "run", str(project / "run.toml"), "--json", "--out", "runs"))
+def test_it_runs_by_name(project: Path, stranger: Stranger, listing: Told) -> None:
+    summary = json.loads(listing(*run_of(project)))
     assert summary["status"] == "done"
     rows = [json.loads(line) for line in (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]]
     assert len(rows) == summary["outer_steps"] > 0

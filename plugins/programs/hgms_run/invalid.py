@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from typing import Any
 
@@ -21,12 +22,18 @@ SCALARS = {bool: "true or false", int: "an integer", float: "a number", str: "a 
 def type_hints(cls: type) -> dict[str, Any]:
     """The types of an attrs class's fields, evaluated."""
     try:
-        return typing.get_type_hints(cls)
+        return dict(_type_hints(cls))
     except NameError as error:
         raise ConfigError(
             f"the types of {cls.__module__}:{cls.__qualname__} cannot be resolved ({error}); "
             "import what its annotations name outside of TYPE_CHECKING"
         ) from None
+
+
+@functools.cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    # it takes a millisecond, and every configuration of a grid asks for the types of all its parts
+    return typing.get_type_hints(cls)
 
 
 def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:

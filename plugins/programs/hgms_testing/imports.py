@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
+PATIENCE = 300
+"""Seconds that the imports asked about at once may take."""
+
+# It takes seconds to import torch, so the interpreter is started once. On Linux every request has a fork of it, which sees
+# nothing of what another's modules did; elsewhere it serves one request.
 WATCH = """
-import importlib, importlib.util, contextlib, io, json, os, random, socket, sys, threading, time
-modules, paths, folder = json.loads(sys.argv[1])
+import importlib, importlib.util, contextlib, io, json, os, random, signal, socket, sys, threading, time
+paths, folder = json.loads(sys.argv[1])
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 sys.path[:] = sorted(paths, key=lambda path: path == folder)  # last: a random.py there is not the standard library's
 import numpy, torch
 import hgms_core
 from hgms_core.sandbox import watched
-sys.path[:] = paths
 touched = []
 def refuse(what):
     def inner(*_, **__):
@@ -27,8 +38,7 @@ torch.cuda._lazy_init = refuse("CUDA")
 def state():
     return repr((random.getstate(), [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()],
                  torch.get_rng_state().tolist()))
-reports = []
-for name, file in modules:
+def report(name, file):
     touched.clear()
     before, out, error, began = state(), io.StringIO(), "", time.perf_counter()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), watched() as seen:
@@ -46,20 +56,35 @@ for name, file in modules:
                 spec.loader.exec_module(module)
         except BaseException as caught:
             error = f"{type(caught).__name__}: {caught}"
-    reports.append({
+    return {
         "touched": sorted(set(touched)), "random": state() != before, "printed": out.getvalue()[:200], "error": error,
         "changed": seen.changed, "seconds": time.perf_counter() - began,
-    })
-print(json.dumps(reports))
+    }
+for line in sys.stdin:
+    modules, paths, folder, environment, patience = json.loads(line)
+    child = os.fork() if sys.platform == "linux" else 0
+    if child == 0:
+        signal.alarm(patience)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.path[:] = paths
+        importlib.invalidate_caches()
+        print(json.dumps([report(*module) for module in modules]), file=replies, flush=True)
+        os._exit(0)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        print(code, file=replies, flush=True)
 """
 
 _seen: dict[tuple[str, str], dict[str, object]] = {}
 _waiting: set[tuple[str, str]] = set()
+_started: dict[int, Interpreter] = {}
+"""By the process that started it: a fork of that starts its own."""
 
 
 def announce(module: str) -> tuple[str, str]:
-    """The module will be asked about: all that are announced are imported in one interpreter, because it takes seconds to
-    start."""
+    """The module will be asked about: all that are announced are imported together."""
     where = module, str(getattr(sys.modules.get(module), "__file__", "") or "")
     if where not in _seen:
         _waiting.add(where)
@@ -71,11 +96,53 @@ def observed(module: str) -> dict[str, object]:
     where = announce(module)
     if where not in _seen:
         modules = sorted(_waiting)
-        folder = str(Path.cwd())
-        request = json.dumps([modules, [folder if entry == "" else entry for entry in sys.path], folder])
-        done = subprocess.run([sys.executable, "-P", "-c", WATCH, request], capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise RuntimeError(f"the interpreter that imports {module} ended with {done.returncode}: {done.stderr}")
-        _seen.update(zip(modules, json.loads(done.stdout.splitlines()[-1]), strict=True))
+        if os.getpid() not in _started:
+            _started[os.getpid()] = Interpreter()
+            atexit.register(_end)
+        reply = _started[os.getpid()].asked(modules)
+        if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or does not fork
+            _end()
+        if not isinstance(reply, list):
+            raise RuntimeError(f"the interpreter that imports {module} ended with {reply}")
+        _seen.update(zip(modules, reply, strict=True))
         _waiting.clear()
     return _seen[where]
+
+
+class Interpreter:
+    """It has imported torch and waits for modules to import, a list at a time."""
+
+    def __init__(self) -> None:
+        folder = str(Path.cwd())
+        command = [sys.executable, "-P", "-c", WATCH, json.dumps([_paths(folder), folder])]
+        self._wrote: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it is written to as long as the process lives)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._wrote, text=True)
+
+    def asked(self, modules: list[tuple[str, str]]) -> list[dict[str, object]] | str:
+        """A report on each; or the exit code and what was written, where the process that imports them ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        start, folder = self._wrote.seek(0, os.SEEK_END), str(Path.cwd())
+        request = json.dumps([modules, _paths(folder), folder, dict(os.environ), PATIENCE])
+        with contextlib.suppress(BrokenPipeError):
+            print(request, file=self._process.stdin, flush=True)
+        reply = json.loads(self._process.stdout.readline() or "null")
+        if isinstance(reply, list):
+            return reply
+        code = self._process.wait() if reply is None else reply
+        self._wrote.seek(start if reply else 0)
+        return f"{code}: {self._wrote.read()}"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE)
+        self._wrote.close()
+
+
+def _paths(folder: str) -> list[str]:
+    return [folder if entry == "" else entry for entry in sys.path]
+
+
+def _end() -> None:
+    if interpreter := _started.pop(os.getpid(), None):
+        interpreter.close()
