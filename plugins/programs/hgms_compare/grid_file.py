@@ -381,7 +381,8 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
-            self.problems.append(unknown("reference method", label, labels))
+            cure = "\n  it has to be one of those that are compared: add it to --methods, or name another with --reference"
+            self.problems.append(unknown("reference method", label, labels) + cure)
         default = next((method.label for method in methods if method.name in DEFAULT_REFERENCES), next(iter(labels), ""))
         return label or default
 
