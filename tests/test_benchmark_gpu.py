@@ -29,6 +29,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
+@pytest.mark.slow
 def test_bench_gpu_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import bench_gpu
 

@@ -35,8 +35,14 @@ def outputs(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
+LONG = {"cleaning", "cnn-hyperparameters"}
+"""Each takes as long as the others together; `tox -e docs` runs them all, CI those that are not among them."""
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else []) for path in NOTEBOOKS]
+)
 def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     done = execute(read(path.read_text(encoding="utf-8")), tmp_path)
     shown = outputs(done)

@@ -546,6 +546,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
 
 
+@pytest.mark.slow  # the same executor as the runs of a null test, whose own test is quicker
 @pytest.mark.extended
 def test_processes_make_the_surface_of_one(here: Path) -> None:
     one = call("mix.toml", "--json", "--out", "one")

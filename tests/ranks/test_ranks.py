@@ -77,7 +77,7 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> None:
     """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to rounding."""
     address = f"tcp://{free_address()}"

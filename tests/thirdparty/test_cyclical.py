@@ -34,7 +34,7 @@ def test_the_wheel_says_what_it_needs_and_what_is_extra(stranger: Stranger) -> N
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         answer = Parser().parsestr(archive.read(metadata).decode())
     assert answer.get_all("Provides-Extra") == ["plot", "test"]
-    assert [line for line in answer.get_all("Requires-Dist", []) if "extra ==" not in line] == ["hgms<0.7,>=0.6"]
+    assert [line for line in answer.get_all("Requires-Dist", []) if "extra ==" not in line] == ["hgms<0.9,>=0.8"]
 
 
 def test_its_observer_and_its_command_tell_of_a_run(stranger: Stranger, run: Path) -> None:

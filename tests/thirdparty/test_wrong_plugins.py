@@ -763,7 +763,7 @@ PARTS = [
     ('"selector"', '"selectors"', 1, "FAIL registration: unknown part of a pipeline 'selectors'; did you mean 'selector'?"),
     ('"cg"', '"cgg"', 1, "FAIL construction: unknown linear solver 'cgg'; did you mean 'cg'?"),
     ("One branch.", "", 1, "FAIL docstring: its summary is empty"),
-    ("MINE =", "MIEN =", 2, "has no class 'MINE'; did you mean 'MIEN'?"),
+    ("MINE =", "MIEN =", 2, "has no class 'MINE'; did you mean 'mine'?"),
     ('source=""', 'source="this test"', 0, "all 14 checks passed"),
 ]
 
