@@ -19,8 +19,8 @@ MANY = (1, 2, 8, 64, 512)
 MEASURED = {
     "load": 4.7,  # s of processor: a process that imports and lists components (time, beside bench_scan.py)
     "look": 0.11e-3,  # s of processor a run: is there a result already (bench_scan.py, plan, 100,000 runs)
-    "gather": 0.41e-3,  # s of processor a run: its result read, tables (bench_scan.py, compare less plan)
-    "hand_out": 2.7e-3,  # s of processor a run: of who hands it out (bench_executors.py, coordinator_ms less look and gather)
+    "gather": 0.31e-3,  # s of processor a run: its result read, tables (bench_scan.py, compare less plan)
+    "hand_out": 2.8e-3,  # s of processor a run: of who hands it out (bench_executors.py, coordinator_ms less look and gather)
     "around": 40e-3,  # s a run on its worker: all that is not the run itself (bench_executors.py, overhead_ms)
     "latency": 98e-6,  # s: a sum of 4 bytes over two ranks (bench_ranks.py --sizes, least)
     "large": (8_388_608, 9.416e-3),  # bytes and s: a large one
