@@ -39,7 +39,7 @@ def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
         with alone() if mix.config.run.ranks > 1 else contextlib.nullcontext():
             yield None
         return
-    what = _told(mix, stage, folder)
+    what = _assignment(mix, stage, folder)
     with (
         _threads(mix.config) as threads,
         _joined(mix, what, threads) as ranks,
@@ -69,7 +69,7 @@ def _joined(mix: Mix, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
         ranks.close(say=False)  # the others know where the stage ends
 
 
-def _told(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
+def _assignment(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
     done = {name: {**attrs.asdict(before, recurse=False), "path": str(before.path)} for name, before in mix.done.items()}
     return {"stage": stage.name, "at": str(mix.folder), "folder": str(folder), "done": done}
 
@@ -78,11 +78,11 @@ def follow_started() -> None:
     """What a process does that rank 0 has started for a stage."""
     from hgms_mix.config import read
 
-    told, ready = begun()
+    assignment, ready = begun()
     try:
-        config = read(told["config"], "the mix", registry=Registry.load(told["plugins"]))
+        config = read(assignment["config"], "the mix", registry=Registry.load(assignment["plugins"]))
         ready()
-        _follow(config, told, told["rank"], told["method"])
+        _follow(config, assignment, assignment["rank"], assignment["method"])
     except HgmsError as error:  # rank 0 quotes the last line, where it has not met the error itself
         sys.exit("; ".join(line.strip() for line in str(error).splitlines()))
 
@@ -94,12 +94,12 @@ def follow_launched(config: MixConfig) -> None:
         return
     from hgms_run import device_called
 
-    while (told := heard()) is not None:
+    while (assignment := heard()) is not None:
         with _threads(config):
-            if told["stage"] == "reweight":
+            if assignment["stage"] == "reweight":
                 follow_run(config.reweight, device_called(config.run.device))
             else:
-                _follow(config, told, rank, LAUNCHED, time.process_time())
+                _follow(config, assignment, rank, LAUNCHED, time.process_time())
     raise Exit(0)
 
 
@@ -115,24 +115,24 @@ def call_off(config: MixConfig) -> None:
         call(None)
 
 
-def _follow(config: MixConfig, told: Mapping[str, Any], rank: int, method: str, began: float = 0.0) -> None:
+def _follow(config: MixConfig, assignment: Mapping[str, Any], rank: int, method: str, began: float = 0.0) -> None:
     """This rank's part of a stage. ``began``: the processor seconds of this process that were none of it."""
     from hgms_mix.mix import STAGES, Mix
 
-    if not Path(told["at"]).is_dir():
+    if not Path(assignment["at"]).is_dir():
         raise ConfigError(
-            f"rank {rank} finds no folder {told['at']} @ run.out\n"
+            f"rank {rank} finds no folder {assignment['at']} @ run.out\n"
             "  ranks on several machines need a folder on a disk that all share"
         )
-    done = {name: Done(**{**fields, "path": Path(fields["path"])}) for name, fields in told["done"].items()}
-    mix = Mix(config, Path(told["at"]), rank=rank)
+    done = {name: Done(**{**fields, "path": Path(fields["path"])}) for name, fields in assignment["done"].items()}
+    mix = Mix(config, Path(assignment["at"]), rank=rank)
     mix.done.update(done)
-    stage = next(stage for stage in STAGES if stage.name == told["stage"])
+    stage = next(stage for stage in STAGES if stage.name == assignment["stage"])
     ranks = Ranks(rank, config.run.ranks)
     join(rank, ranks.count, mix.device, method)
     try:
         with ranks.together(stage.name, AGAIN), as_launched(rank, ranks.count):
-            stage.follow(mix, Path(told["folder"]), ranks)
+            stage.follow(mix, Path(assignment["folder"]), ranks)
             ranks.total(torch.tensor(time.process_time() - began, dtype=torch.float64))
     finally:
         ranks.close(say=False)

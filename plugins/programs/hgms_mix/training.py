@@ -104,9 +104,9 @@ def _begin(checkpoints: Path, log: LossLog, ranks: Ranks | None) -> Path | None:
         if ranks is not None:
             ranks.say({"last": None if last is None else str(last)})
         return last
-    told = ranks.say(None)
-    assert told is not None
-    return None if told["last"] is None else Path(told["last"])
+    beginning = ranks.say(None)
+    assert beginning is not None
+    return None if beginning["last"] is None else Path(beginning["last"])
 
 
 def _count(model: Any) -> int:

@@ -58,51 +58,52 @@ class _Part:
 
 class _Generator(_Part):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        found = self.part.propose(problem, theta, start, key)
-        if not isinstance(found, Candidates):
-            self.fail("generator", f"propose must return Candidates, and it returns {_spelt(found)}")
+        proposed = self.part.propose(problem, theta, start, key)
+        if not isinstance(proposed, Candidates):
+            self.fail("generator", f"propose must return Candidates, and it returns {_described(proposed)}")
         expected = _tree({name: ["N", *leaf.shape] for name, leaf in problem.x0.items()}, problem.x0)
         what = f"the x of the Candidates that propose returns must be {expected}, and it is"
-        if not isinstance(found.x, Mapping):
-            self.fail("generator", f"{what} {_spelt(found.x)}")
-        own = {name: getattr(leaf, "shape", ())[1:] for name, leaf in found.x.items()}
-        counts = {leaf.shape[0] for leaf in found.x.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
-        if not _alike(found.x, problem.x0, own) or len(counts) != 1:
-            self.fail("generator", f"{what} {_spelt(found.x)}")
+        if not isinstance(proposed.x, Mapping):
+            self.fail("generator", f"{what} {_described(proposed.x)}")
+        own = {name: getattr(leaf, "shape", ())[1:] for name, leaf in proposed.x.items()}
+        counts = {leaf.shape[0] for leaf in proposed.x.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if not _alike(proposed.x, problem.x0, own) or len(counts) != 1:
+            self.fail("generator", f"{what} {_described(proposed.x)}")
         [count] = counts
-        if found.losses is not None and getattr(found.losses, "shape", None) != (count,):
-            losses = _spelt(found.losses)
+        if proposed.losses is not None and getattr(proposed.losses, "shape", None) != (count,):
+            losses = _described(proposed.losses)
             self.fail(
                 "generator", f"the losses of the Candidates that propose returns must be [{count}], and they are {losses}"
             )
-        if not isinstance(found.cost, Cost):
+        if not isinstance(proposed.cost, Cost):
             self.fail(
-                "generator", f"the cost of the Candidates that propose returns must be a Cost, and it is {_spelt(found.cost)}"
+                "generator",
+                f"the cost of the Candidates that propose returns must be a Cost, and it is {_described(proposed.cost)}",
             )
-        return found
+        return proposed
 
 
 class _Selector(_Part):
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        found = self.part.select(problem, theta, candidates, key)
-        if not isinstance(found, Selection):
-            self.fail("selector", f"select must return a Selection, and it returns {_spelt(found)}")
-        if not isinstance(found.index, torch.Tensor) or found.index.dim() or found.index.is_floating_point():
-            index = _spelt(found.index)
+        selection = self.part.select(problem, theta, candidates, key)
+        if not isinstance(selection, Selection):
+            self.fail("selector", f"select must return a Selection, and it returns {_described(selection)}")
+        if not isinstance(selection.index, torch.Tensor) or selection.index.dim() or selection.index.is_floating_point():
+            index = _described(selection.index)
             self.fail("selector", f"the index of the Selection that select returns must be one whole number, and it is {index}")
-        return found
+        return selection
 
 
 class _Outer(_Part):
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        found = self.part.step(theta, gradient, state, progress)
-        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(item, Mapping) for item in found):
-            items = " and ".join(map(_spelt, found)) if isinstance(found, tuple) else _spelt(found)
+        result = self.part.step(theta, gradient, state, progress)
+        if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(item, Mapping) for item in result):
+            items = " and ".join(map(_described, result)) if isinstance(result, tuple) else _described(result)
             self.fail("outer optimiser", f"step must return (θ, state), two dictionaries, and it returns {items}")
-        if not _alike(found[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in found[0].items()}):
+        if not _alike(result[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in result[0].items()}):
             expected = _tree({name: [*leaf.shape] for name, leaf in theta.items()}, theta)
-            self.fail("outer optimiser", f"the θ that step returns must be {expected}, and it is {_spelt(found[0])}")
-        return found[0], found[1]
+            self.fail("outer optimiser", f"the θ that step returns must be {expected}, and it is {_described(result[0])}")
+        return result[0], result[1]
 
 
 def _alike(tree: Mapping[str, Any], other: Tree, shapes: Mapping[str, Any]) -> bool:
@@ -116,16 +117,17 @@ def _tree(shapes: Mapping[str, Any], types: Tree) -> str:
     return f"{{{', '.join(leaves[:8] + ['…'] * (len(leaves) > 8))}}}"
 
 
-def _spelt(value: object) -> str:
+def _described(value: object) -> str:
     """
-    >>> _spelt({"x": torch.zeros(3), "y": 1.0}), _spelt((1, 2)), _spelt(None)
+    >>> _described({"x": torch.zeros(3), "y": 1.0}), _described((1, 2)), _described(None)
     ('{x [3] float32, y float}', 'a tuple of 2', 'None')
     """
     if isinstance(value, torch.Tensor):
         return f"{list(value.shape)} {_dtype(value)}"
     if isinstance(value, Mapping):
         leaves = [
-            f"{name} {_spelt(leaf) if isinstance(leaf, torch.Tensor) else type(leaf).__name__}" for name, leaf in value.items()
+            f"{name} {_described(leaf) if isinstance(leaf, torch.Tensor) else type(leaf).__name__}"
+            for name, leaf in value.items()
         ]
         return f"{{{', '.join(leaves[:8] + ['…'] * (len(leaves) > 8))}}}"
     if isinstance(value, tuple | list):
