@@ -20,6 +20,7 @@ from hgms_llm.models import BaseModel
 from hgms_llm.sources import Example, Source, check_names, content, read, read_examples
 from hgms_llm.tokenizers import load_tokenizer
 from hgms_llm.tokens import token_table
+from hgms_run import plain
 
 real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
 
@@ -650,7 +651,7 @@ def test_they_change_the_tokens_and_only_where_they_are_given(tmp_path: Path) ->
     rows = [{"prompt": "Q", "completion": "A", "better": "B"}]
     path, cache = str(lines(tmp_path / "own.jsonl", rows)), tmp_path / "cache"
     bytes_, options = load_tokenizer("bytes"), {"template": "plain", "max_length": 32, "cache_dir": cache}
-    sources = [Source(path=path, fields=fields) for fields in ({}, {"completion": "better"}, {})]
+    sources = [Source(path=path, fields=fields) for fields in (None, {"completion": "better"}, None)]
     tables = [token_table("own", source, bytes_, **options) for source in sources]
     texts = [bytes(int(token) for token in table.row(0)[0] if token < 256) for table in tables]
     assert [b"B" in text for text in texts] == [False, True, False]
@@ -668,3 +669,10 @@ def test_where_no_format_fits_the_message_says_how_to_name_columns(tmp_path: Pat
     for source in (Source(path=path), Source(path=path, format="alpaca")):
         with pytest.raises(DataError, match=r'fields = \{ prompt = "COLUMN", completion = "COLUMN" \}'):
             read("own", source)
+
+
+def test_a_configuration_without_them_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
+    """Runs of earlier versions have the same hash, so their folders are found."""
+    own = Source(path="own.jsonl", fields={"prompt": "frage", "completion": "antwort"})
+    assert "fields" not in plain(Source(path="own.jsonl"))
+    assert plain(own)["fields"] == {"prompt": "frage", "completion": "antwort"}

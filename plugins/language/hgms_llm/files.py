@@ -126,7 +126,8 @@ def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lam
     """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` names it in messages.
     ``watch`` hears how many bytes of the files were read, of how many."""
     rows = _raw_rows(where, source, watch)
-    yield from ((place, Named(row, source.fields)) for place, row in rows) if source.fields else rows
+    fields = source.fields
+    yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
 
 
 def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> Iterator[tuple[str, Row | BadRow | bytes]]:

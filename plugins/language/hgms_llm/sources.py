@@ -69,7 +69,7 @@ class Source:
         path, or hub with revision (a commit) and optionally subset and split (default ``train``). A string in place of the
             table is its path: ``faq = "faq.jsonl"``.
         format: one of :data:`~hgms_llm.formats.FORMATS`, or ``auto`` (the one that most of the first rows look like).
-        fields: which of the file's own columns is which field of the format, where they have other names:
+        fields: which of the file's own columns is which field of the format, where they have other names (None: none has):
             ``fields = { prompt = "frage", completion = "antwort" }``.
         skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``, in the file's order or, with
             ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
@@ -95,7 +95,9 @@ class Source:
     subset: str | None = field(default=None, validator=text)
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
-    fields: Mapping[str, str] = field(factory=dict, validator=_fields)
+    fields: Mapping[str, str] | None = field(
+        default=None, validator=validators.optional(_fields), hash=False, metadata={"since": "0.8"}
+    )
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))

@@ -167,9 +167,9 @@ class Mix:
         holds a part of it."""
         from hgms_llm import called_through, check_fits
 
-        told = self.config.finetune.model or self.task.model
+        base = self.config.finetune.model or self.task.model
         where = self.device, torch.float32, len(self.tuned_tokenizer)
-        model: Any = called_through(told.in_parts(*where)) if told.shard and ranks is not None else told.load(*where)
+        model: Any = called_through(base.in_parts(*where)) if base.shard and ranks is not None else base.load(*where)
         check_fits(model, {"sample": self.drawn_tables(), "test": self.tuned_tables("test")})
         return model
 
